@@ -27,7 +27,7 @@ POSITIONS = {
     "length 0 of keys": ([0, 1, 2], []),
     "length 0": ([], []),
 }
-QUESTIONS: dict[str, Callable[[sc.AttentionMatrix, Places | None], statistics.Fold]] = {
+QUESTIONS: dict[str, Callable[[sc.AttentionMatrix, Places | None], statistics.Statistic]] = {
     "Distance": lambda A, places: statistics.Distance(places),
     "Entropy": lambda A, places: statistics.Entropy(),
     "PositionInformation": lambda A, places: statistics.PositionInformation(),
@@ -50,12 +50,12 @@ QUESTIONS: dict[str, Callable[[sc.AttentionMatrix, Places | None], statistics.Fo
 
 
 def test_no_statistic_is_left_out() -> None:
-    folds = {
+    questions = {
         name
         for name in statistics.__all__
-        if isinstance(found := getattr(statistics, name), type) and issubclass(found, statistics.Fold)
+        if isinstance(found := getattr(statistics, name), type) and issubclass(found, statistics.Statistic)
     }
-    assert folds - {"Fold", "PerRow"} == set(QUESTIONS)
+    assert questions - {"Statistic", "PerRow"} == set(QUESTIONS)
 
 
 @pytest.mark.usefixtures("either_way")
@@ -67,7 +67,7 @@ def test_it_is_answered(where: str, bias: ALiBi | None, name: str, is_placed: bo
     q, kv = (torch.tensor(x, dtype=torch.int64) for x in POSITIONS[where])
     query, key = torch.randn(2, 2, q.shape[-1], 4), torch.randn(2, 2, kv.shape[-1], 4)
     matrix = sc.AttentionMatrix(query, key, masks.Causal(), bias=bias, q_positions=q, kv_positions=kv)
-    (answer,) = matrix.ask(QUESTIONS[name](matrix, Places.of(matrix) if is_placed else None))
+    (answer,) = matrix.compute(QUESTIONS[name](matrix, Places.of(matrix) if is_placed else None))
     for part in answer if isinstance(answer, tuple) else (answer,):
         assert not isinstance(part, Tensor) or not part.isnan().any()
     if name == "LagProfile":

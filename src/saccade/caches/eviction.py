@@ -14,7 +14,7 @@ from saccade.caches.per_head import attend_by_head
 from saccade.caches.recent_rows import MOST, GivenByEach, by_kv_head, with_rows
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import Positions
-from saccade.statistics import Fold, Received
+from saccade.statistics import Received, Statistic
 from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import Shapes, integer
@@ -165,14 +165,14 @@ class EvictingCache(LayerCache):
         keys: Tensor,
         values: Tensor,
         table: Tensor,
-        question: Fold[Any, Tensor] | None,
+        question: Statistic[Any, Tensor] | None,
         *,
         product: bool = True,
     ) -> tuple[Tensor, ...]:
         """Return the product of a call's queries with all keys, and the answer to a question about their weights."""
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor, ...]:
-            return (*(call.product(matrix, v) if product else ()), *(matrix.ask(question) if question else ()))
+            return (*(call.product(matrix, v) if product else ()), *(matrix.compute(question) if question else ()))
 
         if not self._state:  # all heads hold the same tokens yet
             where = {"q_positions": call.positions, "kv_positions": call.kv_positions}

@@ -1,4 +1,4 @@
-"""Questions to a matrix as folds over its complete rows: many are answered in one sweep, in linear memory."""
+"""Statistics of a matrix, computed from its complete rows: many in one sweep, in linear memory."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from saccade.statistics.concentration import Coverage, LargestWeight, SquaredNorm
     from saccade.statistics.distance import Distance
     from saccade.statistics.entropy import Entropy
-    from saccade.statistics.fold import Fold, Outline
     from saccade.statistics.head_ranking import Head, rank_heads, unexplained_information
     from saccade.statistics.head_similarity import head_distances
     from saccade.statistics.indexer_loss import IndexerLoss, ScoresRows
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from saccade.statistics.received import Received
     from saccade.statistics.row_block import Block
     from saccade.statistics.spectrum import Spectrum, StableRank, singular_values, stable_rank
+    from saccade.statistics.statistic import MatrixInfo, Statistic
     from saccade.statistics.summary import Summary
     from saccade.statistics.summary_measures import Measure
     from saccade.statistics.topk import Strongest, TopK
@@ -36,7 +36,7 @@ else:
         "row_block": "Block",
         "distance": "Distance",
         "entropy": "Entropy",
-        "fold": "Fold Outline",
+        "statistic": "Statistic MatrixInfo",
         "indexer_loss": "IndexerLoss ScoresRows",
         "induction": "InductionMass",
         "lag_profile": "LagProfile Lags",
@@ -93,8 +93,8 @@ __all__ = [
     "Measure",
     "Uniform",
     "Places",
-    "Fold",
+    "Statistic",
     "PerRow",
-    "Outline",
+    "MatrixInfo",
     "Block",
 ]

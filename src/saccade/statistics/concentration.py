@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Outline
 from saccade.statistics.fused_sweep import Quantity
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.row_block import Block
+from saccade.statistics.statistic import MatrixInfo
 from saccade.support.errors import value_error
 from saccade.support.validation import instance, number
 
@@ -48,7 +48,7 @@ class SquaredNorm(PerRow):
     Example:
         >>> from saccade import AttentionMatrix
         >>> x = torch.zeros(1, 1, 4, 4)
-        >>> AttentionMatrix(x, x).ask(SquaredNorm())[0].sum(-1).sqrt()
+        >>> AttentionMatrix(x, x).compute(SquaredNorm())[0].sum(-1).sqrt()
         tensor([[1.]])
     """
 
@@ -78,7 +78,7 @@ class Coverage(PerRow):
     Example:
         >>> from saccade import AttentionMatrix
         >>> x = torch.zeros(1, 1, 1, 4)
-        >>> AttentionMatrix(x, torch.zeros(1, 1, 100, 4)).ask(Coverage())[0].tolist()
+        >>> AttentionMatrix(x, torch.zeros(1, 1, 100, 4)).compute(Coverage())[0].tolist()
         [[[[50, 90, 99]]]]
     """
 
@@ -92,8 +92,8 @@ class Coverage(PerRow):
 
     needs_distributions = True
 
-    def of_nothing(self, outline: Outline) -> Tensor:
-        return torch.zeros(*outline.shape[:3], len(self.shares), dtype=torch.int64, device=outline.device)
+    def of_nothing(self, info: MatrixInfo) -> Tensor:
+        return torch.zeros(*info.shape[:3], len(self.shares), dtype=torch.int64, device=info.device)
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         mass = _descending(block.weights).cumsum(-1)

@@ -37,7 +37,7 @@ class Distance(PerRow):
     Example:
         >>> from saccade import AttentionMatrix, masks
         >>> x = torch.zeros(1, 1, 4, 4)
-        >>> AttentionMatrix(x, x, masks.Causal()).ask(Distance())[0]
+        >>> AttentionMatrix(x, x, masks.Causal()).compute(Distance())[0]
         tensor([[[0.0000, 0.5000, 1.0000, 1.5000]]])
 
     Reference: Vig and Belinkov 2019, arXiv:1906.04284, section 4.3.

@@ -31,7 +31,7 @@ class Entropy(PerRow):
     Example:
         >>> from saccade import AttentionMatrix
         >>> x = torch.zeros(1, 1, 8, 4)
-        >>> AttentionMatrix(x, x).ask(Entropy())[0].exp()[0, 0, :3]
+        >>> AttentionMatrix(x, x).compute(Entropy())[0].exp()[0, 0, :3]
         tensor([8.0000, 8.0000, 8.0000])
 
     Reference: Ghader and Monz 2017, arXiv:1710.03348, section 5.2.

@@ -13,9 +13,9 @@ from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.kernels.native_statistics import NUMBERS, Band, can_look, look
 
 if TYPE_CHECKING:
-    from saccade.statistics.fold import Fold, Outline
+    from saccade.statistics.statistic import MatrixInfo, Statistic
 
-__all__ = ["Band", "Far", "Quantity", "Swept", "answers_by_sweep"]
+__all__ = ["Band", "Far", "Quantity", "SweepFormula", "compute_by_sweep"]
 
 
 class Far(NamedTuple):
@@ -28,7 +28,7 @@ Quantity = str | Far | Band
 """One number a row: one of `NUMBERS`, a distance, the sum of a band; or "received", one number a key."""
 
 
-class Swept(NamedTuple):
+class SweepFormula(NamedTuple):
     """How a question is answered from what a sweep finds.
 
     Attributes:
@@ -41,11 +41,13 @@ class Swept(NamedTuple):
     answer: Callable[..., Any]
 
 
-def answers_by_sweep(
-    given: Ingredients, impl: str | Kernel, folds: Sequence[Fold[Any, Any]], outline: Outline
+def compute_by_sweep(
+    given: Ingredients, impl: str | Kernel, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo
 ) -> dict[int, Any]:
     """Answers to those questions that one compiled sweep can answer, by their place; none where it cannot run."""
-    asked = {place: own for place, fold in enumerate(folds) if (own := fold.by_sweep(outline)) is not None}
+    asked = {
+        place: own for place, statistic in enumerate(statistics) if (own := statistic.sweep_formula(info)) is not None
+    }
     quantities = dict.fromkeys(quantity for own in asked.values() for quantity in own.asks)
     far = next((quantity for quantity in quantities if isinstance(quantity, Far)), Far(0))  # one way to stand a sweep
     bands = [quantity for quantity in quantities if isinstance(quantity, Band)]
@@ -60,7 +62,7 @@ def answers_by_sweep(
     ):
         found.update(statistics_from_products.numbers(given, impl, named))
         if "received" in found:
-            found["received"] = found["received"].to(outline.sum_dtype)
+            found["received"] = found["received"].to(info.sum_dtype)
     return {
         place: own.answer(*(found[quantity] for quantity in own.asks))
         for place, own in asked.items()

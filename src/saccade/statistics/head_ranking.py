@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import answers_about
 from saccade.statistics.position_information import PositionInformation
+from saccade.statistics.statistic import answers_about
 from saccade.support.numerics import widest_dtype
 
 __all__ = ["Head", "position_information", "rank_heads", "unexplained_information"]

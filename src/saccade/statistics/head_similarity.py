@@ -7,8 +7,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Outline
 from saccade.statistics.protocol import MatrixLike
+from saccade.statistics.statistic import MatrixInfo
 from saccade.support.errors import unsupported
 from saccade.support.validation import one_of
 
@@ -52,8 +52,8 @@ def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> T
         reason = f"the rows of this {type(matrix).__name__} do not sum to 1 (is_stochastic is False)"
         raise unsupported("head_distances", between, [reason], hint='"frobenius" needs no distributions')
     batch, heads, q_len, kv_len = matrix.shape
-    outline = Outline.of(matrix)
-    sums = torch.zeros(batch, heads, heads, dtype=outline.sum_dtype, device=matrix.device)
+    info = MatrixInfo.of(matrix)
+    sums = torch.zeros(batch, heads, heads, dtype=info.sum_dtype, device=matrix.device)
     count = torch.zeros_like(sums)
     height = max(1, _ENTRIES // max(1, heads * kv_len))
     with torch.no_grad():
@@ -63,13 +63,13 @@ def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> T
                 if heads and kv_len:
                     _add(sums[item], count[item], _dense(matrix, item, rows), between)
     answer = sums.clamp_min(0.0).sqrt() if between == "frobenius" else sums / count.clamp_min(1.0)
-    return answer.to(outline.dtype)
+    return answer.to(info.dtype)
 
 
 def _dense(matrix: MatrixLike, item: int, rows: range) -> Tensor:
     """Some rows of all heads of one batch item, ``[heads, rows, kv_len]``."""
     _, heads, _, kv_len = matrix.shape
-    dense = torch.zeros(heads, len(rows), kv_len, dtype=Outline.of(matrix).dtype, device=matrix.device)
+    dense = torch.zeros(heads, len(rows), kv_len, dtype=MatrixInfo.of(matrix).dtype, device=matrix.device)
     for block in matrix.blocks(batch=item, rows=rows):
         own = torch.arange(block.heads.start, block.heads.stop, device=dense.device)
         dense[own[:, None, None], block.queries[:, None] - rows.start, block.keys] = block.weights[0]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.row_block import Block
+from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.errors import type_error, value_error
 
 __all__ = ["IndexerLoss", "ScoresRows"]
@@ -33,11 +33,11 @@ class ScoresRows(Protocol):
 class _State:
     """What has been summed up, and rows of which heads are still to come."""
 
-    def __init__(self, outline: Outline, leaves: tuple[Tensor, ...]):
-        self.outline = outline
-        self.loss = torch.zeros((), dtype=outline.sum_dtype, device=outline.device)
+    def __init__(self, info: MatrixInfo, leaves: tuple[Tensor, ...]):
+        self.info = info
+        self.loss = torch.zeros((), dtype=info.sum_dtype, device=info.device)
         self.rows = 0
-        self.grads = [torch.zeros_like(x, dtype=outline.dtype) for x in leaves]
+        self.grads = [torch.zeros_like(x, dtype=info.dtype) for x in leaves]
         self.pending: dict[tuple[int, int, int], _Pending] = {}
 
 
@@ -55,7 +55,7 @@ class _Pending(NamedTuple):
     heads: int
 
 
-class IndexerLoss(Fold[_State, Tensor]):
+class IndexerLoss(Statistic[_State, Tensor]):
     r"""Mean over queries of ``KL(p ‖ softmax(scores))``: trains the scores by which keys are chosen.
 
     .. math:: p_t = \frac{1}{H} \sum_h A_{ht}, \qquad
@@ -83,7 +83,7 @@ class IndexerLoss(Fold[_State, Tensor]):
     Example:
         >>> from saccade import AttentionMatrix
         >>> x, scores = torch.zeros(1, 2, 4, 8), torch.zeros(1, 1, 4, 4, requires_grad=True)
-        >>> round(AttentionMatrix(x, x).ask(IndexerLoss(scores))[0].item(), 6)
+        >>> round(AttentionMatrix(x, x).compute(IndexerLoss(scores))[0].item(), 6)
         0.0
 
     Reference: DeepSeek-AI 2025, DeepSeek-V3.2-Exp, section 2.1.1.
@@ -99,20 +99,20 @@ class IndexerLoss(Fold[_State, Tensor]):
             )
         self.scores = scores
 
-    def start(self, outline: Outline) -> _State:
+    def start(self, info: MatrixInfo) -> _State:
         if isinstance(self.scores, Tensor):
-            batch, _, q_len, kv_len = outline.shape
+            batch, _, q_len, kv_len = info.shape
             if self.scores.shape != (batch, 1, q_len, kv_len):
                 rule = f"have shape {[batch, 1, q_len, kv_len]}"
                 raise value_error("IndexerLoss", "scores", rule, list(self.scores.shape))
-        return _State(outline, self._leaves)
+        return _State(info, self._leaves)
 
     def add(self, state: _State, block: Block) -> _State:
-        kv_len = state.outline.shape[3]
+        kv_len = state.info.shape[3]
         allowed = block.weights > 0 if block.log_weights is None else block.log_weights > _HIDDEN
         for item in range(block.batch.start, block.batch.stop):
             own = item - block.batch.start
-            weights = torch.zeros(len(block.rows), kv_len, dtype=state.outline.dtype, device=state.outline.device)
+            weights = torch.zeros(len(block.rows), kv_len, dtype=state.info.dtype, device=state.info.device)
             seen = torch.zeros_like(weights, dtype=torch.bool)
             weights[:, block.keys] = block.weights[own].sum(0, dtype=weights.dtype)
             seen[:, block.keys] = allowed[own].any(0)
@@ -121,7 +121,7 @@ class IndexerLoss(Fold[_State, Tensor]):
         return state
 
     def merge(self, state: _State, other: _State) -> _State:
-        made = _State(state.outline, self._leaves)
+        made = _State(state.info, self._leaves)
         made.loss, made.rows = state.loss + other.loss, state.rows + other.rows
         made.grads = [one + two for one, two in zip(state.grads, other.grads, strict=True)]
         made.pending = dict(state.pending)
@@ -131,7 +131,7 @@ class IndexerLoss(Fold[_State, Tensor]):
 
     def finish(self, state: _State) -> Tensor:
         leaves, count = self._leaves, max(1, state.rows)
-        loss = (state.loss / count).to(state.outline.dtype)
+        loss = (state.loss / count).to(state.info.dtype)
         with torch.enable_grad():
             return _Known.apply(loss, *(grad / count for grad in state.grads), *leaves)
 
@@ -145,7 +145,7 @@ class IndexerLoss(Fold[_State, Tensor]):
         if before is not None:
             weights, seen = before.weights + part.weights, before.seen | part.seen
             part = _Pending(weights, seen, before.heads + part.heads)
-        if part.heads < state.outline.shape[1]:
+        if part.heads < state.info.shape[1]:
             state.pending[place] = part
         else:
             self._sum_up(state, place[0], range(place[1], place[2]), part)

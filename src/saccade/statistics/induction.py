@@ -8,9 +8,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Outline
 from saccade.statistics.per_row import PerRow, Placing, RowState
 from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.statistic import MatrixInfo
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import is_integer
 
@@ -40,7 +40,7 @@ class InductionMass(PerRow):
         >>> from saccade import AttentionMatrix, masks
         >>> x = torch.zeros(1, 1, 5, 4)
         >>> the, cat, sat = range(3)
-        >>> AttentionMatrix(x, x, masks.Causal()).ask(InductionMass((the, cat, sat, the, cat)))[0]
+        >>> AttentionMatrix(x, x, masks.Causal()).compute(InductionMass((the, cat, sat, the, cat)))[0]
         tensor([[[0.0000, 0.0000, 0.0000, 0.2500, 0.2000]]])
 
     Reference: Olsson et al. 2022, In-context learning and induction heads, arXiv:2209.11895.
@@ -54,13 +54,13 @@ class InductionMass(PerRow):
             hint = "tuple(ids.tolist())"
             raise type_error("InductionMass", "tokens", "be a tuple of ints", type(self.tokens).__name__, hint=hint)
 
-    def start(self, outline: Outline) -> RowState:
-        _, _, q_len, kv_len = outline.shape
+    def start(self, info: MatrixInfo) -> RowState:
+        _, _, q_len, kv_len = info.shape
         if len(self.tokens) != kv_len:
             raise value_error("InductionMass", "tokens", f"be one for each of {kv_len} keys", len(self.tokens))
         if q_len > kv_len > 0:
             raise value_error("InductionMass", "queries", "be the last of the keys", f"{q_len} beside {kv_len} keys")
-        return super().start(outline)
+        return super().start(info)
 
     @cached_property
     def _tokens(self) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.per_row import Placing, check_places
 from saccade.statistics.places import Places
 from saccade.statistics.row_block import Block
+from saccade.statistics.statistic import MatrixInfo, Statistic
 
 __all__ = ["LagProfile", "Lags"]
 
@@ -34,11 +34,11 @@ class _State(NamedTuple):
     sums: Tensor
     least: int
     placing: Placing
-    outline: Outline
+    info: MatrixInfo
 
 
 @dataclasses.dataclass(frozen=True)
-class LagProfile(Fold[_State, Lags]):
+class LagProfile(Statistic[_State, Lags]):
     r"""Sum of the weights on each diagonal, as `Lags`: what goes to a query's own token, to the one before, and so on.
 
     .. math:: \ell_\delta = \sum_i A_{i, j}, \quad p_i - p_j = \delta
@@ -58,7 +58,7 @@ class LagProfile(Fold[_State, Lags]):
     Example:
         >>> from saccade import AttentionMatrix, masks
         >>> x = torch.zeros(1, 1, 3, 4)
-        >>> profile = AttentionMatrix(x, x, masks.Causal()).ask(LagProfile())[0]
+        >>> profile = AttentionMatrix(x, x, masks.Causal()).compute(LagProfile())[0]
         >>> profile.lags.tolist(), profile.sums[0, 0]
         ([-2, -1, 0, 1, 2], tensor([0.0000, 0.0000, 1.8333, 0.8333, 0.3333]))
     """
@@ -68,9 +68,9 @@ class LagProfile(Fold[_State, Lags]):
     def __post_init__(self) -> None:
         check_places("LagProfile", self.places)
 
-    def start(self, outline: Outline) -> _State:
-        batch, heads, q_len, kv_len = outline.shape
-        placing = Placing.of(self.places, outline)
+    def start(self, info: MatrixInfo) -> _State:
+        batch, heads, q_len, kv_len = info.shape
+        placing = Placing.of(self.places, info)
         places = placing.places
         least, most = 0, -1
         if q_len and kv_len:
@@ -78,8 +78,8 @@ class LagProfile(Fold[_State, Lags]):
             q = places.q[places.q >= 0] if placing.offset is None else places.q
             if q.numel() and kv.numel():
                 least, most = int(q.min() - kv.max()), int(q.max() - kv.min())
-        sums = torch.zeros(batch, heads, most - least + 1, dtype=outline.sum_dtype, device=outline.device)
-        return _State(sums, least, placing, outline)
+        sums = torch.zeros(batch, heads, most - least + 1, dtype=info.sum_dtype, device=info.device)
+        return _State(sums, least, placing, info)
 
     def add(self, state: _State, block: Block) -> _State:
         own = state.sums[block.batch, block.heads]
@@ -113,7 +113,7 @@ class LagProfile(Fold[_State, Lags]):
 
     def finish(self, state: _State) -> Lags:
         lags = torch.arange(state.least, state.least + state.sums.shape[-1], device=state.sums.device)
-        return Lags(lags, state.sums.to(state.outline.dtype))
+        return Lags(lags, state.sums.to(state.info.dtype))
 
 
 def _diagonals(weights: Tensor) -> Tensor:

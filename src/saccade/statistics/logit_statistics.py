@@ -8,10 +8,10 @@ import math
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Outline
 from saccade.statistics.fused_sweep import Quantity
 from saccade.statistics.per_row import PerRow, Placing, RowState
 from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.statistic import MatrixInfo
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import instance
 
@@ -69,7 +69,7 @@ class LargestLogit(PerRow):
         >>> from saccade import AttentionMatrix
         >>> q, k = torch.tensor([2.0, -1.0])[None, None, :, None], torch.tensor([1.0, 3.0])[None, None, :, None]
         >>> A = AttentionMatrix(q, k, scale=1.0)
-        >>> A.ask(LargestLogit())[0]
+        >>> A.compute(LargestLogit())[0]
         tensor([[[ 6., -1.]]])
     """
 
@@ -78,10 +78,10 @@ class LargestLogit(PerRow):
     def __post_init__(self) -> None:
         instance("LargestLogit", "lse", self.lse, (Tensor, type(None)), "be a tensor or None", hint="A.lse is one")
 
-    def of_nothing(self, outline: Outline) -> Tensor:
-        if self.lse is not None and self.lse.shape != outline.shape[:3]:
-            raise value_error("LargestLogit", "lse", f"be {list(outline.shape[:3])}", list(self.lse.shape))
-        return super().of_nothing(outline).fill_(-math.inf)
+    def of_nothing(self, info: MatrixInfo) -> Tensor:
+        if self.lse is not None and self.lse.shape != info.shape[:3]:
+            raise value_error("LargestLogit", "lse", f"be {list(info.shape[:3])}", list(self.lse.shape))
+        return super().of_nothing(info).fill_(-math.inf)
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         lse = block.lse

@@ -74,7 +74,7 @@ class LagMass(PerRow):
     Example:
         >>> from saccade import AttentionMatrix, masks
         >>> x = torch.zeros(1, 1, 4, 4)
-        >>> AttentionMatrix(x, x, masks.Causal()).ask(LagMass(1))[0]
+        >>> AttentionMatrix(x, x, masks.Causal()).compute(LagMass(1))[0]
         tensor([[[0.0000, 0.5000, 0.3333, 0.2500]]])
     """
 

@@ -7,10 +7,10 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Outline
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
 from saccade.statistics.row_block import Block
+from saccade.statistics.statistic import MatrixInfo
 from saccade.support.validation import integer
 
 __all__ = ["PARTS", "Parts"]
@@ -42,7 +42,7 @@ class Parts(PerRow):
     Example:
         >>> from saccade import AttentionMatrix, masks
         >>> x = torch.zeros(1, 1, 8, 4)
-        >>> AttentionMatrix(x, x, masks.Causal()).ask(Parts(sink=1, local=2, anchor=1, block_size=2))[0][0, 0, -1]
+        >>> AttentionMatrix(x, x, masks.Causal()).compute(Parts(sink=1, local=2, anchor=1, block_size=2))[0][0, 0, -1]
         tensor([0.1250, 0.2500, 0.2500, 0.3750])
 
     Reference: Xiao et al. 2023, arXiv:2309.17453, section 3.1 (sink and window); Tang et al. 2024, arXiv:2406.10774
@@ -61,8 +61,8 @@ class Parts(PerRow):
             integer("Parts", name, getattr(self, name), 0)
         integer("Parts", "block_size", self.block_size)
 
-    def of_nothing(self, outline: Outline) -> Tensor:
-        return torch.zeros(*outline.shape[:3], len(PARTS), dtype=outline.dtype, device=outline.device)
+    def of_nothing(self, info: MatrixInfo) -> Tensor:
+        return torch.zeros(*info.shape[:3], len(PARTS), dtype=info.dtype, device=info.device)
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         q, kv = placing.places.of_block(block)

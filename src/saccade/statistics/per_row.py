@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.fused_sweep import Quantity, Swept
+from saccade.statistics.fused_sweep import Quantity, SweepFormula
 from saccade.statistics.places import Places
 from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.validation import instance
 
 __all__ = ["PerRow", "Placing", "RowState", "check_places"]
@@ -41,16 +41,16 @@ class Placing(NamedTuple):
         return None if self.first is None else self.first[0] - self.first[1]
 
     @classmethod
-    def of(cls, places: Places | None, outline: Outline) -> Placing:
+    def of(cls, places: Places | None, info: MatrixInfo) -> Placing:
         """From places, or bottom-right."""
         if places is None:
-            _, _, q_len, kv_len = outline.shape
-            q, kv = (torch.arange(first, kv_len, device=outline.device)[None] for first in (kv_len - q_len, 0))
+            _, _, q_len, kv_len = info.shape
+            q, kv = (torch.arange(first, kv_len, device=info.device)[None] for first in (kv_len - q_len, 0))
             return cls(Places(q, kv), (kv_len - q_len, 0))
         return cls(places, places.first)
 
 
-class PerRow(Fold[RowState, Tensor]):
+class PerRow(Statistic[RowState, Tensor]):
     """A question that each row answers by itself, with one number: ``[batch, heads, q_len]``, 0 for an empty row.
 
     Attributes:
@@ -66,20 +66,20 @@ class PerRow(Fold[RowState, Tensor]):
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         """The rows' numbers, ``[batch, heads, rows]``."""
 
-    def of_nothing(self, outline: Outline) -> Tensor:
+    def of_nothing(self, info: MatrixInfo) -> Tensor:
         """The answers of rows that attend to nothing."""
-        return torch.zeros(outline.shape[:3], dtype=outline.dtype, device=outline.device)
+        return torch.zeros(info.shape[:3], dtype=info.dtype, device=info.device)
 
     def quantity(self, placing: Placing) -> Quantity | None:
         """What a compiled sweep finds that is the answer; None if nothing is."""
         return None
 
-    def by_sweep(self, outline: Outline) -> Swept | None:
-        quantity = self.quantity(Placing.of(self.places, outline))
-        return None if quantity is None else Swept((quantity,), Tensor.clone)
+    def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
+        quantity = self.quantity(Placing.of(self.places, info))
+        return None if quantity is None else SweepFormula((quantity,), Tensor.clone)
 
-    def start(self, outline: Outline) -> RowState:
-        return RowState(self.of_nothing(outline), Placing.of(self.places, outline))
+    def start(self, info: MatrixInfo) -> RowState:
+        return RowState(self.of_nothing(info), Placing.of(self.places, info))
 
     def add(self, state: RowState, block: Block) -> RowState:
         state.values[block.batch, block.heads, as_slice(block.rows)] = self.of_rows(block, state.placing)

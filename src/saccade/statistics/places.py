@@ -31,7 +31,7 @@ class Places:
         >>> from saccade.statistics import LagMass, Places
         >>> x = torch.zeros(1, 1, 3, 4)
         >>> A = AttentionMatrix(x[:, :, :1], x, masks.Causal(), q_positions=range(1, 2), kv_positions=range(3))
-        >>> A.ask(LagMass(0), LagMass(0, Places.of(A)))
+        >>> A.compute(LagMass(0), LagMass(0, Places.of(A)))
         (tensor([[[0.]]]), tensor([[[0.5000]]]))
     """
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.fused_sweep import Swept
+from saccade.statistics.fused_sweep import SweepFormula
 from saccade.statistics.received import Received, ReceivedSums
 from saccade.statistics.row_block import Block
+from saccade.statistics.statistic import MatrixInfo, Statistic
 
 __all__ = ["PositionInformation"]
 
@@ -23,7 +23,7 @@ class _State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PositionInformation(Fold[_State, Tensor]):
+class PositionInformation(Statistic[_State, Tensor]):
     r"""Mutual information of a query's place and a key's, ``[batch, heads]``, in nats.
 
     .. math:: I = H(\bar a) - \frac1n \sum_i H(a_i), \qquad \bar a = \frac1n \sum_i a_i
@@ -40,15 +40,15 @@ class PositionInformation(Fold[_State, Tensor]):
     Example:
         >>> from saccade import AttentionMatrix, masks
         >>> x = torch.zeros(1, 1, 4, 4)
-        >>> AttentionMatrix(x, x, masks.Window(0, 0)).ask(PositionInformation())[0].exp()
+        >>> AttentionMatrix(x, x, masks.Window(0, 0)).compute(PositionInformation())[0].exp()
         tensor([[4.]])
     """
 
     needs_distributions = True
 
-    def start(self, outline: Outline) -> _State:
-        zeros = torch.zeros(outline.shape[:2], dtype=outline.sum_dtype, device=outline.device)
-        return _State(Received().start(outline), zeros, zeros.clone())
+    def start(self, info: MatrixInfo) -> _State:
+        zeros = torch.zeros(info.shape[:2], dtype=info.sum_dtype, device=info.device)
+        return _State(Received().start(info), zeros, zeros.clone())
 
     def add(self, state: _State, block: Block) -> _State:
         Received().add(state.received, block)
@@ -62,14 +62,14 @@ class PositionInformation(Fold[_State, Tensor]):
         return _State(received, state.entropy + other.entropy, state.seeing + other.seeing)
 
     def finish(self, state: _State) -> Tensor:
-        sums, outline = state.received
+        sums, info = state.received
         count = state.seeing.clamp_min(1)
         mean = torch.special.entr(sums / count[..., None]).sum(-1)
-        return (mean - state.entropy / count).clamp_min(0.0).to(outline.dtype)
+        return (mean - state.entropy / count).clamp_min(0.0).to(info.dtype)
 
-    def by_sweep(self, outline: Outline) -> Swept | None:
+    def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
         def answer(received: Tensor, entropy: Tensor, largest: Tensor) -> Tensor:
             sums = entropy.sum(-1, dtype=received.dtype)
-            return self.finish(_State(ReceivedSums(received, outline), sums, (largest > 0).sum(-1)))
+            return self.finish(_State(ReceivedSums(received, info), sums, (largest > 0).sum(-1)))
 
-        return Swept(("received", "entropy", "largest_weight"), answer)
+        return SweepFormula(("received", "entropy", "largest_weight"), answer)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from saccade.plan import Ranges
-from saccade.statistics.fold import Fold
 from saccade.statistics.row_block import Block
+from saccade.statistics.statistic import Statistic
 
 __all__ = ["MatrixLike"]
 
@@ -44,7 +44,7 @@ class MatrixLike(Protocol):
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         """Complete rows."""
 
-    def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
+    def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         """Answers to several questions."""
 
     def rmatmul(self, x: Tensor) -> Tensor:

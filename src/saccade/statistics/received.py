@@ -8,22 +8,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.fused_sweep import Swept
+from saccade.statistics.fused_sweep import SweepFormula
 from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.statistic import MatrixInfo, Statistic
 
 __all__ = ["Received", "ReceivedSums"]
 
 
 class ReceivedSums(NamedTuple):
-    """Column sums, and the outline of their matrix."""
+    """Column sums, and the info of their matrix."""
 
     sums: Tensor
-    outline: Outline
+    info: MatrixInfo
 
 
 @dataclasses.dataclass(frozen=True)
-class Received(Fold[ReceivedSums, Tensor]):
+class Received(Statistic[ReceivedSums, Tensor]):
     r"""Sum of each column, ``[batch, heads, kv_len]``: the attention that a key gets from all queries together.
 
     .. math:: c_j = \sum_i A_{ij}, \qquad \sum_j c_j = \text{number of queries that may attend to something}
@@ -37,15 +37,15 @@ class Received(Fold[ReceivedSums, Tensor]):
     Example:
         >>> from saccade import AttentionMatrix, masks
         >>> x = torch.zeros(1, 1, 3, 4)
-        >>> AttentionMatrix(x, x, masks.Causal()).ask(Received())[0]
+        >>> AttentionMatrix(x, x, masks.Causal()).compute(Received())[0]
         tensor([[[1.8333, 0.8333, 0.3333]]])
 
     Reference: Zhang et al. 2023 (H2O), arXiv:2306.14048, section 4.
     """
 
-    def start(self, outline: Outline) -> ReceivedSums:
-        batch, heads, _, kv_len = outline.shape
-        return ReceivedSums(torch.zeros(batch, heads, kv_len, dtype=outline.sum_dtype, device=outline.device), outline)
+    def start(self, info: MatrixInfo) -> ReceivedSums:
+        batch, heads, _, kv_len = info.shape
+        return ReceivedSums(torch.zeros(batch, heads, kv_len, dtype=info.sum_dtype, device=info.device), info)
 
     def add(self, state: ReceivedSums, block: Block) -> ReceivedSums:
         for span, sums in block.by_range(block.column_sums):
@@ -56,7 +56,7 @@ class Received(Fold[ReceivedSums, Tensor]):
         return state._replace(sums=state.sums + other.sums)
 
     def finish(self, state: ReceivedSums) -> Tensor:
-        return state.sums.to(state.outline.dtype)
+        return state.sums.to(state.info.dtype)
 
-    def by_sweep(self, outline: Outline) -> Swept | None:
-        return Swept(("received",), lambda sums: self.finish(ReceivedSums(sums, outline)))
+    def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
+        return SweepFormula(("received",), lambda sums: self.finish(ReceivedSums(sums, info)))

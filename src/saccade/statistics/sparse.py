@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Outline
 from saccade.statistics.protocol import MatrixLike
+from saccade.statistics.statistic import MatrixInfo
 from saccade.support.errors import value_error
 from saccade.support.validation import integer
 
@@ -22,7 +22,7 @@ SPARSE_LIMIT = 1 << 24
 def sparse_of(matrix: MatrixLike, limit: int) -> Tensor:
     """See `saccade.Matrix.to_sparse`. Indices ascend, so that the tensor is coalesced as it is."""
     integer("Matrix.to_sparse", "limit", limit, None)
-    dtype = Outline.of(matrix).dtype
+    dtype = MatrixInfo.of(matrix).dtype
     indices = [torch.zeros(4, 0, dtype=torch.int64, device=matrix.device)]
     values = [torch.zeros(0, dtype=dtype, device=matrix.device)]
     count = 0

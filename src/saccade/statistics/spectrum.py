@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from saccade.statistics.concentration import SquaredNorm
-from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.protocol import MatrixLike
 from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.validation import integer, number
 
 __all__ = ["Spectrum", "StableRank", "singular_values", "stable_rank"]
@@ -40,13 +40,13 @@ class StableRank(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Gram(Fold[Tensor, Tensor]):
+class _Gram(Statistic[Tensor, Tensor]):
     """``A.mT @ (A @ x)`` for x ``[batch, heads, kv_len, width]``, head by head, in one sweep: rows are complete."""
 
     x: Tensor
 
-    def start(self, outline: Outline) -> Tensor:
-        return torch.zeros(self.x.shape, dtype=outline.sum_dtype, device=outline.device)
+    def start(self, info: MatrixInfo) -> Tensor:
+        return torch.zeros(self.x.shape, dtype=info.sum_dtype, device=info.device)
 
     def add(self, state: Tensor, block: Block) -> Tensor:
         weights = block.weights
@@ -97,8 +97,8 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
     number("singular_values", "tolerance", tolerance, above=0.0)
     batch, heads, q_len, kv_len = matrix.shape
     rank = min(k, q_len, kv_len)
-    outline = Outline.of(matrix)
-    wide = outline.sum_dtype
+    info = MatrixInfo.of(matrix)
+    wide = info.sum_dtype
     values = torch.zeros(batch, heads, k, dtype=wide, device=matrix.device)
     residuals, sweeps = values.clone(), 0
     with torch.no_grad():
@@ -110,7 +110,7 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
             residuals[..., :rank] = torch.minimum(left / own.clamp_min(1e-300), left.sqrt())
             if bool((residuals <= tolerance * values[..., :1]).all()):
                 break
-    return Spectrum(values.to(outline.dtype), residuals.to(outline.dtype), sweeps)
+    return Spectrum(values.to(info.dtype), residuals.to(info.dtype), sweeps)
 
 
 def _grown(matrix: MatrixLike, rank: int, max_sweeps: int, wide: torch.dtype) -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -123,7 +123,7 @@ def _grown(matrix: MatrixLike, rank: int, max_sweeps: int, wide: torch.dtype) ->
     new = torch.linalg.qr(start.to(matrix.device, wide).expand(batch, heads, -1, -1)).Q
     basis, images = new[..., :0], new[..., :0]
     for sweep in range(1, max_sweeps + 1):
-        image = matrix.ask(_Gram(new))[0].to(wide)
+        image = matrix.compute(_Gram(new))[0].to(wide)
         basis, images = torch.cat([basis, new], -1), torch.cat([images, image], -1)
         small = basis.mT @ images
         theta, vectors = torch.linalg.eigh((small + small.mT) / 2)
@@ -165,7 +165,7 @@ def stable_rank(matrix: MatrixLike, *, tolerance: float = 1e-4, max_sweeps: int 
     Reference: Rudelson and Vershynin 2007, arXiv:math/0503442, section 1.
     """
     spectrum = singular_values(matrix, 1, tolerance=tolerance, max_sweeps=max_sweeps)
-    norm = matrix.ask(SquaredNorm())[0].sum(-1)
+    norm = matrix.compute(SquaredNorm())[0].sum(-1)
     largest, off = spectrum.values[..., 0], spectrum.residuals[..., 0]
     values = torch.where(largest > 0, norm / largest.square(), 0.0)
     least = (largest - off).clamp_min(torch.finfo(values.dtype).tiny)

@@ -14,7 +14,6 @@ from saccade.engine.inputs import Ingredients
 from saccade.statistics.concentration import LargestWeight, SquaredNorm
 from saccade.statistics.distance import Distance
 from saccade.statistics.entropy import Entropy
-from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.fused_sweep import Quantity
 from saccade.statistics.logit_statistics import LargestLogit, LogitVariance
 from saccade.statistics.mass_breakdown import PARTS, Parts
@@ -24,6 +23,7 @@ from saccade.statistics.position_information import PositionInformation
 from saccade.statistics.protocol import MatrixLike
 from saccade.statistics.received import Received
 from saccade.statistics.row_block import Block
+from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.statistics.summary_measures import NEAR, Measure, effective_tokens, measures_of, measures_of_parts
 from saccade.statistics.uniform_baseline import (
     Uniform,
@@ -102,16 +102,16 @@ def summary_of(matrix: MatrixLike, given: Ingredients | None = None, parts: Part
     """
     instance("Matrix.summary", "parts", parts, (Parts, type(None)), "be Parts or None", hint="statistics.Parts()")
     places = Places.of(matrix)
-    folds = _folds(places, with_distributions=matrix.is_stochastic)
+    statistics = _statistics(places, with_distributions=matrix.is_stochastic)
     if not matrix.is_stochastic and given is None:
         reason = f"the rows of this {type(matrix).__name__} do not sum to 1 (is_stochastic is False)"
         raise unsupported("Matrix.summary", "a summary", [reason], hint="A.topk and A.received need no distributions")
     with torch.no_grad():
         if given is not None:
-            folds["largest_logit"] = LargestLogit()
-        answers = dict(zip(folds, matrix.ask(*folds.values()), strict=True))
+            statistics["largest_logit"] = LargestLogit()
+        answers = dict(zip(statistics, matrix.compute(*statistics.values()), strict=True))
         if given is None:
-            uniform = uniform_of_blocks(Outline.of(matrix), matrix.blocks(), places, NEAR)
+            uniform = uniform_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), places, NEAR)
         else:
             uniform = uniform_of_mask(given, places, NEAR)
         summary = _made(answers, uniform)
@@ -124,10 +124,10 @@ def _with_parts(
     """A summary that tells the parts too, beside those of uniform attention."""
     asked = parts if parts.places is not None else dataclasses.replace(parts, places=places)
     if given is None:
-        even = even_rows_of_blocks(Outline.of(matrix), matrix.blocks(), asked)
+        even = even_rows_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), asked)
     else:
         even = even_rows_of_mask(given, places, asked)
-    values = matrix.ask(asked)[0]
+    values = matrix.compute(asked)[0]
     rows = {**summary.rows, **{f"{name}_part": values[..., place] for place, name in enumerate(PARTS)}}
     measures = (*summary.measures, *measures_of_parts(parts, values, even, summary.uniform.visible))
     return summary._replace(measures=measures, rows=rows)
@@ -138,27 +138,27 @@ def plain_statistics(matrix: MatrixLike) -> dict[str, Tensor]:
 
     They are ``[batch, heads, q_len]``, and "received" ``[batch, heads, kv_len]``; there is nothing uniform beside them.
     """
-    folds = _folds(Places.of(matrix), with_distributions=False)
-    return dict(zip(folds, matrix.ask(*folds.values()), strict=True))
+    statistics = _statistics(Places.of(matrix), with_distributions=False)
+    return dict(zip(statistics, matrix.compute(*statistics.values()), strict=True))
 
 
-def _folds(places: Places, *, with_distributions: bool) -> dict[str, Fold[Any, Any]]:
-    folds: dict[str, Fold[Any, Any]] = {
+def _statistics(places: Places, *, with_distributions: bool) -> dict[str, Statistic[Any, Any]]:
+    statistics: dict[str, Statistic[Any, Any]] = {
         "largest_weight": LargestWeight(),
-        **{near.name: near.fold(places) for near in NEAR},
+        **{near.name: near.statistic(places) for near in NEAR},
         "squared_norm": SquaredNorm(),
         "received": Received(),
     }
     if with_distributions:
-        folds |= {
+        statistics |= {
             "entropy": Entropy(),
             "distance": Distance(places),
             "logit_variance": LogitVariance(),
             "position_information": PositionInformation(),
         }
     else:
-        folds["given_mass"] = _RowSum()
-    return folds
+        statistics["given_mass"] = _RowSum()
+    return statistics
 
 
 def _made(answers: dict[str, Tensor], uniform: Uniform) -> Summary:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.validation import integer
 
 __all__ = ["Strongest", "TopK"]
@@ -31,7 +31,7 @@ class Strongest(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK(Fold[Strongest, Strongest]):
+class TopK(Statistic[Strongest, Strongest]):
     """The ``k`` largest weights of each row and the keys they belong to, as `Strongest`.
 
     Only weights above 0 count (of scores, those above -inf): where a query attends to fewer than k keys, the remaining
@@ -58,10 +58,10 @@ class TopK(Fold[Strongest, Strongest]):
     def __post_init__(self) -> None:
         integer("TopK", "k", self.k)
 
-    def start(self, outline: Outline) -> Strongest:
-        shape = (*outline.shape[:3], self.k)
-        weights = torch.full(shape, outline.hidden, dtype=outline.dtype, device=outline.device)
-        return Strongest(weights, torch.full(shape, -1, dtype=torch.int64, device=outline.device))
+    def start(self, info: MatrixInfo) -> Strongest:
+        shape = (*info.shape[:3], self.k)
+        weights = torch.full(shape, info.hidden, dtype=info.dtype, device=info.device)
+        return Strongest(weights, torch.full(shape, -1, dtype=torch.int64, device=info.device))
 
     def add(self, state: Strongest, block: Block) -> Strongest:
         weights, places = _largest(block.weights, min(self.k, block.weights.shape[-1]))

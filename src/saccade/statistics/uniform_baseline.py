@@ -12,11 +12,11 @@ from saccade.engine.inputs import Ingredients
 from saccade.engine.tiles.tile_scores import allowed
 from saccade.plan import Strip, Tile, Triangle
 from saccade.statistics.distance import Distance
-from saccade.statistics.fold import Outline
 from saccade.statistics.mass import LagMass, LocalMass, SinkMass
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
 from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.statistic import MatrixInfo
 
 __all__ = ["Near", "Uniform", "even_rows_of_blocks", "even_rows_of_mask", "uniform_of_blocks", "uniform_of_mask"]
 
@@ -51,7 +51,7 @@ class Near(NamedTuple):
     most: int
     is_lag: bool
 
-    def fold(self, places: Places) -> PerRow:
+    def statistic(self, places: Places) -> PerRow:
         """The question that counts the keys in it, asked of rows that hold 1 where a key is seen."""
         if not self.is_lag:
             return SinkMass(self.most + 1, places)
@@ -63,7 +63,7 @@ def uniform_of_mask(given: Ingredients, places: Places, near: tuple[Near, ...]) 
 
     Cost: O(pairs that the plan is unsure of) time, and nothing for the edge of a causal mask.
     """
-    whole = _outline(given, places)
+    whole = _even_info(given, places)
     items, own_heads = whole.shape[:2]
     sums = _Sums(whole, places, near)
     for tile in given.row_plan.tiles:
@@ -77,14 +77,14 @@ def uniform_of_mask(given: Ingredients, places: Places, near: tuple[Near, ...]) 
     return sums.finished()
 
 
-def _outline(given: Ingredients, places: Places) -> Outline:
-    """The outline of uniform attention: batch and heads are 1 where nothing tells them apart."""
+def _even_info(given: Ingredients, places: Places) -> MatrixInfo:
+    """The info of uniform attention: batch and heads are 1 where nothing tells them apart."""
     batch, heads, q_len, kv_len = given.shape
     # What calls functions of the user's does not know what these tell apart.
     told = (batch, heads) if given.rule.asks_functions else given.rule.shape
     items, own_heads = (min(a, b) for a, b in zip(told, (batch, heads), strict=True))
     items = batch if max(len(places.q), len(places.kv)) > 1 else items
-    return Outline((items, own_heads, q_len, kv_len), given.compute_dtype, given.device)
+    return MatrixInfo((items, own_heads, q_len, kv_len), given.compute_dtype, given.device)
 
 
 def _is_counted(strip: Strip) -> bool:
@@ -101,22 +101,22 @@ def _seen(given: Ingredients, tile: Tile, strip: Strip, start: int) -> Seen:
     return Seen(strip.keys, None, allowed(given, tile._replace(columns=(strip,))))
 
 
-def uniform_of_blocks(outline: Outline, blocks: Iterable[Block], places: Places, near: tuple[Near, ...]) -> Uniform:
+def uniform_of_blocks(info: MatrixInfo, blocks: Iterable[Block], places: Places, near: tuple[Near, ...]) -> Uniform:
     """From the weights themselves, where nothing is known of a mask: a key is seen if its weight is not 0."""
-    sums = _Sums(outline, places, near)
+    sums = _Sums(info, places, near)
     for block in blocks:
         seen = [Seen(span, None, weights != 0) for span, weights in block.by_range(block.weights)]
         sums.add(block.batch, block.heads, block.rows, seen)
     return sums.finished()
 
 
-def even_rows_of_mask(given: Ingredients, places: Places, fold: PerRow) -> Tensor:
+def even_rows_of_mask(given: Ingredients, places: Places, statistic: PerRow) -> Tensor:
     """A question asked of the rows of uniform attention, ``[batch | 1, heads | 1, q_len, ...]``.
 
     Cost: O(pairs in the plan) time, a million pairs at a time.
     """
-    whole = _outline(given, places)
-    items, own_heads, state = *whole.shape[:2], fold.start(whole)
+    whole = _even_info(given, places)
+    items, own_heads, state = *whole.shape[:2], statistic.start(whole)
     for tile in given.row_plan.tiles:
         own = slice(0, 1) if items == 1 else tile.batch
         keys = tuple(strip.keys for strip in tile.columns)
@@ -128,16 +128,16 @@ def even_rows_of_mask(given: Ingredients, places: Places, fold: PerRow) -> Tenso
             seen = allowed(given, asked)
             if seen is None:
                 seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=given.device)
-            fold.add(state, _even(Block(own, asked.heads, asked.rows, keys, seen.expand(shape).to(whole.dtype))))
-    return fold.finish(state)
+            statistic.add(state, _even(Block(own, asked.heads, asked.rows, keys, seen.expand(shape).to(whole.dtype))))
+    return statistic.finish(state)
 
 
-def even_rows_of_blocks(outline: Outline, blocks: Iterable[Block], fold: PerRow) -> Tensor:
+def even_rows_of_blocks(info: MatrixInfo, blocks: Iterable[Block], statistic: PerRow) -> Tensor:
     """The same where nothing is known of a mask: a key is seen if its weight is not 0."""
-    state = fold.start(outline)
+    state = statistic.start(info)
     for block in blocks:
-        fold.add(state, _even(Block(*block[:4], (block.weights != 0).to(outline.dtype))))
-    return fold.finish(state)
+        statistic.add(state, _even(Block(*block[:4], (block.weights != 0).to(info.dtype))))
+    return statistic.finish(state)
 
 
 def _even(block: Block) -> Block:
@@ -162,14 +162,14 @@ class Seen(NamedTuple):
 class _Sums:
     """Sums over complete rows, which may come in any order."""
 
-    def __init__(self, outline: Outline, places: Places, near: tuple[Near, ...]):
-        batch, heads, q_len, kv_len = outline.shape
-        self.outline, self.near = outline, near
+    def __init__(self, info: MatrixInfo, places: Places, near: tuple[Near, ...]):
+        batch, heads, q_len, kv_len = info.shape
+        self.info, self.near = info, near
         self.placing = Placing(places, places.first)
-        self.folds = [one.fold(places) for one in near]
+        self.statistics = [one.statistic(places) for one in near]
 
         def zeros(length: int) -> Tensor:
-            return torch.zeros(batch, heads, length, dtype=outline.sum_dtype, device=outline.device)
+            return torch.zeros(batch, heads, length, dtype=info.sum_dtype, device=info.device)
 
         self.visible, self.received, self.far = zeros(q_len), zeros(kv_len), zeros(q_len)
         self.counts = {one.name: zeros(q_len) for one in near}
@@ -192,8 +192,8 @@ class _Sums:
             blocks.append(block)
             self.visible[own] += allowed.sum(-1)
             self.far[own] += Distance().of_rows(block, self.placing)
-            for near, fold in zip(self.near, self.folds, strict=True):
-                self.counts[near.name][own] += fold.of_rows(block, self.placing)
+            for near, statistic in zip(self.near, self.statistics, strict=True):
+                self.counts[near.name][own] += statistic.of_rows(block, self.placing)
         share = 1.0 / self.visible[own].clamp_min(1.0)
         for block in blocks:
             self.received[batch, heads, as_slice(block.columns[0])] += (share[..., None, :] @ block.weights)[..., 0, :]
@@ -229,7 +229,7 @@ class _Sums:
             self.counts[near.name][own] += below(stop) - below(least)
 
     def finished(self) -> Uniform:
-        dtype = self.outline.dtype
+        dtype = self.info.dtype
         distance = self.far / self.visible.clamp_min(1.0)
         near = {name: count.to(dtype) for name, count in self.counts.items()}
         return Uniform(self.visible.to(dtype), self.received.to(dtype), distance.to(dtype), near)

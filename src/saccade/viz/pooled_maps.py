@@ -16,7 +16,7 @@ from saccade.mechanisms.features.feature_matrix import FeatureMatrix
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.mechanisms.state_spaces.state_space_matrix import StateSpaceMatrix
 from saccade.plan.key_ranges import Ints
-from saccade.statistics import Fold, Outline, Pooled
+from saccade.statistics import MatrixInfo, Pooled, Statistic
 from saccade.statistics.row_block import as_slice
 from saccade.support.errors import type_error, value_error
 from saccade.support.torch_modes import without_autocast
@@ -104,7 +104,7 @@ def _maps(matrix: Matrix, batch: int, heads: range, bins: int) -> Array:
 
 
 def swept(
-    matrix: Matrix, batch: int, heads: range, bins: int, folds: Sequence[Fold[Any, Any]] = ()
+    matrix: Matrix, batch: int, heads: range, bins: int, statistics: Sequence[Statistic[Any, Any]] = ()
 ) -> tuple[Array, tuple[Any, ...]]:
     """The maps of one head or of all, as `maps_of` says, and answers of one batch item, from the same sweep.
 
@@ -113,32 +113,32 @@ def swept(
         batch: which batch item.
         heads: one, or all.
         bins: most cells on either side.
-        folds: questions; their matrix has one batch item, and as many heads as are named.
+        statistics: questions; their matrix has one batch item, and as many heads as are named.
     """
-    outline = Outline.of(matrix)._replace(shape=(1, len(heads), *matrix.shape[2:]))
+    info = MatrixInfo.of(matrix)._replace(shape=(1, len(heads), *matrix.shape[2:]))
     is_whole = max(matrix.shape[2:]) <= bins
-    fold, seen = Pooled(bins, "sum" if is_whole else "max"), _Seen(outline, bins)
+    statistic, seen = Pooled(bins, "sum" if is_whole else "max"), _Seen(info, bins)
     # Of weights of both signs the one farthest from 0 is drawn; a matrix that fits is drawn as it is.
     is_signed = not is_whole and matrix.hidden == 0 and not isinstance(matrix, AttentionMatrix)
-    state, below, states = fold.start(outline), fold.start(outline), [one.start(outline) for one in folds]
+    state, below, states = statistic.start(info), statistic.start(info), [one.start(info) for one in statistics]
     with torch.no_grad(), without_autocast(matrix.device):
         for block in matrix.blocks(batch, heads[0] if len(heads) == 1 else None):
             own = slice(block.heads.start - heads[0], block.heads.stop - heads[0])
             moved = block._replace(batch=slice(0, 1), heads=own)
-            state = fold.add(state, moved)
-            states = [one.add(old, moved) for one, old in zip(folds, states, strict=True)]
+            state = statistic.add(state, moved)
+            states = [one.add(old, moved) for one, old in zip(statistics, states, strict=True)]
             if is_signed:
-                below = fold.add(below, moved._replace(weights=-moved.weights))
+                below = statistic.add(below, moved._replace(weights=-moved.weights))
             if not isinstance(matrix, AttentionMatrix):
                 seen.add_block(matrix, moved, batch)
         if isinstance(matrix, AttentionMatrix):
             seen.add_all(matrix, batch, heads)
-    largest = fold.finish(state)[0]
+    largest = statistic.finish(state)[0]
     if is_signed:
-        lowest = fold.finish(below)[0]
+        lowest = statistic.finish(below)[0]
         largest = torch.where(lowest > largest, -lowest, largest)
     cells = largest.masked_fill(~seen.cells, torch.nan).cpu().numpy()
-    answers = tuple(one.finish(old) for one, old in zip(folds, states, strict=True))
+    answers = tuple(one.finish(old) for one, old in zip(statistics, states, strict=True))
     return cells.astype(np.float64 if cells.dtype == np.float64 else np.float32, copy=False), answers
 
 
@@ -146,16 +146,16 @@ class _Seen:
     """The cells in which a mask allows something, bool ``[heads, rows, columns]``; found without looking at weights.
 
     Args:
-        outline: of the part of a matrix that is drawn.
+        info: of the part of a matrix that is drawn.
         bins: most cells on either side.
     """
 
-    def __init__(self, outline: Outline, bins: int):
-        _, heads, q_len, kv_len = outline.shape
+    def __init__(self, info: MatrixInfo, bins: int):
+        _, heads, q_len, kv_len = info.shape
         rows, columns = min(bins, q_len), min(bins, kv_len)
-        self.cells = torch.zeros(heads, rows, columns, dtype=torch.bool, device=outline.device)
-        self._row = torch.arange(q_len, device=outline.device) * rows // q_len
-        self._column = torch.arange(kv_len, device=outline.device) * columns // kv_len
+        self.cells = torch.zeros(heads, rows, columns, dtype=torch.bool, device=info.device)
+        self._row = torch.arange(q_len, device=info.device) * rows // q_len
+        self._column = torch.arange(kv_len, device=info.device) * columns // kv_len
 
     def add_all(self, matrix: AttentionMatrix, batch: int, heads: range) -> None:
         """Read the mask's plan: pairs are asked only where it is not sure."""

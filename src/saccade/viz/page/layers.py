@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import AttentionMatrix, Matrix
-from saccade.statistics import Fold, Measure, Pooled, Summary, TopK
+from saccade.statistics import Measure, Pooled, Statistic, Summary, TopK
 from saccade.statistics.pooled import How
 from saccade.statistics.summary import plain_statistics
 from saccade.support.errors import UnsupportedError, kind, type_error, value_error
@@ -68,7 +68,7 @@ class Source(Protocol):
     def received(self, item: int) -> Tensor | None:
         """What each key gets, ``[heads, kv_len]``."""
 
-    def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map | None:
+    def map(self, item: int, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]) -> Map | None:
         """Maps of all heads, and what else is asked; None if it is not known, no columns beside where these are not."""
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
@@ -87,7 +87,7 @@ class Recorded(Protocol):
         """The matrix, if queries and keys were kept."""
 
     @property
-    def kept(self) -> tuple[Fold[Any, Any], ...]:
+    def kept(self) -> tuple[Statistic[Any, Any], ...]:
         """The questions whose answers were kept."""
 
     @property
@@ -97,7 +97,7 @@ class Recorded(Protocol):
     def summary(self) -> Summary:
         """Statistics of heads."""
 
-    def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
+    def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         """Answers."""
 
 
@@ -154,7 +154,7 @@ def _is_real(dtype: torch.dtype) -> bool:
 
 def _is_recorded(given: object) -> TypeGuard[Recorded]:
     """Whether this is a recorded layer; its type says so, since its properties may cost a sweep, or refuse."""
-    names = ("shape", "matrix", "kept", "statistics", "summary", "ask")
+    names = ("shape", "matrix", "kept", "statistics", "summary", "compute")
     return all(hasattr(type(given), name) for name in names)
 
 
@@ -192,15 +192,17 @@ class OfMatrix(Source):
     def received(self, item: int) -> Tensor | None:
         return (self._plain["received"] if self._summary is None else self._summary.received)[item]
 
-    def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map:
-        return self._map(item, range(self.shape[1]), bins, columns, folds)
+    def map(self, item: int, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]) -> Map:
+        return self._map(item, range(self.shape[1]), bins, columns, statistics)
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
         found = self._map(item, range(head, head + 1), bins, columns, [BothWays(k)])
         return Head(found, found.answers[0])
 
-    def _map(self, item: int, heads: range, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map:
-        cells, answers = swept(self._matrix, item, heads, bins, [Without(bins, columns), *folds])
+    def _map(
+        self, item: int, heads: range, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]
+    ) -> Map:
+        cells, answers = swept(self._matrix, item, heads, bins, [Without(bins, columns), *statistics])
         return Map(cells, answers[0][0].cpu().numpy(), answers[1:])
 
 
@@ -230,7 +232,7 @@ class Kept(Source):
         found = self._statistics.get("received")
         return None if found is None else found[item]
 
-    def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map | None:
+    def map(self, item: int, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]) -> Map | None:
         if self._pooled is None or self._best is None:
             return None
         cells = self._pooled[item].float().cpu().numpy()
@@ -238,24 +240,28 @@ class Kept(Source):
         return Map(cells, np.zeros((*cells.shape[:2], len(columns) if is_whole else 0), np.float32), (), self._best.how)
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
-        kept = max((fold for fold in self._run.kept if isinstance(fold, TopK)), key=lambda fold: fold.k, default=None)
+        kept = max(
+            (statistic for statistic in self._run.kept if isinstance(statistic, TopK)),
+            key=lambda statistic: statistic.k,
+            default=None,
+        )
         if kept is None:
             return Head(None, None)
-        weights, keys = (x[item : item + 1, head : head + 1] for x in self._run.ask(kept)[0])
+        weights, keys = (x[item : item + 1, head : head + 1] for x in self._run.compute(kept)[0])
         nothing = weights.new_zeros(1, 1, self.shape[3], 0)
         return Head(None, Strong(weights, keys, nothing, nothing.long()))
 
     @property
     def _best(self) -> Pooled | None:
         """The map that shows most, if one was kept."""
-        kept = [fold for fold in self._run.kept if isinstance(fold, Pooled)]
-        return max(kept, key=lambda fold: (fold.how == "max", fold.bins), default=None)
+        kept = [statistic for statistic in self._run.kept if isinstance(statistic, Pooled)]
+        return max(kept, key=lambda statistic: (statistic.how == "max", statistic.bins), default=None)
 
     @cached_property
     def _pooled(self) -> Tensor | None:
         """Its cells, ``[batch, heads, rows, columns]``."""
         try:
-            return None if self._best is None else self._run.ask(self._best)[0]
+            return None if self._best is None else self._run.compute(self._best)[0]
         except UnsupportedError:  # maps of several calls, which do not make one
             return None
 

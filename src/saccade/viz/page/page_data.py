@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.statistics import Fold, InductionMass, Measure
+from saccade.statistics import InductionMass, Measure, Statistic
 from saccade.support.errors import value_error
 from saccade.text import visible
 from saccade.viz.page.encoding import as_json, halves, levels, packed, tops_of
@@ -127,11 +127,11 @@ def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
     sinks = [] if received is None else _sinks(received.cpu().double().nan_to_num(0.0).mean(0))
     kv_len = source.shape[3]
     columns = sorted({sink * min(_BINS, kv_len) // kv_len for sink in sinks})
-    folds: list[Fold[Any, Any]] = []
+    statistics: list[Statistic[Any, Any]] = []
     numbers = {token: number for number, token in enumerate(dict.fromkeys(labels.keys))}
     if labels.is_one_text and len(numbers) < kv_len:  # else no token comes twice, or none is known
-        folds = [InductionMass(tuple(numbers[token] for token in labels.keys))]
-    found = source.map(item, _BINS, _left_in(columns, sinks, kv_len, _BINS), folds)
+        statistics = [InductionMass(tuple(numbers[token] for token in labels.keys))]
+    found = source.map(item, _BINS, _left_in(columns, sinks, kv_len, _BINS), statistics)
     measures = source.measures(item)
     if found is not None and found.answers:
         mass = found.answers[0][0].cpu().double().mean(-1)[None]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics import Block, Fold, Outline
+from saccade.statistics import Block, MatrixInfo, Statistic
 from saccade.statistics.row_block import as_slice
 
 __all__ = ["BothWays", "Strong", "Without"]
@@ -29,7 +29,7 @@ class Strong(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class BothWays(Fold[Strong, Strong]):
+class BothWays(Statistic[Strong, Strong]):
     """What each query looks at most, and who looks at each key most, as `Strong`.
 
     Args:
@@ -40,12 +40,12 @@ class BothWays(Fold[Strong, Strong]):
 
     k: int
 
-    def start(self, outline: Outline) -> Strong:
-        batch, heads, q_len, kv_len = outline.shape
+    def start(self, info: MatrixInfo) -> Strong:
+        batch, heads, q_len, kv_len = info.shape
         made = []
         for count in (q_len, kv_len):
-            made.append(torch.zeros(batch, heads, count, self.k, dtype=outline.dtype, device=outline.device))
-            made.append(torch.full((batch, heads, count, self.k), -1, device=outline.device))
+            made.append(torch.zeros(batch, heads, count, self.k, dtype=info.dtype, device=info.device))
+            made.append(torch.full((batch, heads, count, self.k), -1, device=info.device))
         return Strong(*made)
 
     def add(self, state: Strong, block: Block) -> Strong:
@@ -77,7 +77,7 @@ class _Cells(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Without(Fold[_Cells, Tensor]):
+class Without(Statistic[_Cells, Tensor]):
     """Columns of a pooled map without some of their keys, ``[batch, heads, rows, columns]``.
 
     A key that gets most of the attention hides its neighbours, where many share a cell.
@@ -90,11 +90,11 @@ class Without(Fold[_Cells, Tensor]):
     bins: int
     columns: tuple[tuple[int, ...], ...]
 
-    def start(self, outline: Outline) -> _Cells:
-        batch, heads, q_len, _ = outline.shape
+    def start(self, info: MatrixInfo) -> _Cells:
+        batch, heads, q_len, _ = info.shape
         rows = min(self.bins, q_len)
-        cells = torch.zeros(batch, heads, rows, len(self.columns), dtype=outline.dtype, device=outline.device)
-        return _Cells(cells, torch.arange(q_len, device=outline.device) * rows // q_len)
+        cells = torch.zeros(batch, heads, rows, len(self.columns), dtype=info.dtype, device=info.device)
+        return _Cells(cells, torch.arange(q_len, device=info.device) * rows // q_len)
 
     def add(self, state: _Cells, block: Block) -> _Cells:
         own, row = state.cells[block.batch, block.heads], state.row[as_slice(block.rows)]

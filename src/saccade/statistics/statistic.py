@@ -1,4 +1,4 @@
-"""Fold: a question to a matrix, answered from its rows one block at a time."""
+"""Statistic: a question to a matrix, answered from its rows one block at a time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from saccade.statistics.fused_sweep import Swept
+from saccade.statistics.fused_sweep import SweepFormula
 from saccade.statistics.row_block import Block
 from saccade.support.numerics import widest_dtype
 
 if TYPE_CHECKING:
     from saccade.statistics.protocol import MatrixLike
 
-__all__ = ["Fold", "Outline", "answers_about", "blocks_for"]
+__all__ = ["Statistic", "MatrixInfo", "answers_about", "blocks_for"]
 
 _ROWS = 32  # of which all heads come before the next ones
 
@@ -24,7 +24,7 @@ State = TypeVar("State")
 Answer = TypeVar("Answer")
 
 
-class Outline(NamedTuple):
+class MatrixInfo(NamedTuple):
     """What is known of a matrix before its first block.
 
     Attributes:
@@ -40,8 +40,8 @@ class Outline(NamedTuple):
     hidden: float = 0.0
 
     @classmethod
-    def of(cls, matrix: MatrixLike) -> Outline:
-        """The outline of a matrix, whose weights are computed in float32 or wider."""
+    def of(cls, matrix: MatrixLike) -> MatrixInfo:
+        """The info of a matrix, whose weights are computed in float32 or wider."""
         return cls(matrix.shape, torch.promote_types(matrix.dtype, torch.float32), matrix.device, matrix.hidden)
 
     @property
@@ -50,21 +50,21 @@ class Outline(NamedTuple):
         return widest_dtype(self.device)
 
 
-class Fold(ABC, Generic[State, Answer]):
+class Statistic(ABC, Generic[State, Answer]):
     """A question to a matrix, with memory that does not grow with the number of weights.
 
     A state starts out as that of a matrix with no rows at all. `add` takes in a block of complete rows, each row
     once; `merge` joins the states of different rows of one matrix (batch items, heads, stretches of queries, steps of
-    decoding), in any order and grouping; `finish` answers. ``Matrix.ask`` runs many folds in one sweep.
+    decoding), in any order and grouping; `finish` answers. ``Matrix.compute`` runs many statistics in one sweep.
 
-    Blocks are read, never changed: other folds see the same tensors.
+    Blocks are read, never changed: other statistics see the same tensors.
 
     Example: how often is the first key the strongest?
 
         >>> from saccade import AttentionMatrix, masks
-        >>> from saccade.statistics import Fold
-        >>> class FirstWins(Fold[int, int]):
-        ...     def start(self, outline):
+        >>> from saccade.statistics import Statistic
+        >>> class FirstWins(Statistic[int, int]):
+        ...     def start(self, info):
         ...         return 0
         ...     def add(self, state, block):
         ...         strongest = block.weights.argmax(-1)
@@ -74,7 +74,7 @@ class Fold(ABC, Generic[State, Answer]):
         ...     def finish(self, state):
         ...         return state
         >>> x = torch.eye(4)[None, None]
-        >>> AttentionMatrix(x, x, masks.Causal()).ask(FirstWins())
+        >>> AttentionMatrix(x, x, masks.Causal()).compute(FirstWins())
         (1,)
     """
 
@@ -89,7 +89,7 @@ class Fold(ABC, Generic[State, Answer]):
         return False
 
     @abstractmethod
-    def start(self, outline: Outline) -> State:
+    def start(self, info: MatrixInfo) -> State:
         """The state of a matrix of which no row has been seen."""
 
     @abstractmethod
@@ -100,7 +100,7 @@ class Fold(ABC, Generic[State, Answer]):
     def merge(self, state: State, other: State) -> State:
         """The state of the rows of both, which are different rows; neither is changed."""
 
-    def by_sweep(self, outline: Outline) -> Swept | None:
+    def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
         """How numbers of rows and columns answer this, where compiled code finds them; None: only blocks do."""
         return None
 
@@ -109,18 +109,18 @@ class Fold(ABC, Generic[State, Answer]):
         """The answer; the state is not changed."""
 
 
-def blocks_for(matrix: MatrixLike, folds: Collection[Fold[Any, Any]]) -> Iterator[Block]:
+def blocks_for(matrix: MatrixLike, statistics: Collection[Statistic[Any, Any]]) -> Iterator[Block]:
     """The blocks of a matrix in the order that some questions want; none where there are none."""
-    if not any(fold.needs_all_heads for fold in folds):
-        return iter(matrix.blocks() if folds else ())
+    if not any(statistic.needs_all_heads for statistic in statistics):
+        return iter(matrix.blocks() if statistics else ())
     q_len = matrix.shape[2]
     few = [range(first, min(first + _ROWS, q_len)) for first in range(0, q_len, _ROWS)]
     return (block for rows in few for block in matrix.blocks(rows=rows))
 
 
-def answers_about(weights: Tensor, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
+def answers_about(weights: Tensor, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
     """Answers to several questions about weights that are written out, ``[batch, heads, q_len, kv_len]``."""
     batch, heads, q_len, kv_len = weights.shape
     block = Block(slice(0, batch), slice(0, heads), range(q_len), (range(kv_len),), weights)
-    outline = Outline((batch, heads, q_len, kv_len), weights.dtype, weights.device)
-    return tuple(fold.finish(fold.add(fold.start(outline), block)) for fold in folds)
+    info = MatrixInfo((batch, heads, q_len, kv_len), weights.dtype, weights.device)
+    return tuple(statistic.finish(statistic.add(statistic.start(info), block)) for statistic in statistics)
