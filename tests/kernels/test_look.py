@@ -16,7 +16,7 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks, statistics
 from saccade.positions import ALiBi
-from saccade.statistics import Places, Statistic
+from saccade.statistics import Statistic
 
 pytestmark = needs_native
 ROOT = Path(__file__).parents[2]
@@ -204,8 +204,8 @@ def test_blocks_are_made_only_where_they_are_needed(monkeypatch: pytest.MonkeyPa
 def test_answers_stand_in_the_order_of_their_questions() -> None:
     """Those that only blocks answer among them, and those of tokens that stand elsewhere."""
     q, k = torch.randn(2, 2, 60, 8), torch.randn(2, 2, 60, 8)
-    elsewhere = Places(torch.arange(100, 160)[None], torch.arange(60)[None])
-    table = Places(torch.arange(60).expand(2, 60) * torch.tensor([[1], [3]]), torch.arange(60)[None])
+    elsewhere = (torch.arange(100, 160)[None], torch.arange(60)[None])
+    table = (torch.arange(60).expand(2, 60) * torch.tensor([[1], [3]]), torch.arange(60)[None])
     asked = [statistics.TopK(2), statistics.Distance(), statistics.Distance(elsewhere), statistics.Received()]
     asked += [statistics.LagMass(102, elsewhere), statistics.Distance(table), statistics.LocalMass(2, table)]
     asked += [statistics.Entropy(), statistics.Coverage((0.5,)), statistics.Entropy()]

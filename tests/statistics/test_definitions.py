@@ -22,12 +22,13 @@ from saccade.statistics import (
     LocalMass,
     LogitVariance,
     MatrixInfo,
-    Places,
     PositionInformation,
     SinkMass,
     SquaredNorm,
     Statistic,
+    positions_of,
 )
+from saccade.statistics.per_row import PositionPair
 from saccade.testing import LARGE_CASES, Case
 
 
@@ -53,25 +54,25 @@ def defined(name: str, p: Tensor, lags: Tensor, kv: Tensor) -> Tensor:
     return surprise.sum((-1, -2)) / rows  # the mean divergence from the mean row: another way to write it
 
 
-def statistics_of(places: Places | None) -> dict[str, Statistic]:
+def statistics_of(positions: PositionPair | None) -> dict[str, Statistic]:
     return {
         "largest": LargestWeight(),
         "squares": SquaredNorm(),
-        "sink": SinkMass(3, places),
-        "own": LagMass(0, places),
-        "before": LagMass(1, places),
-        "ahead": LagMass(-2, places),
-        "local": LocalMass(2, places),
-        "distance": Distance(places),
+        "sink": SinkMass(3, positions),
+        "own": LagMass(0, positions),
+        "before": LagMass(1, positions),
+        "ahead": LagMass(-2, positions),
+        "local": LocalMass(2, positions),
+        "distance": Distance(positions),
         "variance": LogitVariance(),
         "information": PositionInformation(),
     }
 
 
-def asked_of(matrix: sc.AttentionMatrix, places: Places | None) -> dict[str, Statistic]:
+def asked_of(matrix: sc.AttentionMatrix, positions: PositionPair | None) -> dict[str, Statistic]:
     return {
         name: statistic
-        for name, statistic in statistics_of(places).items()
+        for name, statistic in statistics_of(positions).items()
         if matrix.is_stochastic or not statistic.needs_distributions
     }
 
@@ -79,7 +80,7 @@ def asked_of(matrix: sc.AttentionMatrix, places: Places | None) -> dict[str, Sta
 def check(case: Case, dtype: torch.dtype, tolerance: float) -> None:
     matrix, dense = matrix_of(case, dtype), dense_of(case, dtype)
     lags, kv = lags_of(case)
-    questions = asked_of(matrix, Places.of(matrix))
+    questions = asked_of(matrix, positions_of(matrix))
     close = {"rtol": tolerance, "atol": tolerance, "check_dtype": False}
     for (name, statistic), answer in zip(questions.items(), matrix.compute(*questions.values()), strict=True):
         assert answer.dtype == dtype
@@ -92,7 +93,7 @@ def check(case: Case, dtype: torch.dtype, tolerance: float) -> None:
 def check_lags(case: Case, dtype: torch.dtype, tolerance: float) -> None:
     matrix, dense = matrix_of(case, dtype), dense_of(case, dtype)
     lags, kv = lags_of(case)
-    profile = matrix.compute(LagProfile(Places.of(matrix)))[0]
+    profile = matrix.compute(LagProfile(positions_of(matrix)))[0]
     is_at = (lags[..., None] == profile.lags) & (kv >= 0)[..., None]
     want = torch.einsum("bhij,bhijl->bhl", dense, is_at.double().expand(*dense.shape, -1))
     torch.testing.assert_close(profile.sums, want, rtol=tolerance, atol=tolerance, check_dtype=False)
@@ -129,7 +130,7 @@ def test_and_where_rows_are_cut_into_many_blocks(case: Case, monkeypatch: pytest
     check(case, torch.float64, 1e-10)
     check_coverage(case)
     matrix, dense = matrix_of(case), dense_of(case)
-    profile = matrix.compute(LagProfile(Places.of(matrix)))[0]
+    profile = matrix.compute(LagProfile(positions_of(matrix)))[0]
     lags, _ = lags_of(case)
     for lag in (0, 1, 7, -3):
         want = (dense * (lags == lag)).sum((-1, -2))
@@ -301,9 +302,9 @@ def test_columns_in_any_order_will_do() -> None:
         (lambda: SinkMass(True), TypeError, "SinkMass: sink_tokens must be an int of at least 1; got True"),
         (lambda: LagMass(0.5), TypeError, "LagMass: lag must be an int; got 0.5"),
         (lambda: LocalMass(-1), ValueError, "LocalMass: width must be an int of at least 0; got -1"),
-        (lambda: LocalMass(1, places=3), TypeError, "LocalMass: places must be Places or None; got int"),
-        (lambda: Distance(places=3), TypeError, "Distance: places must be Places or None; got int"),
-        (lambda: LagProfile(places=3), TypeError, "LagProfile: places must be Places or None; got int"),
+        (lambda: LocalMass(1, positions=3), TypeError, "LocalMass: positions must be a pair, .* got int"),
+        (lambda: Distance(positions=3), TypeError, "Distance: positions must be a pair, .* got int"),
+        (lambda: LagProfile(positions=3), TypeError, "LagProfile: positions must be a pair, .* got int"),
         (lambda: Coverage(0.5), TypeError, "Coverage: shares must be a tuple of numbers; got float"),
         (lambda: Coverage(()), ValueError, "Coverage: shares must hold one number at least"),
         (
@@ -312,8 +313,9 @@ def test_columns_in_any_order_will_do() -> None:
             "Coverage: each of shares must be a finite number above 0 and below 1; got nan",
         ),
         (lambda: LargestLogit(3.0), TypeError, "LargestLogit: lse must be a tensor or None; got float"),
-        (lambda: Places([1], [1]), TypeError, "Places: q must be an int64 tensor; got list"),
-        (lambda: Places(torch.arange(3), torch.arange(3)), ValueError, r"Places: q must be \[batch or 1, len\]"),
+        (lambda: Distance((range(3),)), TypeError, "Distance: positions must be a pair, .* got tuple"),
+        (lambda: LagMass(0, (torch.zeros(3), range(3))), TypeError, "LagMass: q_positions must be a range, an int64"),
+        (lambda: LagProfile(([0], [-2])), ValueError, "LagProfile: kv_positions must be at least -1"),
     ],
 )
 def test_bad_arguments_are_named(make, error, message) -> None:

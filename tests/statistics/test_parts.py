@@ -11,7 +11,7 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks
 from saccade.mechanisms import Linear
-from saccade.statistics import Block, MatrixInfo, Parts, Places
+from saccade.statistics import Block, MatrixInfo, Parts, positions_of
 from saccade.testing import LARGE_CASES, Case
 from saccade.testing.laws.memory import largest_tensor
 
@@ -60,8 +60,8 @@ def test_parts_are_their_definition(case: Case, entries: int, monkeypatch: pytes
     wanted = [divided(dense, *where, of) for of in SETTINGS]
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         matrix = matrix_of(case, dtype)
-        places = Places.of(matrix)
-        asked = [Parts(of.sink, of.local, of.anchor, of.block_size, places) for of in SETTINGS]
+        positions = positions_of(matrix)
+        asked = [Parts(of.sink, of.local, of.anchor, of.block_size, positions) for of in SETTINGS]
         for want, got in zip(wanted, matrix.compute(*asked), strict=True):
             assert got.dtype == dtype
             torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, check_dtype=False)
@@ -162,7 +162,7 @@ def test_no_tensor_is_as_large_as_the_matrix() -> None:
         (lambda: Parts(local=0.5), TypeError, "Parts: local must be an int of at least 0; got 0.5"),
         (lambda: Parts(anchor=True), TypeError, "Parts: anchor must be an int of at least 0; got True"),
         (lambda: Parts(block_size=0), ValueError, "Parts: block_size must be an int of at least 1; got 0"),
-        (lambda: Parts(places=3), TypeError, "Parts: places must be Places or None; got int"),
+        (lambda: Parts(positions=3), TypeError, "Parts: positions must be a pair, .* got int"),
         (
             lambda: sc.AttentionMatrix(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2)).summary(4),
             TypeError,

@@ -127,6 +127,11 @@ class Positions:
         return (int(tokens.min()), int(tokens.max())) if len(tokens) else None
 
     @property
+    def items(self) -> int:
+        """Number of batch items that the table distinguishes; 1 for a run."""
+        return 1 if self.table is None or self.table.dim() < 2 else len(self.table)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the table."""
         return 0 if self.table is None else self.table.untyped_storage().nbytes()

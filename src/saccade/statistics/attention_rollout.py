@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from saccade.statistics.protocol import MatrixLike
+from saccade.statistics.statistic import MatrixLike
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import integer, number
 

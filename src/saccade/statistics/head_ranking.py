@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics.position_information import PositionInformation
-from saccade.statistics.statistic import answers_about
+from saccade.statistics.received import PositionInformation
+from saccade.statistics.statistic import compute_from_weights
 from saccade.support.numerics import widest_dtype
 
 __all__ = ["Head", "position_information", "rank_heads", "unexplained_information"]
@@ -59,7 +59,7 @@ def position_information(weights: Tensor) -> Tensor:
     """
     rows = _distributions(weights)
     heads = rows.reshape(-1, 1, *rows.shape[-2:])
-    information: Tensor = answers_about(heads, PositionInformation())[0]
+    information: Tensor = compute_from_weights(heads, PositionInformation())[0]
     return information.reshape(rows.shape[:-2])
 
 

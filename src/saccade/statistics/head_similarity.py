@@ -7,8 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from saccade.statistics.protocol import MatrixLike
-from saccade.statistics.statistic import MatrixInfo
+from saccade.statistics.statistic import MatrixInfo, MatrixLike
 from saccade.support.errors import unsupported
 from saccade.support.validation import one_of
 

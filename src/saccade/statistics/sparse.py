@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.statistics.protocol import MatrixLike
-from saccade.statistics.statistic import MatrixInfo
+from saccade.statistics.statistic import MatrixInfo, MatrixLike
 from saccade.support.errors import value_error
 from saccade.support.validation import integer
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from saccade.statistics.concentration import SquaredNorm
-from saccade.statistics.protocol import MatrixLike
 from saccade.statistics.row_block import Block, as_slice
-from saccade.statistics.statistic import MatrixInfo, Statistic
+from saccade.statistics.statistic import MatrixInfo, MatrixLike, Statistic
 from saccade.support.validation import integer, number
 
 __all__ = ["Spectrum", "StableRank", "singular_values", "stable_rank"]

@@ -1,4 +1,4 @@
-"""Summary: every statistic that one sweep gives, beside what uniform attention would have."""
+"""Summary: all statistics of one sweep, beside those of uniform attention."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ import torch
 from torch import Tensor
 
 from saccade.engine.inputs import Ingredients
-from saccade.statistics.concentration import LargestWeight, SquaredNorm
+from saccade.positions.token_positions import Positions
+from saccade.statistics.concentration import Entropy, LargestWeight, SquaredNorm
 from saccade.statistics.distance import Distance
-from saccade.statistics.entropy import Entropy
-from saccade.statistics.fused_sweep import Quantity
 from saccade.statistics.logit_statistics import LargestLogit, LogitVariance
-from saccade.statistics.mass_breakdown import PARTS, Parts
-from saccade.statistics.per_row import PerRow, Placing
-from saccade.statistics.places import Places
-from saccade.statistics.position_information import PositionInformation
-from saccade.statistics.protocol import MatrixLike
-from saccade.statistics.received import Received
+from saccade.statistics.mass import PARTS, Parts
+from saccade.statistics.per_row import CheckedPair, PerRow, positions_of
+from saccade.statistics.received import PositionInformation, Received
 from saccade.statistics.row_block import Block
-from saccade.statistics.statistic import MatrixInfo, Statistic
+from saccade.statistics.statistic import MatrixInfo, MatrixLike, Quantity, Statistic
 from saccade.statistics.summary_measures import NEAR, Measure, effective_tokens, measures_of, measures_of_parts
 from saccade.statistics.uniform_baseline import (
     Uniform,
@@ -37,7 +33,7 @@ from saccade.support.validation import instance
 
 __all__ = ["Summary", "plain_statistics", "summary_of"]
 
-_MANY = 8  # heads of all batch items from which on a table names the extremes instead of all
+_MANY = 8  # with more heads in all batch items, a table lists the extremes only
 
 
 class Summary(NamedTuple):
@@ -47,11 +43,11 @@ class Summary(NamedTuple):
 
     Attributes:
         measures: one number a head each.
-        rows: by name, the answers of all queries that means were taken of, ``[batch, heads, q_len]`` each.
-        received: attention that each key gets, ``[batch, heads, kv_len]``, in whole queries.
-        received_index: the same divided by that of uniform attention, ``[batch, heads, kv_len]``: above 1 a key gets
-            more than its place under the mask explains; 0 where no query sees the key.
-        uniform: what every query and key would have under uniform attention.
+        rows: by name, the statistics of all queries, ``[batch, heads, q_len]`` each.
+        received: attention that each key receives, ``[batch, heads, kv_len]``, in whole queries.
+        received_index: the same divided by that of uniform attention, ``[batch, heads, kv_len]``: above 1 a key
+            receives more than the mask explains; 0 if no query sees the key.
+        uniform: the statistics of uniform attention.
     """
 
     measures: tuple[Measure, ...]
@@ -61,10 +57,10 @@ class Summary(NamedTuple):
     uniform: Uniform
 
     def named(self, name: str) -> Measure:
-        """One measure.
+        """Return the measure of this name.
 
         Raises:
-            KeyError: there is none of this name; the message lists all.
+            KeyError: an unknown name; the message lists all.
         """
         for measure in self.measures:
             if measure.name == name:
@@ -77,32 +73,32 @@ class Summary(NamedTuple):
 
 
 class _RowSum(PerRow):
-    """What each row holds: 1, 0 if it attends to nothing, less where a sink takes a share."""
+    """The sum of each row: 1, 0 if it attends to nothing, less if a sink takes a share."""
 
-    def of_rows(self, block: Block, placing: Placing) -> Tensor:
+    def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         return block.weights.sum(-1)
 
-    def quantity(self, placing: Placing) -> Quantity | None:
+    def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
         return "held"
 
 
 def summary_of(matrix: MatrixLike, given: Ingredients | None = None, parts: Parts | None = None) -> Summary:
-    """All statistics of one sweep.
+    """Compute all statistics that one sweep gives.
 
     Args:
-        matrix: what is asked.
-        given: its ingredients, if it is a softmax; their mask says which keys are visible. Without them those are
-            whose weight is not 0, and the largest logit is not told.
-        parts: which parts of the attention to tell too, which costs passes over the weights; none when None. Tokens
-            stand where the matrix says, unless the parts say it.
+        matrix: of any mechanism.
+        given: its inputs if it is a softmax; their mask tells which keys are visible. Without them a key is visible if
+            its weight is not 0, and there is no largest logit.
+        parts: the parts of the attention to add, which costs passes over the weights; none when None. They use the
+            positions of the matrix unless they have their own.
 
     Raises:
-        TypeError: ``parts`` are none.
+        TypeError: ``parts`` is not a `Parts`.
         UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
     """
     instance("Matrix.summary", "parts", parts, (Parts, type(None)), "be Parts or None", hint="statistics.Parts()")
-    places = Places.of(matrix)
-    statistics = _statistics(places, with_distributions=matrix.is_stochastic)
+    positions = positions_of(matrix)
+    statistics = _statistics(positions, with_distributions=matrix.is_stochastic)
     if not matrix.is_stochastic and given is None:
         reason = f"the rows of this {type(matrix).__name__} do not sum to 1 (is_stochastic is False)"
         raise unsupported("Matrix.summary", "a summary", [reason], hint="A.topk and A.received need no distributions")
@@ -111,48 +107,52 @@ def summary_of(matrix: MatrixLike, given: Ingredients | None = None, parts: Part
             statistics["largest_logit"] = LargestLogit()
         answers = dict(zip(statistics, matrix.compute(*statistics.values()), strict=True))
         if given is None:
-            uniform = uniform_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), places, NEAR)
+            uniform = uniform_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), positions, NEAR)
         else:
-            uniform = uniform_of_mask(given, places, NEAR)
+            uniform = uniform_of_mask(given, positions, NEAR)
         summary = _made(answers, uniform)
-        return summary if parts is None else _with_parts(summary, matrix, given, parts, places)
+        return summary if parts is None else _with_parts(summary, matrix, given, parts, positions)
 
 
 def _with_parts(
-    summary: Summary, matrix: MatrixLike, given: Ingredients | None, parts: Parts, places: Places
+    summary: Summary,
+    matrix: MatrixLike,
+    given: Ingredients | None,
+    parts: Parts,
+    positions: CheckedPair,
 ) -> Summary:
-    """A summary that tells the parts too, beside those of uniform attention."""
-    asked = parts if parts.places is not None else dataclasses.replace(parts, places=places)
+    """Add the parts of the attention to a summary, beside those of uniform attention."""
+    placed = parts if parts.positions is not None else dataclasses.replace(parts, positions=positions)
     if given is None:
-        even = even_rows_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), asked)
+        even = even_rows_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), placed)
     else:
-        even = even_rows_of_mask(given, places, asked)
-    values = matrix.compute(asked)[0]
+        even = even_rows_of_mask(given, positions, placed)
+    values = matrix.compute(placed)[0]
     rows = {**summary.rows, **{f"{name}_part": values[..., place] for place, name in enumerate(PARTS)}}
     measures = (*summary.measures, *measures_of_parts(parts, values, even, summary.uniform.visible))
     return summary._replace(measures=measures, rows=rows)
 
 
 def plain_statistics(matrix: MatrixLike) -> dict[str, Tensor]:
-    """Those statistics of queries and keys that make sense for weights of any sign, by name.
+    """Compute the statistics that are defined for weights of any sign, by name, without a uniform baseline.
 
-    They are ``[batch, heads, q_len]``, and "received" ``[batch, heads, kv_len]``; there is nothing uniform beside them.
+    They are ``[batch, heads, q_len]``, and "received" ``[batch, heads, kv_len]``.
     """
-    statistics = _statistics(Places.of(matrix), with_distributions=False)
+    statistics = _statistics(positions_of(matrix), with_distributions=False)
     return dict(zip(statistics, matrix.compute(*statistics.values()), strict=True))
 
 
-def _statistics(places: Places, *, with_distributions: bool) -> dict[str, Statistic[Any, Any]]:
+def _statistics(positions: CheckedPair, *, with_distributions: bool) -> dict[str, Statistic[Any, Any]]:
     statistics: dict[str, Statistic[Any, Any]] = {
         "largest_weight": LargestWeight(),
-        **{near.name: near.statistic(places) for near in NEAR},
+        **{near.name: near.statistic(positions) for near in NEAR},
         "squared_norm": SquaredNorm(),
         "received": Received(),
     }
     if with_distributions:
         statistics |= {
             "entropy": Entropy(),
-            "distance": Distance(places),
+            "distance": Distance(positions),
             "logit_variance": LogitVariance(),
             "position_information": PositionInformation(),
         }

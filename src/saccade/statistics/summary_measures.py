@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics.mass_breakdown import PARTS, Parts
+from saccade.statistics.mass import PARTS, Parts
 from saccade.statistics.uniform_baseline import Near, Uniform
 from saccade.support.numerics import widest_dtype
 

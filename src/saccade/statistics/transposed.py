@@ -6,8 +6,8 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from saccade.statistics.protocol import MatrixLike
 from saccade.statistics.sparse import DENSE_LIMIT
+from saccade.statistics.statistic import MatrixLike
 
 __all__ = ["Transposed"]
 
