@@ -13,7 +13,7 @@ from saccade.support.errors import describe, hidden_by_vmap, type_error, value_e
 from saccade.support.torch_modes import has_values, is_mapped, is_transformed
 from saccade.support.validation import is_integer
 
-__all__ = ["GivenPositions", "Positions", "can_be_read"]
+__all__ = ["GivenPositions", "Positions", "as_positions", "can_be_read", "check_below", "check_distances"]
 
 _LARGEST = 1 << 62  # sums of positions must fit int64
 
@@ -220,6 +220,31 @@ def can_be_read(x: Tensor) -> bool:
     if x.device.type != "cpu" or not x.numel() or torch.compiler.is_compiling():
         return False
     return has_values(x) and not is_mapped(x)
+
+
+def check_distances(where: str, distances: Tensor) -> None:
+    """Raise unless ``distances`` is int64 ``[distances]``."""
+    if not isinstance(distances, Tensor) or distances.dtype != torch.int64:
+        got = str(getattr(distances, "dtype", type(distances).__name__)).removeprefix("torch.")
+        raise type_error(where, "distances", "be an int64 tensor", got)
+    if distances.dim() != 1:
+        hint = "a distance is a query's position minus a key's: torch.arange(-3, 4)"
+        raise value_error(where, "distances", "have one axis", list(distances.shape), hint=hint)
+
+
+def as_positions(where: str, positions: GivenPositions, device: torch.device | None = None) -> Tensor:
+    """Return positions as an int64 tensor; a range becomes ``[len]``, a tensor keeps its shape."""
+    checked = Positions.of(positions, where)
+    if checked.table is None:
+        return checked.on(device)[0]
+    return checked.table if device is None else checked.table.to(device)
+
+
+def check_below(where: str, positions: Tensor, limit: int, hint: str) -> None:
+    """Raise if a position is ``limit`` or later; positions that cannot be read now are not checked."""
+    if can_be_read(positions) and int(positions.max()) >= limit:
+        facts = [describe("positions", positions)]
+        raise value_error(where, "positions", f"be below {limit}", "a larger one", facts=facts, hint=hint)
 
 
 def _consecutive(first: int | Tensor, count: int) -> Positions:

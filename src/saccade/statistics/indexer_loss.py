@@ -1,4 +1,4 @@
-"""IndexerLoss: how far the scores that choose keys are from where attention goes."""
+"""IndexerLoss: the divergence between attention and the scores that select keys."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _HIDDEN = -1000.0  # logs of weights that a mask hides are no larger
 
 
 class ScoresRows(Protocol):
-    """What makes scores of a few rows, such as a `saccade.mechanisms.scorers.LightningIndexer`."""
+    """A source of scores, a few rows at a time, such as a `saccade.mechanisms.scorers.LightningIndexer`."""
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """What gradients are taken of; ``type(self)(*leaves)`` makes the same of others."""
+        """The tensors that gradients are taken of; ``type(self)(*leaves)`` builds the same from others."""
         ...
 
     def scores(self, rows: range, stop: int) -> Tensor:
-        """Scores of queries ``rows`` for the first ``stop`` keys, ``[batch, 1, rows, stop]``."""
+        """Return the scores of queries ``rows`` for the first ``stop`` keys, ``[batch, 1, rows, stop]``."""
         ...
 
 
 class _State:
-    """What has been summed up, and rows of which heads are still to come."""
+    """The sums so far, and rows of which some heads are missing."""
 
     def __init__(self, info: MatrixInfo, leaves: tuple[Tensor, ...]):
         self.info = info
@@ -47,7 +47,7 @@ class _Pending(NamedTuple):
     Attributes:
         weights: ``[rows, kv_len]``.
         seen: which keys some head may attend to, bool of the same shape.
-        heads: how many are in it.
+        heads: number of heads in the sum.
     """
 
     weights: Tensor
@@ -56,15 +56,15 @@ class _Pending(NamedTuple):
 
 
 class IndexerLoss(Statistic[_State, Tensor]):
-    r"""Mean over queries of ``KL(p ‖ softmax(scores))``: trains the scores by which keys are chosen.
+    r"""Mean over queries of ``KL(p ‖ softmax(scores))``: the loss that trains scores which select keys.
 
     .. math:: p_t = \frac{1}{H} \sum_h A_{ht}, \qquad
               L = \frac{1}{n} \sum_t \sum_{s \in S_t} p_{ts} \log \frac{p_{ts}}{\mathrm{softmax}_{S_t}(I_t)_s}, \qquad
               n \frac{\partial L}{\partial I_{ts}} = \mathrm{softmax}_{S_t}(I_t)_s - p_{ts}
 
     S_t are the keys that the matrix lets query t attend to: of ``Softmax`` all before it, to warm up; of ``TopK`` those
-    that were chosen. The heads' rows are constants here; gradients go to the scores alone, and from there to what they
-    are made of. A query that attends to nothing does not count.
+    that were selected. The rows of the heads are constants here; gradients go to the scores alone, and from there to
+    their inputs. A query that attends to nothing does not count.
 
     Args:
         scores: a `saccade.mechanisms.scorers.LightningIndexer`, whose scores are made a few rows at a time; or the
@@ -140,7 +140,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
         return (self.scores,) if isinstance(self.scores, Tensor) else self.scores.leaves
 
     def _joined(self, state: _State, place: tuple[int, int, int], part: _Pending) -> None:
-        """Add the rows of some heads; where these are all there are, sum up."""
+        """Add the rows of some heads; once all heads are there, add their loss."""
         before = state.pending.pop(place, None)
         if before is not None:
             weights, seen = before.weights + part.weights, before.seen | part.seen
@@ -166,7 +166,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
             total_of.add_(grad)
 
     def _scores_of(self, leaves: list[Tensor], item: int, rows: range, kv_len: int) -> Tensor:
-        """Scores of some rows of a batch item, ``[rows, kv_len]``."""
+        """Return the scores of some rows of a batch item, ``[rows, kv_len]``."""
         if isinstance(self.scores, Tensor):
             return leaves[0][item, 0, rows.start : rows.stop]
         scorer: Any = type(self.scores)
@@ -174,7 +174,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
 
 
 class _Known(torch.autograd.Function):
-    """A number whose gradient is known."""
+    """A loss with gradients that are already computed."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *tensors: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pooled: the matrix made small enough to look at."""
+"""Pooled: the matrix reduced to a small map."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Pooled(Statistic[_Cells, Tensor]):
     """The matrix in at most ``bins`` × ``bins`` cells, ``[batch, heads, min(bins, q_len), min(bins, kv_len)]``.
 
     Neighbouring queries share a row of cells, neighbouring keys a column; bins are as even as can be (their sizes
-    differ by one at most), and a side that is shorter than ``bins`` is not pooled. A matrix that fits is its own map.
+    differ by one at most), and a side that is shorter than ``bins`` is not pooled.
 
     Args:
         bins: most cells on either side, at least 1.
@@ -76,7 +76,7 @@ class Pooled(Statistic[_Cells, Tensor]):
         runs = list(_runs(block.rows, q_bins, state.info.shape[2]))
         if len(runs) == len(block.rows):
             rows = weights
-        else:  # rows first: what is left to pool along the columns is then small
+        else:  # rows first, so that few rows remain to pool along the columns
             parts = (weights[..., start:stop, :] for _, start, stop in runs)
             reduced = [part.amax(-2) if self.how == "max" else part.sum(-2) for part in parts]
             rows = torch.stack(reduced, -2)
@@ -109,12 +109,12 @@ def _joined(cells: Tensor, others: Tensor, how: How) -> Tensor:
 
 
 def _edges(bins: int, length: int) -> list[int]:
-    """First index of each bin, and the length: index i stands in bin ``i * bins // length``."""
+    """Return the first index of each bin, and the length: index i is in bin ``i * bins // length``."""
     return [-(-i * length // bins) for i in range(bins + 1)]
 
 
 def _runs(rows: range, bins: int, length: int) -> Iterator[tuple[int, int, int]]:
-    """(bin, start, stop) for the stretches of rows that share a bin, as places in ``rows``."""
+    """Yield (bin, start, stop) for the runs of rows that share a bin, as indices into ``rows``."""
     start = 0
     while start < len(rows):
         own = rows[start] * bins // length

@@ -1,4 +1,4 @@
-"""The weights of a matrix as a sparse tensor: for masks that leave few of them."""
+"""The weights of a matrix as a sparse tensor, for masks that leave few of them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from saccade.support.validation import integer
 __all__ = ["DENSE_LIMIT", "SPARSE_LIMIT", "sparse_of"]
 
 DENSE_LIMIT = 1 << 26
-"""Most weights that `Matrix.to_dense` writes out unless told otherwise: 64 million, 256 MB in float32."""
+"""Default limit of `Matrix.to_dense`: 64 million weights, 256 MB in float32."""
 
 SPARSE_LIMIT = 1 << 24
-"""Most weights that `Matrix.to_sparse` writes out unless told otherwise: 16 million, 600 MB in float32."""
+"""Default limit of `Matrix.to_sparse`: 16 million weights, 600 MB in float32."""
 
 
 def sparse_of(matrix: MatrixLike, limit: int) -> Tensor:
-    """See `saccade.Matrix.to_sparse`. Indices ascend, so that the tensor is coalesced as it is."""
+    """Implement `saccade.Matrix.to_sparse`."""
     integer("Matrix.to_sparse", "limit", limit, None)
     dtype = MatrixInfo.of(matrix).dtype
     indices = [torch.zeros(4, 0, dtype=torch.int64, device=matrix.device)]

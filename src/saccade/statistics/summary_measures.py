@@ -1,4 +1,4 @@
-"""Measure: one number a head, beside the same number of uniform attention; and all measures of one sweep."""
+"""Measure: one number a head, beside that of uniform attention; and all measures of one sweep."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Measure(NamedTuple):
     """One number a head.
 
     Attributes:
-        name: what it is called in tables and files.
-        unit: what it counts.
-        meaning: what it says, in a few words.
+        name: in tables and files.
+        unit: of the number.
+        meaning: a short description.
         values: ``[batch, heads]``, NaN for a head in which no query attends to anything.
-        uniform: the same of uniform attention over the same keys, ``[batch, heads]``; NaN where it has none.
+        uniform: the number of uniform attention over the same keys, ``[batch, heads]``; NaN if it has none.
     """
 
     name: str
@@ -43,22 +43,22 @@ class Measure(NamedTuple):
 
 
 def measures_of(answers: dict[str, Tensor], uniform: Uniform) -> tuple[Measure, ...]:
-    """Turn the answers of one sweep into measures.
+    """Turn the results of one sweep into measures.
 
     Args:
-        answers: of queries, ``[batch, heads, q_len]``, of keys and of heads, by name.
-        uniform: what uniform attention would have.
+        answers: results by name, of queries ``[batch, heads, q_len]``, of keys and of heads.
+        uniform: those of uniform attention.
     """
     seen = uniform.visible.expand(answers["largest_weight"].shape)
     return (*_of_rows(answers, uniform, seen), *_of_columns(answers, uniform, seen), *_of_logits(answers, seen))
 
 
 def measures_of_parts(parts: Parts, values: Tensor, even: Tensor, seen: Tensor) -> Iterator[Measure]:
-    """Turn what was answered about parts into measures.
+    """Turn the shares of parts into measures.
 
     Args:
-        parts: the question.
-        values: its answer, ``[batch, heads, q_len, 4]``.
+        parts: the statistic.
+        values: its result, ``[batch, heads, q_len, 4]``.
         even: the same of uniform attention; batch and heads may be 1.
         seen: keys that each query sees; batch and heads may be 1.
     """
@@ -75,12 +75,12 @@ def measures_of_parts(parts: Parts, values: Tensor, even: Tensor, seen: Tensor) 
 
 
 def effective_tokens(entropy: Tensor, seen: Tensor) -> Tensor:
-    """Over how many keys each query spreads; 0 where it sees none."""
+    """Return the effective number of keys of each query; 0 if it sees none."""
     return entropy.exp().where(seen > 0, 0.0)
 
 
 def _of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
-    """Means over the queries that see something."""
+    """Yield means over the queries that see something."""
     sees, visible = seen > 0, seen.clamp_min(1.0)
 
     def mean(name: str, unit: str, meaning: str, values: Tensor, even: Tensor, over: Tensor = sees) -> Measure:
@@ -105,7 +105,7 @@ def _of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iter
 
 
 def _of_columns(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
-    """Measures of a whole head, which are no means over its queries."""
+    """Yield measures of a whole head that are not means over its queries."""
     sees, visible, received = seen > 0, seen.clamp_min(1.0), answers["received"]
     count = sees.sum(-1)
     some = count.clamp_min(1).to(received.dtype)
@@ -130,7 +130,7 @@ def _of_columns(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> I
 
 
 def _of_logits(answers: dict[str, Tensor], seen: Tensor) -> Iterator[Measure]:
-    """What weights tell about the scores behind them."""
+    """Yield measures of the scores behind the weights."""
     sees = seen > 0
     if "largest_logit" in answers:
         largest = answers["largest_logit"].where(sees, -torch.inf)
@@ -144,6 +144,6 @@ def _of_logits(answers: dict[str, Tensor], seen: Tensor) -> Iterator[Measure]:
 
 
 def _mean(values: Tensor, over: Tensor) -> Tensor:
-    """Mean of the rows that count, as wide as can be on the way, so that a million rows lose nothing."""
+    """Return the mean over the selected rows, summed in the widest dtype, so that a million rows lose nothing."""
     mean = torch.where(over, values, 0.0).sum(-1, dtype=widest_dtype(values.device)) / over.sum(-1)
-    return mean.to(values.dtype)  # 0 / 0 is NaN: no row counts
+    return mean.to(values.dtype)  # 0 / 0 is NaN: no row is selected

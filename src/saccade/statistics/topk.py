@@ -1,4 +1,4 @@
-"""TopK: the keys that a query attends to most."""
+"""TopK: the keys with the largest weights of each query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.support.validation import integer
 
 __all__ = ["Strongest", "TopK"]
 
-_FEWEST_SHARES = 8  # rows of fewer columns are selected from directly
+_FEWEST_SHARES = 8  # with fewer shares, select directly
 
 
 class Strongest(NamedTuple):
@@ -38,7 +38,7 @@ class TopK(Statistic[Strongest, Strongest]):
     places hold weight 0 and index -1. Equal weights come in any order. A NaN row has NaN weights and index -1.
 
     Args:
-        k: number of keys, at least 1; may exceed the number that is there.
+        k: number of keys, at least 1; may exceed the number of keys.
 
     Raises:
         TypeError, ValueError: ``k`` is not an int of at least 1.
@@ -81,10 +81,10 @@ class TopK(Statistic[Strongest, Strongest]):
 
 
 def _largest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """``torch.topk`` along the last dimension.
+    """Compute ``torch.topk`` along the last dimension.
 
-    Wide rows are cut into shares that lie side by side, ``[shares, width]``: each of the k largest weights stands in
-    one of the k places whose maximum over the shares is largest. Taking maxima is far cheaper than selecting.
+    Wide rows are viewed as ``[shares, width]``: each of the k largest weights is in one of the k columns with the
+    largest maximum over the shares. Maxima are far cheaper than selection.
     """
     columns = weights.shape[-1]
     shares = math.isqrt(columns // k)  # so that the two selections are about equally long

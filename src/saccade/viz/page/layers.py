@@ -1,4 +1,4 @@
-"""Layers as a page asks them: lazy matrices, weights that are written out, and what a recording kept."""
+"""The layers that a page can show: lazy matrices, dense weights, and recorded results."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = ["Head", "Kept", "Map", "OfMatrix", "Recorded", "Source", "layers_of"]
 
 
 Columns = tuple[tuple[int, ...], ...]
-"""Of columns of a map, the keys that they are made of once more, without some."""
+"""For some columns of a map, the keys that are pooled again, without the others."""
 
 
 class Map(NamedTuple):
-    """Small maps of heads, and their columns once more without the keys that get most.
+    """Small maps of heads, and some of their columns without the keys that receive most.
 
     Attributes:
         cells: ``[heads, rows, columns]``, NaN where hidden.
         beside: ``[heads, rows, chosen columns]``.
-        answers: to what else was asked.
-        how: what a cell holds of its weights, as of `saccade.statistics.Pooled`.
+        answers: results of other statistics.
+        how: the reduction of a cell, as of `saccade.statistics.Pooled`.
     """
 
     cells: Array
@@ -45,14 +45,14 @@ class Map(NamedTuple):
 
 
 class Head(NamedTuple):
-    """One head closely: a larger map, and its strongest weights; None where they are not known."""
+    """The details of one head: a larger map and its strongest weights; None if unknown."""
 
     map: Map | None
     strong: Strong | None
 
 
 class Source(Protocol):
-    """What can be asked of a layer; each method answers about one batch item."""
+    """The data of a layer; each method returns that of one batch item."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -60,19 +60,19 @@ class Source(Protocol):
 
     @property
     def is_signed(self) -> bool:
-        """Whether weights may be below 0."""
+        """True if weights may be below 0."""
 
     def measures(self, item: int) -> list[Measure]:
-        """Numbers of heads, ``[1, heads]`` each."""
+        """Return numbers of heads, ``[1, heads]`` each."""
 
     def received(self, item: int) -> Tensor | None:
-        """What each key gets, ``[heads, kv_len]``."""
+        """Return the attention that each key receives, ``[heads, kv_len]``."""
 
     def map(self, item: int, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]) -> Map | None:
-        """Maps of all heads, and what else is asked; None if it is not known, no columns beside where these are not."""
+        """Return maps of all heads, and more statistics; None if unknown, and no `beside` if that is unknown."""
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
-        """One head closely."""
+        """Return the details of one head."""
 
 
 class Recorded(Protocol):
@@ -88,21 +88,21 @@ class Recorded(Protocol):
 
     @property
     def kept(self) -> tuple[Statistic[Any, Any], ...]:
-        """The questions whose answers were kept."""
+        """The statistics that were recorded."""
 
     @property
     def statistics(self) -> dict[str, Tensor]:
         """Statistics of queries and keys, by name."""
 
     def summary(self) -> Summary:
-        """Statistics of heads."""
+        """Return statistics of heads."""
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Answers."""
+        """Compute statistics."""
 
 
 def layers_of(where: str, given: object) -> dict[str, Source]:
-    """The layers of what was given, by name.
+    """Return the layers of the user's argument, by name.
 
     Raises:
         TypeError: neither matrices nor weights nor a recording.
@@ -143,7 +143,7 @@ def _source_of(where: str, name: str, given: object) -> Source:
     if _is_recorded(given):
         try:
             return OfMatrix(given.matrix)
-        except UnsupportedError:  # queries and keys were not kept: then there are answers
+        except UnsupportedError:  # queries and keys were not recorded, but results were
             return Kept(given)
     raise type_error(where, "given", _RULE, f"{kind(given)} in layer {name}")
 
@@ -153,13 +153,13 @@ def _is_real(dtype: torch.dtype) -> bool:
 
 
 def _is_recorded(given: object) -> TypeGuard[Recorded]:
-    """Whether this is a recorded layer; its type says so, since its properties may cost a sweep, or refuse."""
+    """Return whether this is a recorded layer, by its type: reading its properties may cost a sweep, or raise."""
     names = ("shape", "matrix", "kept", "statistics", "summary", "compute")
     return all(hasattr(type(given), name) for name in names)
 
 
 class OfMatrix(Source):
-    """A layer whose matrix can be asked anything."""
+    """A layer with a matrix, which can compute everything."""
 
     def __init__(self, matrix: Matrix):
         self._matrix = matrix
@@ -207,10 +207,10 @@ class OfMatrix(Source):
 
 
 class Kept(Source):
-    """A layer of which answers were kept, not queries and keys."""
+    """A layer with recorded results, without queries and keys."""
 
     def __init__(self, run: Recorded):
-        self._run = copy.copy(run)  # which another thread may go on to fill
+        self._run = copy.copy(run)  # another thread may still add to it
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -218,7 +218,7 @@ class Kept(Source):
 
     @cached_property
     def is_signed(self) -> bool:
-        if "given_mass" in self._statistics:  # of rows that are no distributions; a softmax has scores all the same
+        if "given_mass" in self._statistics:  # for rows that are not distributions; a softmax has scores nonetheless
             return "largest_logit" not in self._statistics
         return self._pooled is not None and bool((self._pooled < 0).any())
 
@@ -236,7 +236,7 @@ class Kept(Source):
         if self._pooled is None or self._best is None:
             return None
         cells = self._pooled[item].float().cpu().numpy()
-        is_whole = cells.shape[2] == self.shape[3] <= bins  # then a column without its key is empty; else nobody knows
+        is_whole = cells.shape[2] == self.shape[3] <= bins  # then a column without its key is empty; else unknown
         return Map(cells, np.zeros((*cells.shape[:2], len(columns) if is_whole else 0), np.float32), (), self._best.how)
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
@@ -253,7 +253,7 @@ class Kept(Source):
 
     @property
     def _best(self) -> Pooled | None:
-        """The map that shows most, if one was kept."""
+        """The most detailed recorded map, if there is one."""
         kept = [statistic for statistic in self._run.kept if isinstance(statistic, Pooled)]
         return max(kept, key=lambda statistic: (statistic.how == "max", statistic.bins), default=None)
 
@@ -262,7 +262,7 @@ class Kept(Source):
         """Its cells, ``[batch, heads, rows, columns]``."""
         try:
             return None if self._best is None else self._run.compute(self._best)[0]
-        except UnsupportedError:  # maps of several calls, which do not make one
+        except UnsupportedError:  # maps of several calls cannot be joined
             return None
 
     @cached_property
@@ -274,7 +274,7 @@ class Kept(Source):
 
 
 def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -> list[Measure]:
-    """A table's numbers of one item; of weights without one, means over queries."""
+    """Return the measures of one item; for weights without a summary, means over queries."""
     if summary is not None:
         cut = slice(item, item + 1)
         return [one._replace(values=one.values[cut], uniform=one.uniform[cut]) for one in summary.measures]
