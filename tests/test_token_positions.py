@@ -283,3 +283,36 @@ def test_gradients_of_a_ragged_batch() -> None:
     grads = torch.autograd.grad(out, inputs, grad)
     for own, other in zip(grads, torch.autograd.grad(expected, inputs, grad.double()), strict=True):
         torch.testing.assert_close(own, other.to(own.dtype), atol=2e-5, rtol=2e-5)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_positions_that_ascend_advance_the_last_one_of_each_item(data: st.DataObject) -> None:
+    after = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
+    row = st.lists(st.integers(-1, 6), min_size=(length := data.draw(st.integers(0, 4))), max_size=length)
+    rows = data.draw(st.lists(row, min_size=len(after), max_size=len(after)))
+    expected: list[int] | None = list(after)
+    for item, positions in enumerate(rows):
+        for position in positions:
+            if expected is not None and 0 <= position < expected[item]:
+                expected = None
+            elif expected is not None and position >= 0:
+                expected[item] = position + 1
+    table = torch.tensor(rows, dtype=torch.int64).view(len(rows), length)
+    last = Positions.ending_before(torch.tensor(after)).advanced(Positions.of(table, "test"), len(after), CPU)
+    got = None if last is None else torch.as_tensor(last.after).expand(len(after)).tolist()
+    assert got == expected
+
+
+@pytest.mark.parametrize(
+    "run, after", [(range(3, 6), 6), (range(5, 6), 6), (range(2, 4), None), (range(3, 9, 2), None)]
+)
+def test_a_run_advances_the_last_position_of_all_items(run: range, after: int | None) -> None:
+    last = Positions.ending_before(3).advanced(Positions(run), 2, CPU)
+    assert (None if last is None else last.after) == after
+
+
+def test_no_tokens_advance_nothing() -> None:
+    last = Positions.ending_before(3)
+    assert last.advanced(Positions(range(0)), 2, CPU) is last
+    assert last.following(2).run == range(3, 5)

@@ -323,6 +323,16 @@ def test_bad_arguments_are_named(make, error, message) -> None:
         make()
 
 
+def test_positions_may_be_anything_that_a_matrix_takes() -> None:
+    x = torch.randn(2, 1, 4, 8)
+    q, kv = [[3, 4, 5, 6], [-1, 0, 1, 2]], torch.arange(4)
+    matrix = sc.AttentionMatrix(x, x, masks.Full(), q_positions=q, kv_positions=range(4))
+    for make in (Distance, lambda pair: LagMass(1, pair), lambda pair: SinkMass(2, pair), LagProfile):
+        got, want = matrix.compute(make((q, kv)), make(positions_of(matrix)))
+        for one, other in zip(leaves(got), leaves(want), strict=True):
+            assert torch.equal(one, other)
+
+
 def test_a_log_sum_exp_of_another_matrix_is_refused() -> None:
     x = torch.randn(1, 1, 3, 4)
     with pytest.raises(ValueError, match=r"LargestLogit: lse must be \[1, 1, 3\]; got \[1, 1, 2\]"):

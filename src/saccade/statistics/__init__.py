@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from saccade.statistics.row_block import Block
     from saccade.statistics.spectrum import Spectrum, StableRank, singular_values, stable_rank
     from saccade.statistics.statistic import MatrixInfo, Statistic
-    from saccade.statistics.summary import Summary
-    from saccade.statistics.summary_measures import Measure
+    from saccade.statistics.summary import Measure, Summary
     from saccade.statistics.topk import Strongest, TopK
     from saccade.statistics.uniform_baseline import Uniform
 else:
@@ -35,14 +34,13 @@ else:
         "induction": "InductionMass",
         "logit_statistics": "LargestLogit LogitVariance",
         "mass": "LagMass LocalMass Parts SinkMass",
-        "summary_measures": "Measure",
         "concentration": "Coverage Entropy LargestWeight SquaredNorm",
         "per_row": "PerRow positions_of",
         "pooled": "Pooled",
         "head_ranking": "Head rank_heads unexplained_information",
         "received": "PositionInformation Received",
         "spectrum": "Spectrum StableRank singular_values stable_rank",
-        "summary": "Summary",
+        "summary": "Measure Summary",
         "topk": "Strongest TopK",
         "uniform_baseline": "Uniform",
     }
