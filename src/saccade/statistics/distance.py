@@ -120,7 +120,7 @@ class LagProfile(Statistic[_State, Lags]):
 
     def __post_init__(self) -> None:
         if self.positions is not None:
-            object.__setattr__(self, "positions", checked_pair("LagProfile", self.positions))
+            object.__setattr__(self, "positions", checked_pair(self.positions))
 
     def start(self, info: MatrixInfo) -> _State:
         batch, heads, q_len, kv_len = info.shape

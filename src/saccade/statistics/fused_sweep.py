@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from saccade.engine import statistics_from_products
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.kernels.native_statistics import NUMBERS, Band, can_look, look
 from saccade.statistics.statistic import Far, MatrixInfo, Quantity, Statistic
@@ -17,7 +17,7 @@ __all__ = ["compute_by_sweep"]
 
 
 def compute_by_sweep(
-    given: Ingredients, impl: str | Kernel, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo
+    inputs: AttentionInputs, impl: str | Kernel, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo
 ) -> dict[int, Any]:
     """Compute the statistics that a fused sweep can, by index; return {} if no sweep can run on these inputs."""
     formulas = {index: one.sweep_formula(info) for index, one in enumerate(statistics)}
@@ -25,15 +25,15 @@ def compute_by_sweep(
     far = next((quantity for quantity in quantities if isinstance(quantity, Far)), Far(0))  # a sweep has one offset
     bands = [quantity for quantity in quantities if isinstance(quantity, Band)]
     numbers: dict[Quantity, Tensor] = {}
-    if quantities and can_look(given, impl):
-        rows, received = look(given, bands, far.ahead)
+    if quantities and can_look(inputs, impl):
+        rows, received = look(inputs, bands, far.ahead)
         numbers = {**dict(zip((*NUMBERS[:-1], far, *bands), rows, strict=True)), "received": received}
     elif (
         (names := statistics_from_products.NAMES.intersection(quantities))
-        and not given.query.is_cpu
-        and statistics_from_products.can_ask(given, impl)
+        and not inputs.query.is_cpu
+        and statistics_from_products.can_ask(inputs, impl)
     ):
-        numbers.update(statistics_from_products.numbers(given, impl, names))
+        numbers.update(statistics_from_products.numbers(inputs, impl, names))
         if "received" in numbers:
             numbers["received"] = numbers["received"].to(info.sum_dtype)
     return {

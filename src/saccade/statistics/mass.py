@@ -11,7 +11,7 @@ from saccade.positions.token_positions import Positions
 from saccade.statistics.per_row import PerRow, PositionPair, block_positions, lead_of
 from saccade.statistics.row_block import Block
 from saccade.statistics.statistic import Band, MatrixInfo, Quantity
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["PARTS", "LagMass", "LocalMass", "Parts", "SinkMass"]
 
@@ -42,7 +42,7 @@ class SinkMass(PerRow):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integer("SinkMass", "sink_tokens", self.sink_tokens)
+        check_int("sink_tokens", self.sink_tokens)
 
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         if kv.first is not None:
@@ -82,7 +82,7 @@ class LagMass(PerRow):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integer("LagMass", "lag", self.lag, None)
+        check_int("lag", self.lag, None)
 
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         return _sum_between(block, q, kv, self.lag, self.lag)
@@ -110,7 +110,7 @@ class LocalMass(PerRow):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integer("LocalMass", "width", self.width, 0)
+        check_int("width", self.width, 0)
 
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         return _sum_between(block, q, kv, -self.width, self.width)
@@ -159,8 +159,8 @@ class Parts(PerRow):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("sink", "local", "anchor"):
-            integer("Parts", name, getattr(self, name), 0)
-        integer("Parts", "block_size", self.block_size)
+            check_int(name, getattr(self, name), 0)
+        check_int("block_size", self.block_size)
 
     def of_nothing(self, info: MatrixInfo) -> Tensor:
         return torch.zeros(*info.shape[:3], len(PARTS), dtype=info.dtype, device=info.device)

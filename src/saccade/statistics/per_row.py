@@ -49,7 +49,7 @@ class PerRow(Statistic[RowState, Tensor]):
 
     def __post_init__(self) -> None:
         if self.positions is not None:
-            object.__setattr__(self, "positions", checked_pair(type(self).__name__, self.positions))
+            object.__setattr__(self, "positions", checked_pair(self.positions))
 
     @abstractmethod
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
@@ -104,12 +104,12 @@ def positions_of(matrix: MatrixLike) -> CheckedPair:
     return _as_run(Positions(None, tables[0])), _as_run(Positions(None, tables[1]))
 
 
-def checked_pair(where: str, positions: object) -> CheckedPair:
+def checked_pair(positions: object) -> CheckedPair:
     """Check the positions of queries and keys that a user passed to a statistic."""
     if not isinstance(positions, tuple) or len(positions) != 2:
         rule = "be a pair, positions of the queries and of the keys, or None"
-        raise type_error(where, "positions", rule, type(positions).__name__, hint="positions_of(A)")
-    q, kv = (Positions.of(x, where, name) for x, name in zip(positions, ("q_positions", "kv_positions"), strict=True))
+        raise type_error("positions", rule, type(positions).__name__, hint="positions_of(A)")
+    q, kv = (Positions.of(x, name) for x, name in zip(positions, ("q_positions", "kv_positions"), strict=True))
     return _as_run(q), _as_run(kv)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.statistics.concentration import SquaredNorm
 from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import MatrixInfo, MatrixLike, Statistic
-from saccade.support.validation import integer, number
+from saccade.support.validation import check_int, check_number
 
 __all__ = ["Spectrum", "StableRank", "singular_values", "stable_rank"]
 
@@ -91,9 +91,9 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
 
     Reference: Musco and Musco 2015, arXiv:1504.05477, algorithm 2.
     """
-    integer("singular_values", "k", k)
-    integer("singular_values", "max_sweeps", max_sweeps)
-    number("singular_values", "tolerance", tolerance, above=0.0)
+    check_int("k", k)
+    check_int("max_sweeps", max_sweeps)
+    check_number("tolerance", tolerance, above=0.0)
     batch, heads, q_len, kv_len = matrix.shape
     rank = min(k, q_len, kv_len)
     info = MatrixInfo.of(matrix)

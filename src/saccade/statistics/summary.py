@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.positions.token_positions import Positions
 from saccade.statistics.concentration import Entropy, LargestWeight, SquaredNorm
 from saccade.statistics.distance import Distance
@@ -30,7 +30,7 @@ from saccade.statistics.uniform_baseline import (
 )
 from saccade.support.errors import unsupported
 from saccade.support.numerics import widest_dtype
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["Measure", "Summary", "plain_statistics", "summary_of"]
 
@@ -109,12 +109,12 @@ class _RowSum(PerRow):
         return "held"
 
 
-def summary_of(matrix: MatrixLike, given: Ingredients | None = None, parts: Parts | None = None) -> Summary:
+def summary_of(matrix: MatrixLike, inputs: AttentionInputs | None = None, parts: Parts | None = None) -> Summary:
     """Compute all statistics that one sweep gives.
 
     Args:
         matrix: of any mechanism.
-        given: its inputs if it is a softmax; their mask tells which keys are visible. Without them a key is visible if
+        inputs: its inputs if it is a softmax; their mask tells which keys are visible. Without them a key is visible if
             its weight is not 0, and there is no largest logit.
         parts: the parts of the attention to add, which costs passes over the weights; none when None. They use the
             positions of the matrix unless they have their own.
@@ -123,37 +123,37 @@ def summary_of(matrix: MatrixLike, given: Ingredients | None = None, parts: Part
         TypeError: ``parts`` is not a `Parts`.
         UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
     """
-    instance("Matrix.summary", "parts", parts, (Parts, type(None)), "be Parts or None", hint="statistics.Parts()")
+    check_type("parts", parts, (Parts, type(None)), "be Parts or None", hint="statistics.Parts()")
     positions = positions_of(matrix)
     statistics = _statistics(positions, with_distributions=matrix.is_stochastic)
-    if not matrix.is_stochastic and given is None:
+    if not matrix.is_stochastic and inputs is None:
         reason = f"the rows of this {type(matrix).__name__} do not sum to 1 (is_stochastic is False)"
-        raise unsupported("Matrix.summary", "a summary", [reason], hint="A.topk and A.received need no distributions")
+        raise unsupported("a summary", [reason], hint="A.topk and A.received need no distributions")
     with torch.no_grad():
-        if given is not None:
+        if inputs is not None:
             statistics["largest_logit"] = LargestLogit()
         answers = dict(zip(statistics, matrix.compute(*statistics.values()), strict=True))
-        if given is None:
+        if inputs is None:
             uniform = uniform_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), positions, NEAR)
         else:
-            uniform = uniform_of_mask(given, positions, NEAR)
+            uniform = uniform_of_mask(inputs, positions, NEAR)
         summary = _made(answers, uniform)
-        return summary if parts is None else _with_parts(summary, matrix, given, parts, positions)
+        return summary if parts is None else _with_parts(summary, matrix, inputs, parts, positions)
 
 
 def _with_parts(
     summary: Summary,
     matrix: MatrixLike,
-    given: Ingredients | None,
+    inputs: AttentionInputs | None,
     parts: Parts,
     positions: CheckedPair,
 ) -> Summary:
     """Add the parts of the attention to a summary, beside those of uniform attention."""
     placed = parts if parts.positions is not None else dataclasses.replace(parts, positions=positions)
-    if given is None:
+    if inputs is None:
         even = even_rows_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), placed)
     else:
-        even = even_rows_of_mask(given, positions, placed)
+        even = even_rows_of_mask(inputs, positions, placed)
     values = matrix.compute(placed)[0]
     rows = {**summary.rows, **{f"{name}_part": values[..., place] for place, name in enumerate(PARTS)}}
     measures = (*summary.measures, *_measures_of_parts(parts, values, even, summary.uniform.visible))

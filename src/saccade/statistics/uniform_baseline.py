@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.tiles.tile_scores import allowed
 from saccade.plan import Strip, Tile, Triangle
 from saccade.statistics.distance import Distance
@@ -57,47 +57,47 @@ class Near(NamedTuple):
         return LagMass(self.least, positions) if self.least == self.most else LocalMass(self.most, positions)
 
 
-def uniform_of_mask(given: Ingredients, positions: CheckedPair, near: tuple[Near, ...]) -> Uniform:
+def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple[Near, ...]) -> Uniform:
     """Compute the baseline from the tiles of a plan: by arithmetic on ranges, and pair by pair only in partial tiles.
 
     Cost: O(pairs in partial tiles) time; the edge of a causal mask costs nothing.
     """
-    whole = _even_info(given, positions)
+    whole = _even_info(inputs, positions)
     items, num_heads = whole.shape[:2]
     sums = _Sums(whole, positions, near)
-    for tile in given.row_plan.tiles:
+    for tile in inputs.row_plan.tiles:
         batch = slice(0, 1) if items == 1 else tile.batch
         partial = sum(len(strip.keys) for strip in tile.columns if not _is_counted(strip))
         height = max(1, _PAIRS // partial) if partial else tile.height
         for start in range(0, tile.height, height):
             rows = tile.rows[start : start + height]
             part = tile._replace(batch=batch, heads=slice(0, num_heads), rows=rows)
-            sums.add(batch, part.heads, rows, [_seen(given, part, strip, start) for strip in tile.columns])
+            sums.add(batch, part.heads, rows, [_seen(inputs, part, strip, start) for strip in tile.columns])
     return sums.finished()
 
 
-def _even_info(given: Ingredients, positions: CheckedPair) -> MatrixInfo:
+def _even_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
     """Describe uniform attention: batch and heads are 1 if nothing distinguishes them."""
-    batch, heads, q_len, kv_len = given.shape
+    batch, heads, q_len, kv_len = inputs.shape
     # A user's function may depend on batch item and head, although the shape of its mask does not say so.
-    shape = (batch, heads) if given.rule.asks_functions else given.rule.shape
+    shape = (batch, heads) if inputs.rule.asks_functions else inputs.rule.shape
     items, num_heads = (min(a, b) for a, b in zip(shape, (batch, heads), strict=True))
     items = batch if max(x.items for x in positions) > 1 else items
-    return MatrixInfo((items, num_heads, q_len, kv_len), given.compute_dtype, given.device)
+    return MatrixInfo((items, num_heads, q_len, kv_len), inputs.compute_dtype, inputs.device)
 
 
 def _is_counted(strip: Strip) -> bool:
     return strip.residual is True or isinstance(strip.residual, Triangle)
 
 
-def _seen(given: Ingredients, tile: Tile, strip: Strip, start: int) -> Seen:
+def _seen(inputs: AttentionInputs, tile: Tile, strip: Strip, start: int) -> Seen:
     """Return which rows of a tile, from its row ``start`` on, see which keys of one strip."""
-    rows = torch.arange(start, start + tile.height, device=given.device)
+    rows = torch.arange(start, start + tile.height, device=inputs.device)
     if strip.residual is True:
         return Seen(strip.keys, torch.full_like(rows, len(strip.keys)), None)
     if isinstance(strip.residual, Triangle):
         return Seen(strip.keys, (rows + strip.residual.offset + 1).clamp(0, len(strip.keys)), None)
-    return Seen(strip.keys, None, allowed(given, tile._replace(columns=(strip,))))
+    return Seen(strip.keys, None, allowed(inputs, tile._replace(columns=(strip,))))
 
 
 def uniform_of_blocks(
@@ -111,14 +111,14 @@ def uniform_of_blocks(
     return sums.finished()
 
 
-def even_rows_of_mask(given: Ingredients, positions: CheckedPair, statistic: PerRow) -> Tensor:
+def even_rows_of_mask(inputs: AttentionInputs, positions: CheckedPair, statistic: PerRow) -> Tensor:
     """Compute a statistic of the rows of uniform attention, ``[batch | 1, heads | 1, q_len, ...]``.
 
     Cost: O(pairs in the plan) time, a million pairs at a time.
     """
-    whole = _even_info(given, positions)
+    whole = _even_info(inputs, positions)
     items, num_heads, state = *whole.shape[:2], statistic.start(whole)
-    for tile in given.row_plan.tiles:
+    for tile in inputs.row_plan.tiles:
         batch = slice(0, 1) if items == 1 else tile.batch
         keys = tuple(strip.keys for strip in tile.columns)
         columns = sum(map(len, keys))
@@ -126,9 +126,9 @@ def even_rows_of_mask(given: Ingredients, positions: CheckedPair, statistic: Per
         for start in range(0, tile.height if columns else 0, height):
             part = tile._replace(batch=batch, heads=slice(0, num_heads), rows=tile.rows[start : start + height])
             shape = (batch.stop - batch.start, num_heads, part.height, columns)
-            seen = allowed(given, part)
+            seen = allowed(inputs, part)
             if seen is None:
-                seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=given.device)
+                seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.device)
             statistic.add(state, _even(Block(batch, part.heads, part.rows, keys, seen.expand(shape).to(whole.dtype))))
     return statistic.finish(state)
 
