@@ -40,7 +40,7 @@ def summary(tensors: list[Tensor]) -> object:
 
 def others(tensors: list[Tensor]) -> object:
     """What a summary leaves out."""
-    return sc.AttentionMatrix(tensors[0], tensors[1], _CAUSAL).ask(TopK(8), LagProfile(), Pooled(256), Coverage())
+    return sc.AttentionMatrix(tensors[0], tensors[1], _CAUSAL).compute(TopK(8), LagProfile(), Pooled(256), Coverage())
 
 
 def check(n: int) -> None:

@@ -277,7 +277,7 @@ def where_attention_goes(model: models.Decoder, tokens: Tensor, settings: Settin
     half, size = tokens.shape[1] // 2, settings.block_size
     parts = Parts(sink=size, local=4 * size, anchor=4, block_size=size)
     for number, matrix in enumerate(model.matrices(tokens)):
-        shares = matrix.ask(parts)[0][:, :, half:].double()
+        shares = matrix.compute(parts)[0][:, :, half:].double()
         weights = matrix.to_dense(limit=1 << 28)[:, :, half:].double()
         ordered = weights.sort(-1, descending=True).values.cumsum(-1)
         for head in range(weights.shape[1]):

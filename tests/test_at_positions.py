@@ -12,7 +12,7 @@ import saccade as sc
 from saccade import masks
 from saccade.engine.positions import positioned_mask
 from saccade.engine.positions.position_index import TokenOrder
-from saccade.engine.positions.positioned_mask import AtPositions
+from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.plan import ALL, Box, Groups
 
 LEN = 8
@@ -60,14 +60,14 @@ def _tables_are_always_looked_at(monkeypatch):
     monkeypatch.setattr(positioned_mask, "_FEWEST", 0)
 
 
-def _made(mask, name: str) -> tuple[AtPositions, np.ndarray]:
+def _made(mask, name: str) -> tuple[PositionedMask, np.ndarray]:
     """The mask at these positions, and bool [2, rows, keys]."""
     q, kv = (torch.tensor(table) for table in TABLES[name])
     own_q, own_kv = (x.expand(2, -1) for x in (q, kv))
     at, to = own_q[:, None, :, None], own_kv[:, None, None]
     allowed = mask.allows(torch.arange(2)[:, None, None, None], torch.zeros((), dtype=torch.int64), at, to)
     table = ((at >= 0) & (to >= 0) & allowed)[:, 0].numpy()
-    return AtPositions(mask, q, kv), table
+    return PositionedMask(mask, q, kv), table
 
 
 def _items(batch: int) -> slice:
@@ -181,7 +181,7 @@ def test_cuts_are_the_first_tokens_behind_those_of_the_mask(mask, name):
 def test_positions_that_decrease_are_looked_at_pair_by_pair(table):
     assert TokenOrder.of(torch.tensor(table)) is None
     q = torch.tensor(table)
-    rule = AtPositions(masks.Causal(), q, torch.arange(4)[None])
+    rule = PositionedMask(masks.Causal(), q, torch.arange(4)[None])
     bounds = rule.bounds(Groups(np.zeros(1, int), np.zeros(1, int), np.zeros(1, int)), universe_of((0, 4), 1))
     assert written(bounds.needed, (0, 4)).all()
     assert not written(bounds.sure, (0, 4)).any()
@@ -197,7 +197,7 @@ def test_positions_too_far_for_one_number_are_looked_at_pair_by_pair():
 def test_tokens_with_padding_between_each_two_are_bounded_from_outside():
     q = torch.full((1, 80), -1)
     q[:, ::2] = torch.arange(40)
-    rule, rows = AtPositions(masks.Causal() & masks.Window(3, 0), q, q), np.arange(80)
+    rule, rows = PositionedMask(masks.Causal() & masks.Window(3, 0), q, q), np.arange(80)
     bounds = rule.bounds(Groups(np.zeros(80, int), rows, rows), universe_of((0, 80), 80))
     at = q[0].numpy()
     distance = at[:, None] - at
@@ -229,4 +229,4 @@ def test_it_tells_apart_what_its_tables_and_its_rule_do():
         (one, one, masks.Padding([3, 4]), (2, 1)),
         (one, one, heads, (1, 3)),
     ):
-        assert AtPositions(rule, q, kv).shape == shape
+        assert PositionedMask(rule, q, kv).shape == shape

@@ -6,7 +6,7 @@ import torch
 
 from saccade import masks
 from saccade.engine.block_sparse.selected_blocks import Chosen, at_positions
-from saccade.engine.positions.positioned_mask import AtPositions
+from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Universe
 
@@ -88,7 +88,7 @@ def test_bounds_and_residuals_are_those_of_the_rule_and_sure_of_nothing(name):
 
 
 def test_the_rule_at_given_positions_is_found_in_it():
-    placed = AtPositions(masks.Causal(), torch.arange(ROWS)[None], torch.arange(COLUMNS)[None])
+    placed = PositionedMask(masks.Causal(), torch.arange(ROWS)[None], torch.arange(COLUMNS)[None])
     assert at_positions(placed) is placed
     assert at_positions(_chosen(placed, 2, 1, 1)) is placed
     assert at_positions(masks.Causal()) is None

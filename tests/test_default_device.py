@@ -26,9 +26,9 @@ CALLS = {
         QUERY, KEY, VALUE, masks.Causal(), q_positions=NUMBERS, kv_positions=NUMBERS
     ),
     "singular values": lambda: statistics.singular_values(sc.AttentionMatrix(QUERY, KEY, masks.Causal()), 3)[0],
-    "induction": lambda: sc.AttentionMatrix(QUERY, KEY, masks.Causal()).ask(statistics.InductionMass(tuple(NUMBERS)))[
-        0
-    ],
+    "induction": lambda: sc.AttentionMatrix(QUERY, KEY, masks.Causal()).compute(
+        statistics.InductionMass(tuple(NUMBERS))
+    )[0],
     "dropout": lambda: sc.attention(QUERY, KEY, VALUE, masks.Causal(), dropout_p=0.5),
 }
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks
 from saccade.caches import KVCache, padded_positions
-from saccade.engine.positions.positioned_mask import AtPositions
+from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.mechanisms import Softmax
 from saccade.plan import Triangle, make
 from saccade.positions.token_positions import Positions
@@ -70,7 +70,7 @@ def _defined(mask: masks.Mask, batch: int, q: Tensor, kv: Tensor) -> Tensor:
     return torch.tensor(rows, dtype=torch.bool)
 
 
-def _covered(rule: AtPositions, shape: tuple[int, int, int, int]) -> Tensor:
+def _covered(rule: PositionedMask, shape: tuple[int, int, int, int]) -> Tensor:
     """Write a plan out; on the way, check that its promises about strips and residual keys hold."""
     batch, heads, q_len, kv_len = shape
     plan = make(rule, shape, q_first=0, kv_first=0)
@@ -123,7 +123,7 @@ def _check_a_random_table(data: st.DataObject) -> None:
         patch.setattr(
             "saccade.engine.positions.position_index._MOST_RUNS", data.draw(st.sampled_from([1, 16]), label="runs")
         )
-        assert torch.equal(_covered(AtPositions(mask, q, kv), shape)[:, 0], expected)
+        assert torch.equal(_covered(PositionedMask(mask, q, kv), shape)[:, 0], expected)
         out = sc.attention(query, key, value, anywhere(mask), q_positions=q, kv_positions=kv)
     torch.testing.assert_close(out.double(), _attended(query, key, value, expected), atol=1e-5, rtol=1e-5)
 
@@ -160,7 +160,7 @@ def test_gaps_and_repetitions_are_not_taken_for_tokens(mask: masks.Mask, price: 
         patch.setattr("saccade.engine.positions.positioned_mask._FEWEST", 0)
         for items in (slice(0, 3), slice(0, 1), slice(1, 2), slice(2, 3)):
             own = table[items]
-            got = _covered(AtPositions(mask, own, own), (len(own), 1, 8, 8))
+            got = _covered(PositionedMask(mask, own, own), (len(own), 1, 8, 8))
             assert torch.equal(got[:, 0], _defined(mask, len(own), own, own))
 
 
@@ -171,7 +171,7 @@ WINDOW = 64
 def _pairs(mask: masks.Mask, q: Tensor, kv: Tensor, heads: int = 2) -> int:
     shape = (len(kv), heads, q.shape[1], kv.shape[1])
     return make(
-        AtPositions.of(mask, Positions.of(q, "q"), Positions.of(kv, "kv"), CPU), shape, q_first=0, kv_first=0
+        PositionedMask.of(mask, Positions.of(q, "q"), Positions.of(kv, "kv"), CPU), shape, q_first=0, kv_first=0
     ).pairs
 
 
@@ -201,7 +201,7 @@ def test_a_ragged_prefill_plans_bands(side: str) -> None:
 
 def test_causal_rows_without_padding_are_a_triangle() -> None:
     table = padded_positions(LENGTHS)
-    rule = AtPositions.of(masks.Causal(), *[Positions.of(table, "table")] * 2, CPU)
+    rule = PositionedMask.of(masks.Causal(), *[Positions.of(table, "table")] * 2, CPU)
     plan = make(rule, (4, 2, 2048, 2048), q_first=0, kv_first=0)
     squares = [
         (tile.batch.start, strip.keys) for tile in plan.tiles for strip in tile.columns if strip.residual is not True
@@ -283,3 +283,36 @@ def test_gradients_of_a_ragged_batch() -> None:
     grads = torch.autograd.grad(out, inputs, grad)
     for own, other in zip(grads, torch.autograd.grad(expected, inputs, grad.double()), strict=True):
         torch.testing.assert_close(own, other.to(own.dtype), atol=2e-5, rtol=2e-5)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_positions_that_ascend_advance_the_last_one_of_each_item(data: st.DataObject) -> None:
+    after = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
+    row = st.lists(st.integers(-1, 6), min_size=(length := data.draw(st.integers(0, 4))), max_size=length)
+    rows = data.draw(st.lists(row, min_size=len(after), max_size=len(after)))
+    expected: list[int] | None = list(after)
+    for item, positions in enumerate(rows):
+        for position in positions:
+            if expected is not None and 0 <= position < expected[item]:
+                expected = None
+            elif expected is not None and position >= 0:
+                expected[item] = position + 1
+    table = torch.tensor(rows, dtype=torch.int64).view(len(rows), length)
+    last = Positions.ending_before(torch.tensor(after)).advanced(Positions.of(table, "test"), len(after), CPU)
+    got = None if last is None else torch.as_tensor(last.after).expand(len(after)).tolist()
+    assert got == expected
+
+
+@pytest.mark.parametrize(
+    "run, after", [(range(3, 6), 6), (range(5, 6), 6), (range(2, 4), None), (range(3, 9, 2), None)]
+)
+def test_a_run_advances_the_last_position_of_all_items(run: range, after: int | None) -> None:
+    last = Positions.ending_before(3).advanced(Positions(run), 2, CPU)
+    assert (None if last is None else last.after) == after
+
+
+def test_no_tokens_advance_nothing() -> None:
+    last = Positions.ending_before(3)
+    assert last.advanced(Positions(range(0)), 2, CPU) is last
+    assert last.following(2).run == range(3, 5)

@@ -69,7 +69,7 @@ def test_questions(without_float64):
     assert all(measure.values.isfinite().all() for measure in summary.measures)
     assert A.received().dtype == torch.float32
     A.entropy(), A.topk(3), A.pooled(8)
-    A.ask(statistics.LagProfile())
+    A.compute(statistics.LagProfile())
 
 
 def test_comparisons(without_float64):

@@ -114,7 +114,7 @@ SENTENCES: dict[str, tuple[Callable[[], object], str]] = {
     "A.to(int)": (lambda: matrix().to(torch.int32), "a device, a float dtype"),
     "topk(0)": (lambda: matrix().topk(0), "k must be"),
     "pooled by name": (lambda: matrix().pooled(4, how="median"), "how must be"),
-    "ask a class": (lambda: matrix().ask(statistics.Entropy), "questions of saccade.statistics"),
+    "ask a class": (lambda: matrix().compute(statistics.Entropy), "instances of saccade.statistics.Statistic"),
     "scores @ value": (lambda: matrix().scores @ V, "values are multiplied with weights"),
     "scores' entropy": (lambda: matrix().scores.entropy(), "Entropy cannot run"),
     # masks

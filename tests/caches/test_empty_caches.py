@@ -16,7 +16,6 @@ from saccade.caches import (
     SinkWindowCache,
 )
 from saccade.caches.attend_call import Call
-from saccade.caches.next_position import Upcoming
 from saccade.caches.recurrent import Memory
 from saccade.positions.token_positions import Positions
 
@@ -77,8 +76,8 @@ def test_a_model_that_has_seen_nothing_and_the_sum_over_its_layers():
 
 
 def test_bytes_of_where_tokens_stand():
-    assert Upcoming(3, 3).nbytes == 0
-    assert Upcoming(3, torch.arange(4)).nbytes == 32
+    assert Positions.ending_before(3).nbytes == 0
+    assert Positions.ending_before(torch.arange(4)).nbytes == 32
 
 
 def test_of_a_clean_memory_no_head_is_tainted():

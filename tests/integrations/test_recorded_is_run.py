@@ -207,7 +207,7 @@ def test_statistics_and_answers_are_those_of_the_product_that_ran():
         torch.testing.assert_close(run.statistics["received"], weights.sum(2))
         torch.testing.assert_close(run.statistics["largest_weight"], weights.amax(-1))
         torch.testing.assert_close(run.statistics["first_mass"], weights[..., 0])
-        strongest = run.ask(TopK(11))[0]
+        strongest = run.compute(TopK(11))[0]
         torch.testing.assert_close(strongest.weights.sum(-1), torch.ones(2, 4, 11))
         assert ((strongest.weights > 0).sum(-1) == (~hidden).sum(-1)).all()
 

@@ -16,14 +16,14 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks, statistics
 from saccade.positions import ALiBi
-from saccade.statistics import Fold, Places
+from saccade.statistics import Statistic
 
 pytestmark = needs_native
 ROOT = Path(__file__).parents[2]
 
 
-def questions(*, with_distributions: bool = True) -> dict[str, Fold]:
-    folds: dict[str, Fold] = {
+def questions(*, with_distributions: bool = True) -> dict[str, Statistic]:
+    asked: dict[str, Statistic] = {
         "largest": statistics.LargestWeight(),
         "squares": statistics.SquaredNorm(),
         "logit": statistics.LargestLogit(),
@@ -34,13 +34,13 @@ def questions(*, with_distributions: bool = True) -> dict[str, Fold]:
         "received": statistics.Received(),
     }
     if with_distributions:
-        folds |= {
+        asked |= {
             "entropy": statistics.Entropy(),
             "variance": statistics.LogitVariance(),
             "distance": statistics.Distance(),
             "information": statistics.PositionInformation(),
         }
-    return folds
+    return asked
 
 
 def truth(scores: Tensor, sink: Tensor | None = None) -> dict[str, Tensor]:
@@ -118,9 +118,9 @@ def check_all() -> int:
     torch.manual_seed(0)
     count = 0
     for name, matrix, scores, sink in cases():
-        folds = questions(with_distributions=sink is None)
+        asked = questions(with_distributions=sink is None)
         expected = truth(scores, None if sink is None else sink.double())
-        for (question, _), answer in zip(folds.items(), matrix.ask(*folds.values()), strict=True):
+        for (question, _), answer in zip(asked.items(), matrix.compute(*asked.values()), strict=True):
             note = f"{question} of {name}"
             torch.testing.assert_close(
                 answer, expected[question].float(), rtol=1e-4, atol=2e-5, msg=lambda m, note=note: f"{note}: {m}"
@@ -143,11 +143,11 @@ def test_every_level_finds_what_the_definitions_say(level: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_widened(dtype: torch.dtype) -> None:
     q, k = torch.randn(1, 4, 200, 48).to(dtype), torch.randn(1, 2, 200, 48).to(dtype)
-    folds = questions()
-    found = sc.AttentionMatrix(q, k, masks.Causal(), impl="native").ask(*folds.values())
+    asked = questions()
+    found = sc.AttentionMatrix(q, k, masks.Causal(), impl="native").compute(*asked.values())
     scores = scores_of(sc.AttentionMatrix(q, k.repeat(1, 1, 1, 1), masks.Causal()), q, k, {})
     expected = truth(scores[:1])
-    for name, answer in zip(folds, found, strict=True):
+    for name, answer in zip(asked, found, strict=True):
         assert answer.dtype == torch.float32
         torch.testing.assert_close(answer, expected[name].float(), rtol=1e-4, atol=2e-5)
 
@@ -158,7 +158,7 @@ def test_rows_near_a_single_key_keep_their_entropy() -> None:
     q, k = gaps[None, None, :, None], torch.zeros(1, 1, 1000, 1)
     k[0, 0, 77] = 1.0
     matrix = sc.AttentionMatrix(q, k, scale=1.0, impl="native")
-    entropy, variance = matrix.ask(statistics.Entropy(), statistics.LogitVariance())
+    entropy, variance = matrix.compute(statistics.Entropy(), statistics.LogitVariance())
     expected = truth((q @ k.mT).double())
     rtol = rounding(1000)
     torch.testing.assert_close(entropy.double(), expected["entropy"], rtol=rtol, atol=1e-6)
@@ -172,7 +172,7 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            found.append(matrix.ask(*questions().values()))
+            found.append(matrix.compute(*questions().values()))
     finally:
         torch.set_num_threads(before)
     for other in found[1:]:
@@ -191,7 +191,7 @@ def test_blocks_are_made_only_where_they_are_needed(monkeypatch: pytest.MonkeyPa
     for told in ({"impl": "tiled"}, {"impl": "native", "mask": lambda b, h, q, kv: q >= kv}, {"dtype": torch.float64}):
         dtype = told.pop("dtype", torch.float32)
         with pytest.raises(AssertionError, match="asked for blocks"):
-            NoBlocks(x.to(dtype), x.to(dtype), **told).ask(*kept.values())
+            NoBlocks(x.to(dtype), x.to(dtype), **told).compute(*kept.values())
     for is_on in (False, True):
         monkeypatch.setattr("saccade.engine.kernels.native_statistics.is_on", lambda is_on=is_on: is_on)
         if is_on:
@@ -204,12 +204,12 @@ def test_blocks_are_made_only_where_they_are_needed(monkeypatch: pytest.MonkeyPa
 def test_answers_stand_in_the_order_of_their_questions() -> None:
     """Those that only blocks answer among them, and those of tokens that stand elsewhere."""
     q, k = torch.randn(2, 2, 60, 8), torch.randn(2, 2, 60, 8)
-    elsewhere = Places(torch.arange(100, 160)[None], torch.arange(60)[None])
-    table = Places(torch.arange(60).expand(2, 60) * torch.tensor([[1], [3]]), torch.arange(60)[None])
-    folds = [statistics.TopK(2), statistics.Distance(), statistics.Distance(elsewhere), statistics.Received()]
-    folds += [statistics.LagMass(102, elsewhere), statistics.Distance(table), statistics.LocalMass(2, table)]
-    folds += [statistics.Entropy(), statistics.Coverage((0.5,)), statistics.Entropy()]
-    one, other = (sc.AttentionMatrix(q, k, masks.Causal(), impl=impl).ask(*folds) for impl in ("native", "tiled"))
+    elsewhere = (torch.arange(100, 160)[None], torch.arange(60)[None])
+    table = (torch.arange(60).expand(2, 60) * torch.tensor([[1], [3]]), torch.arange(60)[None])
+    asked = [statistics.TopK(2), statistics.Distance(), statistics.Distance(elsewhere), statistics.Received()]
+    asked += [statistics.LagMass(102, elsewhere), statistics.Distance(table), statistics.LocalMass(2, table)]
+    asked += [statistics.Entropy(), statistics.Coverage((0.5,)), statistics.Entropy()]
+    one, other = (sc.AttentionMatrix(q, k, masks.Causal(), impl=impl).compute(*asked) for impl in ("native", "tiled"))
     assert torch.equal(one[0].indices, other[0].indices)
     for own, right in zip(one[1:], other[1:], strict=True):
         torch.testing.assert_close(own, right)

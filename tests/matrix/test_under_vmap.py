@@ -7,7 +7,7 @@ from torch.func import grad, jacrev, vmap
 
 import saccade as sc
 from saccade import masks, positions
-from saccade.statistics import Fold
+from saccade.statistics import Statistic
 
 SAMPLES = torch.randn(3, 2, 4, 6, 8, generator=torch.Generator().manual_seed(0))
 OTHERS = torch.randn(3, 2, 2, 6, 8, generator=torch.Generator().manual_seed(1))
@@ -91,10 +91,10 @@ def test_the_definition_runs_under_vmap(mask):
         vmap(lambda x: sc.attention(x, x, x, dropout_p=0.5, impl="reference"), randomness="same")(SAMPLES)
 
 
-class Rows(Fold[int, int]):
+class Rows(Statistic[int, int]):
     """How many rows there are: no tensor."""
 
-    def start(self, outline):
+    def start(self, info):
         return 0
 
     def add(self, state, block):
@@ -109,7 +109,7 @@ class Rows(Fold[int, int]):
 
 def test_what_vmap_cannot_ask_is_refused():
     with pytest.raises(sc.UnsupportedError, match="no tensor with the batch as its first axis"):
-        vmap(lambda x: sc.AttentionMatrix(x, x).ask(Rows())[0])(SAMPLES)
+        vmap(lambda x: sc.AttentionMatrix(x, x).compute(Rows())[0])(SAMPLES)
     with pytest.raises(sc.UnsupportedError, match="logits of a sink"):
         vmap(lambda s: sc.AttentionMatrix(SAMPLES[0], SAMPLES[0], sink_logit=s).to_dense())(torch.zeros(3, 4))
 

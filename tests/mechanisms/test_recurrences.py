@@ -313,6 +313,6 @@ def test_what_has_no_such_matrix_is_refused(name):
 def test_received_needs_one_sweep_and_other_questions_are_answered_beside_it():
     query, key, _ = (x.detach() for x in inputs())
     matrix = RULES["kda"](query, key, mask=PACKED)
-    received, strongest = matrix.ask(statistics.Received(), statistics.TopK(2))
+    received, strongest = matrix.compute(statistics.Received(), statistics.TopK(2))
     torch.testing.assert_close(received, matrix.to_dense().sum(2))
     assert strongest.weights.shape == (BATCH, HEADS, 91, 2)

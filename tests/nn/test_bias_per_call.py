@@ -116,7 +116,7 @@ def test_a_recording_hears_it(mechanism):
     with torch.no_grad(), record(attention, keep=Pooled(3)) as recording:
         attention(x, bias=bias)
     torch.testing.assert_close(
-        recording["MultiHeadAttention"].ask(Pooled(3))[0], attention.matrix(x, bias=bias).ask(Pooled(3))[0]
+        recording["MultiHeadAttention"].compute(Pooled(3))[0], attention.matrix(x, bias=bias).compute(Pooled(3))[0]
     )
 
 

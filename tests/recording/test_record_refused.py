@@ -103,7 +103,7 @@ def test_questions_that_nothing_was_kept_for(llama):
     ):
         recording[0].matrix.entropy()
     with pytest.raises(sc.UnsupportedError, match=r"TopK\(k=3\) was not asked(.|\n)*name it in keep= or keep="):
-        recording[0].ask(TopK(3))
+        recording[0].compute(TopK(3))
     with pytest.raises(KeyError, match=r"layer must be one of model.layers.0.self_attn, .*; got 'decoder'"):
         recording["decoder"]
     with pytest.raises(KeyError, match="got 2"):

@@ -41,7 +41,7 @@ def test_a_generation_is_one_matrix(name, monkeypatch):
         torch.testing.assert_close(run.matrix @ value, out, atol=1e-5, rtol=1e-5)
         dense = run.matrix.to_dense()
         close(run.matrix[1, 2, 24], dense[1, 2, 24])
-        close(run.ask(Received())[0].float(), dense.sum(2))
+        close(run.compute(Received())[0].float(), dense.sum(2))
 
 
 @pytest.mark.ci
@@ -62,12 +62,12 @@ def test_statistics_of_rows_of_any_sign(name, keep):
     close(found["squared_norm"], dense.square().sum(3))
     close(found["self_mass"], dense.diagonal(0, 2, 3))
     close(found["first_mass"], dense[..., 0])
-    close(run.ask(Received())[0].float(), dense.sum(2))
-    close(run.ask(TopK(3))[0].weights, dense.topk(3).values)
+    close(run.compute(Received())[0].float(), dense.sum(2))
+    close(run.compute(TopK(3))[0].weights, dense.topk(3).values)
     with pytest.raises(sc.UnsupportedError, match="sum to 1"):
         run.summary()
     with pytest.raises(sc.UnsupportedError, match="sum to 1" if keep == "qk" else "was not asked"):
-        run.ask(Entropy())
+        run.compute(Entropy())
     assert ("statistics" if keep == "statistics" else "queries and keys") in repr(run)
 
 

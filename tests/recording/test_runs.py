@@ -24,7 +24,7 @@ def test_each_forward_pass_is_a_run(llama):
     runs = recording.runs(0)
     assert [run.shape[2] for run in runs] == [11, 11, 7]
     for ids, run in zip(texts, runs, strict=True):
-        close(run.ask(Received())[0], weights_of("llama", ids)[0].sum(2))
+        close(run.compute(Received())[0], weights_of("llama", ids)[0].sum(2))
 
 
 def generated(network, input_ids, **options):
@@ -51,11 +51,11 @@ def test_rows_of_a_generation_accumulate(keep, implementation, cache):
         run = recording[layer]
         assert len(run.calls) == 6
         assert run.shape[2] == width
-        received, entropy = run.ask(Received(), Entropy())
+        received, entropy = run.compute(Received(), Entropy())
         close(received[:, :, :width], weights.sum(2))
         assert (received[:, :, width:] == 0).all()
         close(entropy, -(weights * weights.clamp_min(1e-30).log()).sum(-1))
-        strongest = run.ask(TopK(8))[0]
+        strongest = run.compute(TopK(8))[0]
         close(strongest.weights, weights.topk(8).values)
         sure = strongest.weights > 0
         assert torch.equal(strongest.indices[sure], weights.topk(8).indices[sure])
@@ -118,9 +118,9 @@ def test_a_cache_that_lets_go_of_keys(keep):
     weights = weights_of("mistral", text[:, :-1])[1]
     assert len(recording.runs(1)) == 1
     assert run.calls[-1].shape[3] < weights.shape[3]
-    close(run.ask(Received())[0], weights.sum(2))
+    close(run.compute(Received())[0], weights.sum(2))
     close(run.statistics["previous_mass"][:, :, 1:], weights.diagonal(-1, 2, 3))
-    strongest = run.ask(TopK(8))[0]
+    strongest = run.compute(TopK(8))[0]
     sure = strongest.weights > 0
     close(strongest.weights, weights.topk(8).values)
     assert torch.equal(strongest.indices[sure], weights.topk(8).indices[sure])
@@ -231,7 +231,7 @@ def test_answers_that_do_not_make_one():
     assert len(recording[0].calls) == 6
     assert recording[0].calls[2].answers[0].shape == (2, 4, 1, 4)
     with pytest.raises(sc.UnsupportedError, match=r'Pooled(.|\n)*do not make one answer(.|\n)*keep="qk"'):
-        recording[0].ask(Pooled(4))
+        recording[0].compute(Pooled(4))
 
 
 def test_a_run_says_what_was_asked_and_its_copy_stays_as_it_is():

@@ -11,7 +11,8 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks, statistics
 from saccade.positions import ALiBi
-from saccade.statistics import Places
+from saccade.statistics import positions_of
+from saccade.statistics.per_row import PositionPair
 
 NONE = -1
 POSITIONS = {
@@ -27,35 +28,35 @@ POSITIONS = {
     "length 0 of keys": ([0, 1, 2], []),
     "length 0": ([], []),
 }
-QUESTIONS: dict[str, Callable[[sc.AttentionMatrix, Places | None], statistics.Fold]] = {
-    "Distance": lambda A, places: statistics.Distance(places),
-    "Entropy": lambda A, places: statistics.Entropy(),
-    "PositionInformation": lambda A, places: statistics.PositionInformation(),
-    "LagProfile": lambda A, places: statistics.LagProfile(places),
-    "LargestLogit": lambda A, places: statistics.LargestLogit(A.lse),
-    "LogitVariance": lambda A, places: statistics.LogitVariance(),
-    "InductionMass": lambda A, places: statistics.InductionMass((1,) * A.shape[3]),
-    "LagMass": lambda A, places: statistics.LagMass(0, places),
-    "LocalMass": lambda A, places: statistics.LocalMass(1, places),
-    "SinkMass": lambda A, places: statistics.SinkMass(1),
-    "Parts": lambda A, places: statistics.Parts(1, 2, 1, 2, places),
-    "Coverage": lambda A, places: statistics.Coverage((0.5,)),
-    "LargestWeight": lambda A, places: statistics.LargestWeight(),
-    "SquaredNorm": lambda A, places: statistics.SquaredNorm(),
-    "Pooled": lambda A, places: statistics.Pooled(2),
-    "Received": lambda A, places: statistics.Received(),
-    "IndexerLoss": lambda A, places: statistics.IndexerLoss(torch.zeros(A.shape[0], 1, *A.shape[2:])),
-    "TopK": lambda A, places: statistics.TopK(2),
+QUESTIONS: dict[str, Callable[[sc.AttentionMatrix, PositionPair | None], statistics.Statistic]] = {
+    "Distance": lambda A, positions: statistics.Distance(positions),
+    "Entropy": lambda A, positions: statistics.Entropy(),
+    "PositionInformation": lambda A, positions: statistics.PositionInformation(),
+    "LagProfile": lambda A, positions: statistics.LagProfile(positions),
+    "LargestLogit": lambda A, positions: statistics.LargestLogit(A.lse),
+    "LogitVariance": lambda A, positions: statistics.LogitVariance(),
+    "InductionMass": lambda A, positions: statistics.InductionMass((1,) * A.shape[3]),
+    "LagMass": lambda A, positions: statistics.LagMass(0, positions),
+    "LocalMass": lambda A, positions: statistics.LocalMass(1, positions),
+    "SinkMass": lambda A, positions: statistics.SinkMass(1),
+    "Parts": lambda A, positions: statistics.Parts(1, 2, 1, 2, positions),
+    "Coverage": lambda A, positions: statistics.Coverage((0.5,)),
+    "LargestWeight": lambda A, positions: statistics.LargestWeight(),
+    "SquaredNorm": lambda A, positions: statistics.SquaredNorm(),
+    "Pooled": lambda A, positions: statistics.Pooled(2),
+    "Received": lambda A, positions: statistics.Received(),
+    "IndexerLoss": lambda A, positions: statistics.IndexerLoss(torch.zeros(A.shape[0], 1, *A.shape[2:])),
+    "TopK": lambda A, positions: statistics.TopK(2),
 }
 
 
 def test_no_statistic_is_left_out() -> None:
-    folds = {
+    questions = {
         name
         for name in statistics.__all__
-        if isinstance(found := getattr(statistics, name), type) and issubclass(found, statistics.Fold)
+        if isinstance(found := getattr(statistics, name), type) and issubclass(found, statistics.Statistic)
     }
-    assert folds - {"Fold", "PerRow"} == set(QUESTIONS)
+    assert questions - {"Statistic", "PerRow"} == set(QUESTIONS)
 
 
 @pytest.mark.usefixtures("either_way")
@@ -67,7 +68,7 @@ def test_it_is_answered(where: str, bias: ALiBi | None, name: str, is_placed: bo
     q, kv = (torch.tensor(x, dtype=torch.int64) for x in POSITIONS[where])
     query, key = torch.randn(2, 2, q.shape[-1], 4), torch.randn(2, 2, kv.shape[-1], 4)
     matrix = sc.AttentionMatrix(query, key, masks.Causal(), bias=bias, q_positions=q, kv_positions=kv)
-    (answer,) = matrix.ask(QUESTIONS[name](matrix, Places.of(matrix) if is_placed else None))
+    (answer,) = matrix.compute(QUESTIONS[name](matrix, positions_of(matrix) if is_placed else None))
     for part in answer if isinstance(answer, tuple) else (answer,):
         assert not isinstance(part, Tensor) or not part.isnan().any()
     if name == "LagProfile":

@@ -11,7 +11,7 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks
 from saccade.mechanisms import Linear
-from saccade.statistics import Block, Outline, Parts, Places
+from saccade.statistics import Block, MatrixInfo, Parts, positions_of
 from saccade.testing import LARGE_CASES, Case
 from saccade.testing.laws.memory import largest_tensor
 
@@ -60,9 +60,9 @@ def test_parts_are_their_definition(case: Case, entries: int, monkeypatch: pytes
     wanted = [divided(dense, *where, of) for of in SETTINGS]
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         matrix = matrix_of(case, dtype)
-        places = Places.of(matrix)
-        asked = [Parts(of.sink, of.local, of.anchor, of.block_size, places) for of in SETTINGS]
-        for want, got in zip(wanted, matrix.ask(*asked), strict=True):
+        positions = positions_of(matrix)
+        asked = [Parts(of.sink, of.local, of.anchor, of.block_size, positions) for of in SETTINGS]
+        for want, got in zip(wanted, matrix.compute(*asked), strict=True):
             assert got.dtype == dtype
             torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, check_dtype=False)
             torch.testing.assert_close(got.sum(-1).double(), dense.sum(-1), rtol=1e-5, atol=1e-5)
@@ -103,24 +103,28 @@ def test_a_summary_of_weights_without_a_mask_tells_them() -> None:
 @pytest.mark.parametrize("name", ["streaming", "padding-empty-item", "dense", "predicate", "strided"])
 def test_states_of_different_rows_merge_in_any_order(name: str) -> None:
     case = next(case for case in EVERY if case.name == name)
-    matrix, fold = matrix_of(case), Parts(1, 2, 1, 2)
-    outline = Outline(matrix.shape, torch.float64, matrix.device)
+    matrix, statistic = matrix_of(case), Parts(1, 2, 1, 2)
+    info = MatrixInfo(matrix.shape, torch.float64, matrix.device)
     states = []
     for rows in (range(3), range(3, 4), range(4, case.q_len)):
-        states.append(fold.start(outline))
+        states.append(statistic.start(info))
         for block in matrix.blocks(rows=rows):
-            states[-1] = fold.add(states[-1], block)
+            states[-1] = statistic.add(states[-1], block)
     a, b, c = states
-    for merged in (fold.merge(fold.merge(a, b), c), fold.merge(a, fold.merge(c, b)), fold.merge(fold.merge(c, a), b)):
-        torch.testing.assert_close(fold.finish(merged), matrix.ask(fold)[0])
+    for merged in (
+        statistic.merge(statistic.merge(a, b), c),
+        statistic.merge(a, statistic.merge(c, b)),
+        statistic.merge(statistic.merge(c, a), b),
+    ):
+        torch.testing.assert_close(statistic.finish(merged), matrix.compute(statistic)[0])
 
 
 def test_columns_in_any_order_will_do() -> None:
     weights = torch.tensor([[0.5, 0.3, 0.15, 0.05]], dtype=torch.float64)[None, None]
     block = Block(slice(0, 1), slice(0, 1), range(3, 4), (range(3, 5), range(2)), weights)
-    outline = Outline((1, 1, 4, 6), torch.float64, torch.device("cpu"))  # query 3 stands at 5
-    for fold, want in ((Parts(1, 2, 1, 2), [0.15, 0.3, 0.5, 0.05]), (Parts(0, 0, 1, 3), [0.0, 0.0, 0.8, 0.2])):
-        got = fold.finish(fold.add(fold.start(outline), block))[0, 0, 3]
+    info = MatrixInfo((1, 1, 4, 6), torch.float64, torch.device("cpu"))  # query 3 stands at 5
+    for statistic, want in ((Parts(1, 2, 1, 2), [0.15, 0.3, 0.5, 0.05]), (Parts(0, 0, 1, 3), [0.0, 0.0, 0.8, 0.2])):
+        got = statistic.finish(statistic.add(statistic.start(info), block))[0, 0, 3]
         torch.testing.assert_close(got, torch.tensor(want, dtype=torch.float64))
 
 
@@ -128,7 +132,7 @@ def test_a_nan_row_is_nan_and_touches_no_other() -> None:
     q, k = torch.randn(1, 1, 6, 4), torch.randn(1, 1, 6, 4)
     spoilt = q.clone()
     spoilt[0, 0, 3] = math.nan
-    got, want = (sc.AttentionMatrix(x, k, masks.Causal()).ask(Parts(1, 2, 1, 2))[0] for x in (spoilt, q))
+    got, want = (sc.AttentionMatrix(x, k, masks.Causal()).compute(Parts(1, 2, 1, 2))[0] for x in (spoilt, q))
     others = [0, 1, 2, 4, 5]
     torch.testing.assert_close(got[..., others, :], want[..., others, :])
     assert got[0, 0, 3].isnan().all()
@@ -138,7 +142,7 @@ def test_a_nan_row_is_nan_and_touches_no_other() -> None:
 def test_matrices_without_entries_have_parts(shape: tuple[int, int, int, int]) -> None:
     batch, heads, q_len, kv_len = shape
     matrix = sc.AttentionMatrix(torch.ones(batch, heads, q_len, 2), torch.ones(batch, heads, kv_len, 2))
-    parts = matrix.ask(Parts())[0]
+    parts = matrix.compute(Parts())[0]
     assert parts.shape == (*shape[:3], 4)
     assert not parts.any()
     assert matrix.summary(Parts()).named("rest_part").values.shape == shape[:2]
@@ -158,7 +162,7 @@ def test_no_tensor_is_as_large_as_the_matrix() -> None:
         (lambda: Parts(local=0.5), TypeError, "Parts: local must be an int of at least 0; got 0.5"),
         (lambda: Parts(anchor=True), TypeError, "Parts: anchor must be an int of at least 0; got True"),
         (lambda: Parts(block_size=0), ValueError, "Parts: block_size must be an int of at least 1; got 0"),
-        (lambda: Parts(places=3), TypeError, "Parts: places must be Places or None; got int"),
+        (lambda: Parts(positions=3), TypeError, "Parts: positions must be a pair, .* got int"),
         (
             lambda: sc.AttentionMatrix(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2)).summary(4),
             TypeError,

@@ -32,7 +32,7 @@ def test_they_are_those_of_a_sweep(dtype):
         if not statistics_from_products.can_ask(given, "auto"):
             continue
         found = statistics_from_products.numbers(given, "auto", statistics_from_products.NAMES)
-        received, entropy = matrix.ask(Received(), Entropy())
+        received, entropy = matrix.compute(Received(), Entropy())
         torch.testing.assert_close(found["entropy"], entropy.float(), atol=2e-5, rtol=1e-5)
         tried.add("entropy")
         if "received" in found:
@@ -68,6 +68,8 @@ def test_on_a_gpu():
     query, key = torch.randn(2, 1, 4, 8192, 64, device="cuda", dtype=torch.bfloat16)
     matrix = sc.AttentionMatrix(query, key, masks.sliding_window(1024))
     expected = sc.AttentionMatrix(query.cpu(), key.cpu(), masks.sliding_window(1024))
-    answers = zip(matrix.ask(Entropy(), Received(), TopK(2)), expected.ask(Entropy(), Received(), TopK(2)), strict=True)
+    answers = zip(
+        matrix.compute(Entropy(), Received(), TopK(2)), expected.compute(Entropy(), Received(), TopK(2)), strict=True
+    )
     for got, want in list(answers)[:2]:
         torch.testing.assert_close(got.cpu(), want, atol=2e-4, rtol=1e-4)

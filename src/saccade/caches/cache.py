@@ -6,10 +6,10 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from saccade.caches.attend_call import Call, Like, MakesMatrix, Traffic
-from saccade.caches.next_position import Upcoming
 from saccade.caches.replays import OUTSIDE, Region, refuse_replay
 from saccade.caches.validation import check_call, check_crop, check_tensors, checked_rows
 from saccade.masks import Mask, as_mask
@@ -75,7 +75,8 @@ class LayerCache(AnswersCalls):
 
     _state: dict[str, Tensor]
     _shared: set[str]  # leaves whose memory a fork may hold as well: nobody writes there
-    _tokens: Positions | Upcoming
+    _length: int
+    _tokens: Positions  # of all columns; without `keeps_order`, the last position of each item
     _like: Like | None
     _traffic: Traffic
     _region: Region = OUTSIDE  # in which it was made, forked or emptied
@@ -86,8 +87,7 @@ class LayerCache(AnswersCalls):
     @property
     def length(self) -> int:
         """Columns seen: tokens of a batch item, padding included."""
-        tokens = self._tokens
-        return tokens.length if isinstance(tokens, Upcoming) else len(tokens)
+        return self._length
 
     @property
     def nbytes(self) -> int:
@@ -102,7 +102,7 @@ class LayerCache(AnswersCalls):
     def positions(self, q_len: int) -> range | Tensor | None:
         """Where the next ``q_len`` tokens will stand: a range, or int64 ``[batch, q_len]`` where items differ."""
         self.check_not_replayed()
-        return self._tokens.next(check_int("q_len", q_len, 0)).given
+        return self._tokens.following(check_int("q_len", q_len, 0)).given
 
     def attend(
         self,
@@ -140,14 +140,14 @@ class LayerCache(AnswersCalls):
         if mask is not None and not isinstance(mask, Mask):
             mask = as_mask(mask, (*query.shape[:3], self.length + q_len))
         tokens = self._tokens
-        new = tokens.next(q_len) if positions is None else Positions.of(positions, length=q_len, batch=batch)
-        if isinstance(tokens, Upcoming):
-            tokens, held = tokens.extended(new, batch, key.device), new
-        else:
+        new = tokens.following(q_len) if positions is None else Positions.of(positions, length=q_len, batch=batch)
+        if self.keeps_order:
             tokens, new = tokens.extended(new, batch, key.device)
             held = tokens
+        else:
+            tokens, held = self._advanced(new, batch, key.device), new
         out = self.advance(Call(mechanism, query, key, value, mask, new, held, dropout_p))
-        self._tokens = tokens  # only now do the new columns count
+        self._tokens, self._length = tokens, self._length + q_len  # only now do the new columns count
         if self._like is None and self._state:
             self._like = Like.of(key, value)
         return out
@@ -185,6 +185,7 @@ class LayerCache(AnswersCalls):
                 hint = "fork() before the tokens that may have to go; KVCache() crops anywhere"
                 raise unsupported(f"length={length}", [reason], hint=hint)
             self._crop(length)
+        self._length = length
 
     def fork(self) -> Self:
         """An independent copy: what happens to one does not show in the other. Memory is shared until one writes."""
@@ -202,13 +203,14 @@ class LayerCache(AnswersCalls):
                 x = self._state[leaf.name]
                 tensors[leaf.name] = x[:, :, : self.length] if "columns" in leaf.axes else x
         numbers = {name: getattr(self, name) for name in self.numbers}
-        if isinstance(tokens, Positions):
+        if self.keeps_order:
             numbers["first"] = tokens.run.start if tokens.run else 0 if self.length else None
             if tokens.table is not None:
                 tensors["positions"] = tokens.table
         else:
-            numbers |= {"length": tokens.length, "next": -1 if isinstance(tokens.at, Tensor) else tokens.at}
-            tensors |= {"next": tokens.at} if isinstance(tokens.at, Tensor) else {}
+            after = tokens.after
+            numbers |= {"length": self.length, "next": -1 if isinstance(after, Tensor) else after}
+            tensors |= {"next": after} if isinstance(after, Tensor) else {}
         return numbers, tensors
 
     def restore(self, contents: Contents) -> None:
@@ -220,8 +222,10 @@ class LayerCache(AnswersCalls):
             given = contents.positions(like.batch, sizes["columns"])
             tokens = Positions.of(given, length=sizes["columns"], batch=like.batch)
             self._tokens, _ = _NO_TOKENS.extended(tokens, like.batch, like.device)
+            self._length = len(self._tokens)
         else:
-            self._tokens = Upcoming(contents.position("length"), contents.upcoming(like.batch, state.get("table")))
+            self._length = contents.position("length")
+            self._tokens = Positions.ending_before(contents.upcoming(like.batch, state.get("table")))
         if self.max_len is not None and self.length > self.max_len:
             raise contents.misfit("max_len")
         self._check_restored(contents, state)
@@ -240,7 +244,7 @@ class LayerCache(AnswersCalls):
         """Hold nothing."""
         self._region = Region.current()
         self._state, self._shared, self._like, self._traffic = {}, set(), None, Traffic(0, 0)
-        self._tokens = _NO_TOKENS if self.keeps_order else Upcoming()
+        self._tokens, self._length = _NO_TOKENS, 0
 
     def _empty(self) -> None:
         """Forget all columns; the room for them may stay."""
@@ -267,6 +271,15 @@ class LayerCache(AnswersCalls):
         if self.max_len is not None and self.length + k[2] > self.max_len:
             got, hint = f"{self.length} held and {k[2]} new", f"{type(self).__name__}() grows; crop(length) forgets"
             raise value_error("tokens", f"fit in max_len {self.max_len}", got, hint=hint)
+
+    def _advanced(self, new: Positions, batch: int, device: torch.device) -> Positions:
+        """Return the last positions after new tokens; raise unless these ascend from the last ones on."""
+        tokens = self._tokens.advanced(new, batch, device)
+        if tokens is None:
+            rule, hint = "come after those in the cache, one behind the other", "KVCache() takes any order"
+            got = "others" if self._tokens.run is None or new.run is None else new.run
+            raise value_error("positions", rule, got, hint=hint)
+        return tokens
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
         """These batch items of a leaf, in memory of their own."""

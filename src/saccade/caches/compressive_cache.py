@@ -11,7 +11,6 @@ from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.files.record import Contents
-from saccade.caches.next_position import Upcoming
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int
@@ -71,8 +70,6 @@ class CompressiveCache(LayerCache):
         Leaf("memory", "batch kv_heads head_dim sums", "wide", is_optional=True),
         Leaf("tainted", "batch kv_heads", "bool", is_optional=True),
     )
-
-    _tokens: Upcoming
 
     def __init__(self, max_len: int | None = None):
         super().__init__()

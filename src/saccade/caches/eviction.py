@@ -10,12 +10,11 @@ from torch import Tensor
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.files.record import Contents
-from saccade.caches.next_position import Upcoming
 from saccade.caches.per_head import attend_by_head
 from saccade.caches.recent_rows import MOST, GivenByEach, by_kv_head, with_rows
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import Positions
-from saccade.statistics import Fold, Received
+from saccade.statistics import Received, Statistic
 from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import ShapeSpec, check_int
@@ -105,7 +104,6 @@ class EvictingCache(LayerCache):
     judges: int | None = None
     evicts_once: ClassVar[bool] = False
 
-    _tokens: Upcoming
     _in_order_from: int  # columns whose order is not known any more, since padding was moved before tokens
 
     def __init__(self, budget: int, *, recent: int | None = None):
@@ -166,14 +164,14 @@ class EvictingCache(LayerCache):
         keys: Tensor,
         values: Tensor,
         table: Tensor,
-        question: Fold[Any, Tensor] | None,
+        question: Statistic[Any, Tensor] | None,
         *,
         product: bool = True,
     ) -> tuple[Tensor, ...]:
         """Return the product of a call's queries with all keys, and the answer to a question about their weights."""
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor, ...]:
-            return (*(call.product(matrix, v) if product else ()), *(matrix.ask(question) if question else ()))
+            return (*(call.product(matrix, v) if product else ()), *(matrix.compute(question) if question else ()))
 
         if not self._state:  # all heads hold the same tokens yet
             where = {"q_positions": call.positions, "kv_positions": call.kv_positions}
@@ -214,8 +212,7 @@ class EvictingCache(LayerCache):
         if "rows" in self._state:
             self._state["received"] = self._state["earlier"] + self._state["rows"].sum(2)
         after = (self._state["table"][:, 0].amax(1) + 1).clamp(min=0)
-        is_one = len(after) > 0 and bool((after == after[0]).all())
-        self._tokens = Upcoming(length, int(after[0]) if is_one else after)
+        self._tokens = Positions.ending_before(after)
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         table, length = state["table"], contents.position("length")

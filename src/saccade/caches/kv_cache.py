@@ -138,7 +138,7 @@ class KVCache(LayerCache):
         tokens, _ = Positions(range(0)).extended(tokens, batch, key.device)
         self._written("key", 0, key)
         self._written("value", 0, value)
-        self._tokens, self._like = tokens, Like.of(key, value)
+        self._tokens, self._length, self._like = tokens, length, Like.of(key, value)
         self._traffic = Traffic(0, key.nbytes + value.nbytes)
 
     def restore(self, contents: Contents) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.statistics import Block, Fold
-from saccade.statistics.fold import Outline
+from saccade.statistics import Block, Statistic
 from saccade.statistics.row_block import as_slice
+from saccade.statistics.statistic import MatrixInfo
 
 __all__ = ["MOST", "GivenByEach", "by_kv_head", "with_rows"]
 
@@ -20,11 +20,11 @@ MOST = 32
 
 
 @dataclasses.dataclass(frozen=True)
-class GivenByEach(Fold[Tensor, Tensor]):
+class GivenByEach(Statistic[Tensor, Tensor]):
     """All weights, ``[batch, heads, q_len, kv_len]``: what `saccade.statistics.Received` sums up. For few queries."""
 
-    def start(self, outline: Outline) -> Tensor:
-        return torch.zeros(outline.shape, dtype=outline.dtype, device=outline.device)
+    def start(self, info: MatrixInfo) -> Tensor:
+        return torch.zeros(info.shape, dtype=info.dtype, device=info.device)
 
     def add(self, state: Tensor, block: Block) -> Tensor:
         for span, weights in block.by_range(block.weights):

@@ -11,7 +11,6 @@ from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.files.record import Contents
-from saccade.caches.next_position import Upcoming
 from saccade.masks import Mask
 from saccade.positions.token_positions import GivenPositions, Positions
 
@@ -43,7 +42,6 @@ class RingCache(LayerCache):
     numbers = ("is_run",)
 
     is_run: bool  # whether tokens stand at 0, 1, 2, … in every item
-    _tokens: Upcoming
 
     def __init__(self, rule: Mask, kept_first: int, kept_last: int):
         super().__init__()
@@ -81,7 +79,7 @@ class RingCache(LayerCache):
 
     def _crop(self, length: int) -> None:
         self._state["table"] = self._state["table"].masked_fill(self._state["table"] >= length, -1)
-        self._tokens = self._tokens._replace(length=length, at=length)
+        self._tokens = Positions.ending_before(length)
 
     def _step(self, call: Call, table: Tensor, *, is_run: bool) -> Tensor:
         """One token: it takes the place of the one that leaves, and attends to what is held."""
@@ -204,7 +202,7 @@ class RingCache(LayerCache):
             raise contents.misfit("is_run")
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        self.is_run, after = contents.value("is_run") is True, self._tokens.at
+        self.is_run = contents.value("is_run") is True
         # Each position has a slot of its own; where tokens stand one by one, it is known which ones are there.
         slot, table = torch.arange(self._slots, device=state["table"].device), state["table"]
         is_wrong = (table >= 0) & (self._slot(table) != slot)
@@ -212,5 +210,5 @@ class RingCache(LayerCache):
             turns = (self.length - 1 - slot).div(self._kept_last, rounding_mode="floor")
             newest = torch.where(slot < self._kept_first, slot, slot + turns * self._kept_last)
             is_wrong |= table != torch.where(slot < self.length, newest, -1)
-        if bool(is_wrong.any()) or (self.is_run and (isinstance(after, Tensor) or after != self.length)):
+        if bool(is_wrong.any()) or (self.is_run and (contents.has("next") or self._tokens.after != self.length)):
             raise contents.misfit("table")

@@ -135,7 +135,7 @@ class SinkWindowCache(RingCache):
         reasons = []
         if call.mask is not None and not call.mask.is_relative:
             reasons.append(f"positions are counted inside the cache, and {call.mask} reads more than distances")
-        before = torch.as_tensor(self._tokens.at, device=table.device).expand(len(table))
+        before = torch.as_tensor(self._tokens.after, device=table.device).expand(len(table))
         count = (table >= 0).cumsum(1) - 1 + before[:, None]
         if bool(((table >= 0) & (table != count)).any()):
             reasons.append("positions are counted inside the cache, and tokens do not stand at 0, 1, 2, … in the text")

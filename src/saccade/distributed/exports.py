@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from saccade.distributed.exchange_plan import Exchange
-from saccade.engine.positions.positioned_mask import AtPositions
+from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.masks import Causal, Full, Mask
 from saccade.masks.convert.varlen import packed_of
 from saccade.positions.token_positions import Positions
@@ -45,7 +45,7 @@ def block_mask(
     rows, columns = plan.layout.tokens(rank), own.columns
     where = torch.device(device)
     q, kv = (Positions(None, torch.from_numpy(places)[None]) for places in (rows, columns))
-    rule = AtPositions.of(plan.mask, q, kv, where)
+    rule = PositionedMask.of(plan.mask, q, kv, where)
     return blocks_of(rule, (plan.mask.shape[0], 1, len(rows), len(columns)), (0, 0), where, block_size)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.engine.bias.as_bias_term import bias_term
 from saccade.engine.bias.score_mod import Modification
 from saccade.engine.bias.term import Term
-from saccade.engine.positions.positioned_mask import AtPositions, checked_positions, placed
+from saccade.engine.positions.positioned_mask import PositionedMask, checked_positions, resolve_positions
 from saccade.engine.to_device import moved
 from saccade.engine.validation import as_score, autocast, check_query_key, checked_scale, checked_sink, checked_softcap
 from saccade.masks import Full, Mask, as_mask
@@ -131,7 +131,7 @@ class AttentionInputs:
             q, kv = checked_positions(q_positions, kv_positions, shape)
             if isinstance(mask, Tensor):
                 raise _refused_at_positions(mask, "mask")
-        rule, origin = placed(rule, q, kv, shape, query.device)
+        rule, origin = resolve_positions(rule, q, kv, shape, query.device)
         term = None if bias is None else bias_term(bias, query, shape, rule, origin, scale)
         tile_function: TileFunction | None = None
         parameters: tuple[Tensor, ...] = ()
@@ -146,7 +146,7 @@ class AttentionInputs:
         made.__dict__.update(
             shape=shape, dtype=dtype, query=query, key=key, rule=rule, origin=origin, scale=scale,
             softcap=softcap, bias=term, sink_logit=sink_logit, tile_function=tile_function, parameters=parameters,
-            modification=modification, is_live=bool(tensors) and not isinstance(rule, AtPositions),
+            modification=modification, is_live=bool(tensors) and not isinstance(rule, PositionedMask),
         )
         # fmt: on
         return made
@@ -255,7 +255,7 @@ def _refused_at_positions(x: Tensor, name: str) -> Exception:
 def _first_pair(rule: Mask, origin: tuple[int, int], query: Tensor, key: Tensor) -> tuple[Tensor, ...]:
     """Batch item, head and positions of the first query and key, int64 ``[1, 1, 1, 1]``."""
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=query.device)
-    if isinstance(rule, AtPositions) and query.numel() and key.numel():
+    if isinstance(rule, PositionedMask) and query.numel() and key.numel():
         q, kv = rule.positions(zero, zero, zero)
         return zero, zero, q.clamp_min(0), kv.clamp_min(0)
     return zero, zero, zero + origin[0], zero + origin[1]

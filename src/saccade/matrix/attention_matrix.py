@@ -25,9 +25,9 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import ScoreMod
-from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.fused_sweep import answers_by_sweep
+from saccade.statistics.fused_sweep import compute_by_sweep
 from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.argument_hints import answers
 from saccade.support.torch_modes import is_plain, wants_gradient, without_autocast
 
@@ -212,8 +212,8 @@ class AttentionMatrix(OfInputs):
     def _of(self, inputs: AttentionInputs) -> AttentionMatrix:
         return matrix_from_inputs(inputs, self.impl)
 
-    def _by_sweep(self, folds: Sequence[Fold[Any, Any]], outline: Outline) -> dict[int, Any]:
-        return answers_by_sweep(self.inputs.current(), self.impl, folds, outline)
+    def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
+        return compute_by_sweep(self.inputs.current(), self.impl, statistics, info)
 
     def _wants_grad(self) -> bool:
         return any(wants_gradient(x) for x in self.inputs.leaves)

@@ -1,4 +1,4 @@
-"""How far apart the nodes of a graph are: lengths of shortest paths."""
+"""Distances between the nodes of a graph: lengths of shortest paths."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from saccade.recording.ends import Ends
 from saccade.recording.kept_matrices import KeptMatrices
 from saccade.recording.layer_record import Call, Run, statistics_of
 from saccade.recording.layer_selection import Selection
-from saccade.statistics import Fold
+from saccade.statistics import Statistic
 
 __all__ = ["Kept", "Recorder"]
 
@@ -23,12 +23,12 @@ class Kept(NamedTuple):
     """What is kept of each call.
 
     Attributes:
-        folds: questions.
+        statistics: questions.
         summaries: whether all statistics are kept.
         matrices: whether queries and keys are kept.
     """
 
-    folds: tuple[Fold[Any, Any], ...]
+    statistics: tuple[Statistic[Any, Any], ...]
     summaries: bool
     matrices: bool
 
@@ -70,13 +70,13 @@ class Recorder:
     def _take(self, name: str, matrix: Matrix) -> None:
         # Answers first: what cannot be answered leaves no trace, and threads can be asked side by side.
         summary, statistics = statistics_of(matrix) if self._kept.summaries else (None, None)
-        call = Call(matrix.shape, 0, matrix.ask(*self._kept.folds), summary, statistics)
+        call = Call(matrix.shape, 0, matrix.compute(*self._kept.statistics), summary, statistics)
         with self._lock:
             if self._is_over:
                 return
             run, first_column = self._ends.continued(name, matrix)
             is_new = run is None
-            run = run or Run(name, self._kept.folds, KeptMatrices() if self._kept.matrices else None)
+            run = run or Run(name, self._kept.statistics, KeptMatrices() if self._kept.matrices else None)
             run._take(matrix, call._replace(first_column=first_column))
             if is_new:
                 self.runs[name] = [*self.runs.get(name, []), run]

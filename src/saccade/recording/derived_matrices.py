@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from saccade.engine.positions.positioned_mask import AtPositions
+from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.masks import Mask
 from saccade.matrix import AttentionMatrix, Matrix, matrix_from_inputs
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
@@ -180,7 +180,7 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     if bias is not None and bias.source.shape[1] > 1:
         bias = bias.of(bias.source[:, own])
     if rule.shape[1] > 1 or rule.asks_functions:  # functions may tell heads apart and not say so
-        if isinstance(rule, AtPositions):  # it is read there still
+        if isinstance(rule, PositionedMask):  # it is read there still
             rule = dataclasses.replace(rule, mask=_OfHeads(rule.mask, tuple(own)))
         else:
             rule = _OfHeads(rule, tuple(own))

@@ -14,7 +14,7 @@ from saccade.matrix import Matrix
 from saccade.recording.collector import Kept, Recorder
 from saccade.recording.layer_selection import Selection
 from saccade.recording.recording import Recording
-from saccade.statistics import Fold, Pooled, TopK
+from saccade.statistics import Pooled, Statistic, TopK
 from saccade.support.argument_hints import answers
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_type
@@ -29,10 +29,10 @@ _WAYS_OUT = {
     "transformers": 'model.set_attn_implementation("sdpa") if the model has it',
 }
 
-Keep = Literal["statistics", "topk", "pooled", "qk"] | Fold[Any, Any]
+Keep = Literal["statistics", "topk", "pooled", "qk"] | Statistic[Any, Any]
 """What is kept of a call: a question's answer, some by name, or queries and keys."""
 
-_NAMED: dict[str, tuple[Fold[Any, Any], ...]] = {
+_NAMED: dict[str, tuple[Statistic[Any, Any], ...]] = {
     "statistics": (),
     "topk": (TopK(8),),
     "pooled": (Pooled(64),),
@@ -94,8 +94,8 @@ def record(
             layer does something that changes its matrix in a way that is not known; and where a recurrent layer goes on
             from a state that no recorded call has left.
 
-    Cost: sweeps over the weights for the questions (see `saccade.Matrix.summary`, `saccade.Matrix.ask`) and O(length)
-    memory; for "qk" a copy, O(length · width), which is the better choice for long generations.
+    Cost: sweeps over the weights for the statistics (see `saccade.Matrix.summary`, `saccade.Matrix.compute`) and
+    O(length) memory; for "qk" a copy, O(length · width), which is the better choice for long generations.
     ``nn.MultiheadAttention`` projects queries and keys once more.
 
     Example:
@@ -106,7 +106,7 @@ def record(
         ...     out = layer(torch.zeros(1, 5, 16))
         >>> recording.layers
         ('self_attn',)
-        >>> recording["self_attn"].ask(Entropy())[0].shape
+        >>> recording["self_attn"].compute(Entropy())[0].shape
         torch.Size([1, 2, 5])
     """
     check_type("model", model, nn.Module, "be a torch module")
@@ -162,17 +162,17 @@ def _way_out(model: nn.Module) -> str:
 
 
 def _kept(keep: object) -> Kept:
-    given = [keep] if isinstance(keep, str | Fold) else list(keep) if isinstance(keep, Iterable) else [keep]
-    folds: list[Fold[Any, Any]] = []
+    given = [keep] if isinstance(keep, str | Statistic) else list(keep) if isinstance(keep, Iterable) else [keep]
+    statistics: list[Statistic[Any, Any]] = []
     for one in given:
         if isinstance(one, str) and one in _NAMED:
             added = _NAMED[one]
-        elif isinstance(one, Fold):
+        elif isinstance(one, Statistic):
             added = (one,)
         else:
             names = ", ".join(f'"{name}"' for name in _NAMED)
             got = one.__name__ if isinstance(one, type) else repr(one)
             rule = f"be questions of saccade.statistics, or of {names}"
             raise type_error("keep", rule, got, hint="give instances: keep=[Entropy()]")
-        folds += [fold for fold in added if fold not in folds]
-    return Kept(tuple(folds), "statistics" in given, "qk" in given)
+        statistics += [statistic for statistic in added if statistic not in statistics]
+    return Kept(tuple(statistics), "statistics" in given, "qk" in given)

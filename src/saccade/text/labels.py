@@ -1,4 +1,4 @@
-"""Text from outside, made fit to be shown: nothing invisible, nothing endless."""
+"""Make untrusted text safe to display: nothing invisible, nothing endless."""
 
 import unicodedata
 

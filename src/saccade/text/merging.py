@@ -1,4 +1,4 @@
-"""Weights between words, from weights between tokens."""
+"""Merge weights between tokens into weights between words."""
 
 from collections.abc import Sequence
 
@@ -48,7 +48,7 @@ def merge(weights: torch.Tensor, query_words: Sequence[Word], key_words: Sequenc
 
 
 def _owner(argument: str, words: Sequence[Word], tokens: int) -> torch.Tensor:
-    """For each token the number of its word: int64 ``[tokens]``."""
+    """Return the index of the word of each token, int64 ``[tokens]``."""
     end = 0
     for number, word in enumerate(words):
         if word.start != end or word.stop <= word.start:

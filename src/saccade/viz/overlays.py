@@ -43,12 +43,12 @@ def spatial_map(
             smallest value is drawn black, its largest white.
         weights: ``[h, w]`` or ``[1, h, w]``, such as one item of `saccade.vision.SpatialAttention.weights`, or a row
             of a matrix over positions in the shape of its map.
-        title: stands above the picture.
+        title: text above the figure.
         opacity: of the highest weight's colour: at 0 the picture stays grey, at 1 the colour hides it.
         limits: the values at the two ends of the colour scale; from the weights when None.
 
     Returns:
-        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+        A figure outside pyplot: it is neither shown nor to be closed. `save` writes it.
 
     Raises:
         TypeError: not real numbers.

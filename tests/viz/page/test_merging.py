@@ -1,4 +1,4 @@
-"""A page's own questions are folds like any other: answers about different rows make one answer, in any order."""
+"""The statistics of a page are like any other: results for different rows merge in any order."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from tests.mechanisms.recurrences import RULES
 from tests.viz.page.matrices import attention
 
 from saccade import masks
-from saccade.statistics import Outline
+from saccade.statistics import MatrixInfo
 from saccade.viz.page.statistics import BothWays, Without
 
 CUTS = (range(3), range(3, 4), range(4, 12))
@@ -17,10 +17,10 @@ def matrices():
     return {"softmax": attention(12, 17, masks.Causal()), "delta": RULES["delta"](q, k, mask=masks.Causal())}
 
 
-def state_of(fold, matrix, rows):
-    state = fold.start(Outline.of(matrix))
+def state_of(statistic, matrix, rows):
+    state = statistic.start(MatrixInfo.of(matrix))
     for block in matrix.blocks(rows=rows):
-        state = fold.add(state, block)
+        state = statistic.add(state, block)
     return state
 
 
@@ -33,18 +33,21 @@ def sorted_weights(answer):
 
 @pytest.mark.parametrize("name", ["softmax", "delta"])
 @pytest.mark.parametrize(
-    "fold", [BothWays(1), BothWays(3), BothWays(40), Without(5, ((0, 2), (), (9,))), Without(99, ((1,),))]
+    "statistic", [BothWays(1), BothWays(3), BothWays(40), Without(5, ((0, 2), (), (9,))), Without(99, ((1,),))]
 )
-def test_states_of_different_rows_merge_in_any_order(fold, name):
+def test_states_of_different_rows_merge_in_any_order(statistic, name):
     matrix = matrices()[name]
-    whole = sorted_weights(matrix.ask(fold)[0])
-    a, b, c = (state_of(fold, matrix, rows) for rows in CUTS)
-    nothing = fold.start(Outline.of(matrix))
-    for merged in (fold.merge(fold.merge(a, b), c), fold.merge(fold.merge(nothing, c), fold.merge(b, a))):
-        for got, want in zip(sorted_weights(fold.finish(merged)), whole, strict=True):
+    whole = sorted_weights(matrix.compute(statistic)[0])
+    a, b, c = (state_of(statistic, matrix, rows) for rows in CUTS)
+    nothing = statistic.start(MatrixInfo.of(matrix))
+    for merged in (
+        statistic.merge(statistic.merge(a, b), c),
+        statistic.merge(statistic.merge(nothing, c), statistic.merge(b, a)),
+    ):
+        for got, want in zip(sorted_weights(statistic.finish(merged)), whole, strict=True):
             torch.testing.assert_close(got, want)
-    if isinstance(fold, BothWays):
-        found, dense = fold.finish(fold.merge(fold.merge(c, a), b)), matrix.to_dense()
+    if isinstance(statistic, BothWays):
+        found, dense = statistic.finish(statistic.merge(statistic.merge(c, a), b)), matrix.to_dense()
         for weights, names, lines in ((found.weights, found.keys, dense), (found.received, found.queries, dense.mT)):
             there = names >= 0
             torch.testing.assert_close(lines.gather(-1, names.clamp_min(0))[there], weights[there])

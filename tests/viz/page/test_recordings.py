@@ -92,11 +92,11 @@ def test_statistics_of_a_generation_are_means_over_all_queries(llama, tmp_path):
     assert layer["values"]["largest_logit"] == pytest.approx(largest, rel=1e-5)
 
 
-@pytest.mark.parametrize("fold", ["pooled", Pooled(4, "max"), Pooled(5, "sum")], ids=str)
-def test_pooled_maps_are_shown_as_they_were_kept(llama, tmp_path, fold):
-    recording = recorded(llama, fold)
+@pytest.mark.parametrize("statistic", ["pooled", Pooled(4, "max"), Pooled(5, "sum")], ids=str)
+def test_pooled_maps_are_shown_as_they_were_kept(llama, tmp_path, statistic):
+    recording = recorded(llama, statistic)
     page = written(tmp_path, recording)
-    kept = [run.ask(run.kept[0])[0][0] for run in recording.values()]
+    kept = [run.compute(run.kept[0])[0][0] for run in recording.values()]
     check_maps(page, kept)
     assert page.layer()["values"] == {}
     assert page.close(0, 0).received is None
@@ -104,7 +104,7 @@ def test_pooled_maps_are_shown_as_they_were_kept(llama, tmp_path, fold):
 
 def test_of_several_pooled_maps_the_one_of_largest_weights_is_shown(llama, tmp_path):
     recording = recorded(llama, (Pooled(6), Pooled(3, "max"), Pooled(4, "max")))
-    check_maps(written(tmp_path, recording), [run.ask(Pooled(4, "max"))[0][0] for run in recording.values()])
+    check_maps(written(tmp_path, recording), [run.compute(Pooled(4, "max"))[0][0] for run in recording.values()])
 
 
 @pytest.mark.parametrize("bins, is_known", [(64, True), (4, False)])
@@ -154,7 +154,7 @@ def test_weights_of_any_sign_are_shown_with_their_signs(tmp_path, keep):
     page = written(tmp_path, recording)
     assert page.layer(place)["signed"]
     if keep != "statistics":
-        cells = recording[layer].ask(Pooled(4, "sum"))[0][0].double().numpy()
+        cells = recording[layer].compute(Pooled(4, "sum"))[0][0].double().numpy()
         assert (cells < 0).any()
         for head, own in enumerate(cells):
             np.testing.assert_allclose(page.small(place, head)[0], own, rtol=0.12, atol=2e-6 * np.abs(own).max())

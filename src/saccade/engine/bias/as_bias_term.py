@@ -29,7 +29,7 @@ def bias_term(
         bias: a tensor that broadcasts to the matrix, or a rule that is read at distances.
         query: as the user gave it.
         shape: (batch, heads, q_len, kv_len).
-        rule, origin: as `saccade.engine.positions.positioned_mask.placed` tells them.
+        rule, origin: as `saccade.engine.positions.positioned_mask.resolve_positions` returns them.
         scale: factor of the scores.
     """
     if isinstance(bias, Bias):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.bias.term import Term, entry, rows_of, summed_to
-from saccade.engine.positions.positioned_mask import AtPositions
+from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.engine.tiles.grouped_heads import take
 from saccade.masks import Mask
 from saccade.plan import Tile
@@ -181,7 +181,7 @@ def _addresses(
     bias: Bias, shape: tuple[int, int, int, int], rule: Mask, origin: tuple[int, int], device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
     """What the bias subtracts, int64 ``[batch | 1, len]``; None where queries and keys follow one by one."""
-    if isinstance(rule, AtPositions):
+    if isinstance(rule, PositionedMask):
         return bias.address(rule.q_positions), bias.address(rule.kv_positions)
     q, kv = (
         torch.arange(first, first + length, device=device)[None]

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from saccade.engine.positions.positioned_mask import AtPositions
+from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.masks import Mask
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
@@ -16,10 +16,10 @@ from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
 __all__ = ["Chosen", "at_positions"]
 
 
-def at_positions(rule: Mask) -> AtPositions | None:
+def at_positions(rule: Mask) -> PositionedMask | None:
     """The rule at given positions that a rule of ingredients is, or chooses from; None if tokens follow one by one."""
     rule = rule.rule if isinstance(rule, Chosen) else rule
-    return rule if isinstance(rule, AtPositions) else None
+    return rule if isinstance(rule, PositionedMask) else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from saccade.mechanisms.recurrences.recurrence_spec import Rule
 from saccade.mechanisms.recurrences.step_by_step import FEW, stepped
 from saccade.mechanisms.value_access import is_readable, is_surely_finite
 from saccade.statistics import Received
-from saccade.statistics.fold import Fold, Outline
+from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.torch_modes import is_transformed, without_autocast
 
 __all__ = ["RecurrenceMatrix"]
@@ -195,9 +195,9 @@ class RecurrenceMatrix(LinearTimeMatrix):
                     weights = weights.masked_fill(nan[b, None, heads, own.start : own.stop, None], math.nan)
                 yield Block(slice(b, b + 1), heads, own, (range(length),), weights)
 
-    def _by_sweep(self, folds: Sequence[Fold[Any, Any]], outline: Outline) -> dict[int, Any]:
+    def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
         """Column sums are one product."""
-        places = [place for place, fold in enumerate(folds) if type(fold) is Received]
+        places = [place for place, statistic in enumerate(statistics) if type(statistic) is Received]
         if not places:
             return {}
         ones = torch.ones(*self.shape[:3], 1, dtype=self.dtype, device=self.device)

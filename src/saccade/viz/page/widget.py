@@ -30,7 +30,7 @@ def report_widget(
     size: int = 4_000_000,
     height: int = 760,
 ) -> Any:
-    """The page that `report` writes, as a widget of Jupyter, VS Code, Colab and marimo.
+    """Return the page that `report` writes as a widget for Jupyter, VS Code, Colab and marimo.
 
     Args:
         given, tokens, other, other_tokens, names, title, batch, heads, language, size: as of `report`.

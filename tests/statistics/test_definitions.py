@@ -14,7 +14,6 @@ from saccade.statistics import (
     Block,
     Coverage,
     Distance,
-    Fold,
     InductionMass,
     LagMass,
     LagProfile,
@@ -22,12 +21,14 @@ from saccade.statistics import (
     LargestWeight,
     LocalMass,
     LogitVariance,
-    Outline,
-    Places,
+    MatrixInfo,
     PositionInformation,
     SinkMass,
     SquaredNorm,
+    Statistic,
+    positions_of,
 )
+from saccade.statistics.per_row import PositionPair
 from saccade.testing import LARGE_CASES, Case
 
 
@@ -53,42 +54,46 @@ def defined(name: str, p: Tensor, lags: Tensor, kv: Tensor) -> Tensor:
     return surprise.sum((-1, -2)) / rows  # the mean divergence from the mean row: another way to write it
 
 
-def folds_of(places: Places | None) -> dict[str, Fold]:
+def statistics_of(positions: PositionPair | None) -> dict[str, Statistic]:
     return {
         "largest": LargestWeight(),
         "squares": SquaredNorm(),
-        "sink": SinkMass(3, places),
-        "own": LagMass(0, places),
-        "before": LagMass(1, places),
-        "ahead": LagMass(-2, places),
-        "local": LocalMass(2, places),
-        "distance": Distance(places),
+        "sink": SinkMass(3, positions),
+        "own": LagMass(0, positions),
+        "before": LagMass(1, positions),
+        "ahead": LagMass(-2, positions),
+        "local": LocalMass(2, positions),
+        "distance": Distance(positions),
         "variance": LogitVariance(),
         "information": PositionInformation(),
     }
 
 
-def asked_of(matrix: sc.AttentionMatrix, places: Places | None) -> dict[str, Fold]:
+def asked_of(matrix: sc.AttentionMatrix, positions: PositionPair | None) -> dict[str, Statistic]:
     return {
-        name: fold for name, fold in folds_of(places).items() if matrix.is_stochastic or not fold.needs_distributions
+        name: statistic
+        for name, statistic in statistics_of(positions).items()
+        if matrix.is_stochastic or not statistic.needs_distributions
     }
 
 
 def check(case: Case, dtype: torch.dtype, tolerance: float) -> None:
     matrix, dense = matrix_of(case, dtype), dense_of(case, dtype)
     lags, kv = lags_of(case)
-    folds = asked_of(matrix, Places.of(matrix))
+    questions = asked_of(matrix, positions_of(matrix))
     close = {"rtol": tolerance, "atol": tolerance, "check_dtype": False}
-    for (name, fold), answer in zip(folds.items(), matrix.ask(*folds.values()), strict=True):
+    for (name, statistic), answer in zip(questions.items(), matrix.compute(*questions.values()), strict=True):
         assert answer.dtype == dtype
         assert not answer.requires_grad
-        torch.testing.assert_close(answer, defined(name, dense, lags, kv), msg=lambda m, f=fold: f"{f}: {m}", **close)
+        torch.testing.assert_close(
+            answer, defined(name, dense, lags, kv), msg=lambda m, f=statistic: f"{f}: {m}", **close
+        )
 
 
 def check_lags(case: Case, dtype: torch.dtype, tolerance: float) -> None:
     matrix, dense = matrix_of(case, dtype), dense_of(case, dtype)
     lags, kv = lags_of(case)
-    profile = matrix.ask(LagProfile(Places.of(matrix)))[0]
+    profile = matrix.compute(LagProfile(positions_of(matrix)))[0]
     is_at = (lags[..., None] == profile.lags) & (kv >= 0)[..., None]
     want = torch.einsum("bhij,bhijl->bhl", dense, is_at.double().expand(*dense.shape, -1))
     torch.testing.assert_close(profile.sums, want, rtol=tolerance, atol=tolerance, check_dtype=False)
@@ -100,7 +105,7 @@ def check_coverage(case: Case) -> None:
     if not matrix.is_stochastic:
         return
     shares = (0.3, 0.5, 0.9, 0.999)
-    got = matrix.ask(Coverage(shares))[0]
+    got = matrix.compute(Coverage(shares))[0]
     held = dense.sort(-1, descending=True).values.cumsum(-1)
     for place, share in enumerate(shares):
         short = (held < share * held[..., -1:] - 1e-12).sum(-1)
@@ -125,7 +130,7 @@ def test_and_where_rows_are_cut_into_many_blocks(case: Case, monkeypatch: pytest
     check(case, torch.float64, 1e-10)
     check_coverage(case)
     matrix, dense = matrix_of(case), dense_of(case)
-    profile = matrix.ask(LagProfile(Places.of(matrix)))[0]
+    profile = matrix.compute(LagProfile(positions_of(matrix)))[0]
     lags, _ = lags_of(case)
     for lag in (0, 1, 7, -3):
         want = (dense * (lags == lag)).sum((-1, -2))
@@ -141,11 +146,11 @@ def test_and_of_random_masks_with_grouped_heads(seed: int) -> None:
     dense = scores.masked_fill(~allowed, -math.inf).softmax(-1).nan_to_num()
     matrix = sc.AttentionMatrix(q, k, allowed)
     lags = torch.arange(6, 19)[:, None] - torch.arange(19)
-    folds = folds_of(None)
-    for (name, fold), answer in zip(folds.items(), matrix.ask(*folds.values()), strict=True):
+    questions = statistics_of(None)
+    for (name, statistic), answer in zip(questions.items(), matrix.compute(*questions.values()), strict=True):
         want = defined(name, dense, lags, torch.arange(19))
-        torch.testing.assert_close(answer, want, rtol=1e-10, atol=1e-10, msg=lambda m, f=fold: f"{f}: {m}")
-    largest = matrix.ask(LargestLogit(matrix.lse))[0]
+        torch.testing.assert_close(answer, want, rtol=1e-10, atol=1e-10, msg=lambda m, f=statistic: f"{f}: {m}")
+    largest = matrix.compute(LargestLogit(matrix.lse))[0]
     torch.testing.assert_close(largest, scores.masked_fill(~allowed, -math.inf).amax(-1), rtol=1e-10, atol=1e-10)
 
 
@@ -154,7 +159,7 @@ def test_a_row_that_sees_nothing_has_the_largest_logit_of_nothing() -> None:
     x = torch.randn(1, 1, 3, 4)
     matrix = sc.AttentionMatrix(x, x, torch.tensor([[True, False, False], [False] * 3, [True] * 3]))
     for question in (LargestLogit(matrix.lse), LargestLogit()):
-        assert matrix.ask(question)[0][0, 0, 1] == -math.inf
+        assert matrix.compute(question)[0][0, 0, 1] == -math.inf
 
 
 def test_the_largest_logit_is_known_with_a_sink_softcap_and_bias() -> None:
@@ -164,13 +169,13 @@ def test_the_largest_logit_is_known_with_a_sink_softcap_and_bias() -> None:
     matrix = sc.AttentionMatrix(q, k, bias=bias, softcap=3.0, sink_logit=sink)
     want = (3.0 * (q @ k.mT / 2 / 3.0).tanh() + bias).amax(-1)
     for question in (LargestLogit(matrix.lse), LargestLogit()):
-        torch.testing.assert_close(matrix.ask(question)[0], want)
+        torch.testing.assert_close(matrix.compute(question)[0], want)
 
 
-def state_of(fold: Fold, outline: Outline, blocks: list[Block]) -> object:
-    state = fold.start(outline)
+def state_of(statistic: Statistic, info: MatrixInfo, blocks: list[Block]) -> object:
+    state = statistic.start(info)
     for block in blocks:
-        state = fold.add(state, block)
+        state = statistic.add(state, block)
     return state
 
 
@@ -179,38 +184,40 @@ def leaves(answer: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("name", ["streaming", "padding-empty-item", "dense", "predicate", "strided"])
-@pytest.mark.parametrize("fold", [*folds_of(None).values(), LagProfile(), Coverage(), InductionMass], ids=str)
-def test_states_of_different_rows_merge_in_any_order(fold: Fold | type[InductionMass], name: str) -> None:
+@pytest.mark.parametrize("statistic", [*statistics_of(None).values(), LagProfile(), Coverage(), InductionMass], ids=str)
+def test_states_of_different_rows_merge_in_any_order(statistic: Statistic | type[InductionMass], name: str) -> None:
     case = next(case for case in EVERY if case.name == name)
-    fold = fold if isinstance(fold, Fold) else fold(tuple(key % 4 for key in range(case.kv_len)))
+    statistic = (
+        statistic if isinstance(statistic, Statistic) else statistic(tuple(key % 4 for key in range(case.kv_len)))
+    )
     matrix = matrix_of(case)
-    outline = Outline(matrix.shape, torch.float64, matrix.device)
+    info = MatrixInfo(matrix.shape, torch.float64, matrix.device)
     cuts = (range(3), range(3, 4), range(4, case.q_len))
-    whole = leaves(matrix.ask(fold)[0])
-    a, b, c = (state_of(fold, outline, list(matrix.blocks(rows=rows))) for rows in cuts)
+    whole = leaves(matrix.compute(statistic)[0])
+    a, b, c = (state_of(statistic, info, list(matrix.blocks(rows=rows))) for rows in cuts)
     for merged in (
-        fold.merge(fold.merge(a, b), c),
-        fold.merge(a, fold.merge(b, c)),
-        fold.merge(fold.merge(c, a), b),
-        fold.merge(fold.merge(fold.start(outline), c), fold.merge(b, a)),
+        statistic.merge(statistic.merge(a, b), c),
+        statistic.merge(a, statistic.merge(b, c)),
+        statistic.merge(statistic.merge(c, a), b),
+        statistic.merge(statistic.merge(statistic.start(info), c), statistic.merge(b, a)),
     ):
-        for got, want in zip(leaves(fold.finish(merged)), whole, strict=True):
+        for got, want in zip(leaves(statistic.finish(merged)), whole, strict=True):
             torch.testing.assert_close(got, want)
 
 
 def test_steps_of_decoding_add_up_to_the_whole_run() -> None:
     q, k = torch.randn(2, 4, 6, 8, dtype=torch.float64), torch.randn(2, 2, 6, 8, dtype=torch.float64)
     whole = sc.AttentionMatrix(q, k, masks.Causal())
-    outline = Outline(whole.shape, torch.float64, whole.device)
-    folds = [*folds_of(None).values(), LagProfile(), Coverage(), InductionMass((3, 1, 3, 1, 3, 3))]
-    states = [fold.start(outline) for fold in folds]
+    info = MatrixInfo(whole.shape, torch.float64, whole.device)
+    questions = [*statistics_of(None).values(), LagProfile(), Coverage(), InductionMass((3, 1, 3, 1, 3, 3))]
+    states = [statistic.start(info) for statistic in questions]
     for t in range(6):
         step = sc.AttentionMatrix(q[:, :, t : t + 1], k[:, :, : t + 1], masks.Causal())
         for block in step.blocks():
             here = block._replace(rows=range(t, t + 1))
-            states = [fold.add(state, here) for fold, state in zip(folds, states, strict=True)]
-    for fold, state, want in zip(folds, states, whole.ask(*folds), strict=True):
-        for got, part in zip(leaves(fold.finish(state)), leaves(want), strict=True):
+            states = [statistic.add(state, here) for statistic, state in zip(questions, states, strict=True)]
+    for statistic, state, want in zip(questions, states, whole.compute(*questions), strict=True):
+        for got, part in zip(leaves(statistic.finish(state)), leaves(want), strict=True):
             torch.testing.assert_close(got, part)
 
 
@@ -219,11 +226,11 @@ def test_steps_of_decoding_add_up_to_the_whole_run() -> None:
 def test_matrices_without_entries_have_answers(shape: tuple[int, int, int, int]) -> None:
     batch, heads, q_len, kv_len = shape
     matrix = sc.AttentionMatrix(torch.ones(batch, heads, q_len, 2), torch.ones(batch, heads, kv_len, 2))
-    folds = folds_of(None)
-    for (name, _), answer in zip(folds.items(), matrix.ask(*folds.values()), strict=True):
+    questions = statistics_of(None)
+    for (name, _), answer in zip(questions.items(), matrix.compute(*questions.values()), strict=True):
         assert answer.shape == (shape[:2] if name == "information" else shape[:3])
         assert not answer.any()
-    lags, coverage = matrix.ask(LagProfile(), Coverage())
+    lags, coverage = matrix.compute(LagProfile(), Coverage())
     assert not lags.sums.any()
     assert coverage.shape == (*shape[:3], 3)
     assert not coverage.any()
@@ -237,12 +244,12 @@ def test_a_nan_row_is_nan_and_touches_no_other() -> None:
     spoilt[0, 0, 3] = math.nan
     matrix = sc.AttentionMatrix(spoilt, k, masks.Causal())
     others = [0, 1, 2, 4, 5]
-    folds = [fold for name, fold in folds_of(None).items() if name != "information"]
-    for fold, got, want in zip(folds, matrix.ask(*folds), clean.ask(*folds), strict=True):
+    questions = [statistic for name, statistic in statistics_of(None).items() if name != "information"]
+    for statistic, got, want in zip(questions, matrix.compute(*questions), clean.compute(*questions), strict=True):
         torch.testing.assert_close(got[..., others], want[..., others])
-        if not isinstance(fold, LagMass) or fold.lag >= 0:
-            assert got[0, 0, 3].isnan(), fold
-    coverage = matrix.ask(Coverage())[0]
+        if not isinstance(statistic, LagMass) or statistic.lag >= 0:
+            assert got[0, 0, 3].isnan(), statistic
+    coverage = matrix.compute(Coverage())[0]
     assert coverage[0, 0, 3].tolist() == [-1, -1, -1]
     assert (coverage[0, 0, others] > 0).all()
 
@@ -251,7 +258,7 @@ def test_a_nan_row_is_nan_and_touches_no_other() -> None:
 def test_uniform_rows_have_what_can_be_worked_out() -> None:
     x = torch.zeros(1, 1, 40, 4)
     matrix = sc.AttentionMatrix(x, x, masks.Causal())
-    distance, coverage, profile, variance = matrix.ask(Distance(), Coverage(), LagProfile(), LogitVariance())
+    distance, coverage, profile, variance = matrix.compute(Distance(), Coverage(), LagProfile(), LogitVariance())
     torch.testing.assert_close(distance[0, 0], torch.arange(40) / 2)
     assert coverage[0, 0, 39].tolist() == [20, 36, 40]
     assert coverage[0, 0, :4, 0].tolist() == [1, 1, 2, 2]
@@ -265,27 +272,27 @@ def test_far_away_tokens_keep_their_distance_in_float32() -> None:
     n = 70_000
     q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, n, 4)
     q[..., 0], k[0, 0, n - 3, 0] = 100.0, 100.0
-    distance = sc.AttentionMatrix(q, k, scale=1.0).ask(Distance())[0].item()
+    distance = sc.AttentionMatrix(q, k, scale=1.0).compute(Distance())[0].item()
     assert distance == pytest.approx(2.0, rel=1e-6)
 
 
 def test_weights_without_logs_will_do() -> None:
     weights = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)[None, None]
     block = Block(slice(0, 1), slice(0, 1), range(2), (range(3),), weights)
-    fold, outline = LogitVariance(), Outline((1, 1, 2, 3), torch.float64, torch.device("cpu"))
+    statistic, info = LogitVariance(), MatrixInfo((1, 1, 2, 3), torch.float64, torch.device("cpu"))
     mean = 0.5 * math.log(0.5) + 0.5 * math.log(0.25)
     want = 0.5 * (math.log(0.5) - mean) ** 2 + 0.5 * (math.log(0.25) - mean) ** 2
-    got = fold.finish(fold.add(fold.start(outline), block))
+    got = statistic.finish(statistic.add(statistic.start(info), block))
     torch.testing.assert_close(got, torch.tensor([[[0.0, want]]], dtype=torch.float64))
 
 
 def test_columns_in_any_order_will_do() -> None:
     weights = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)[None, None]
     block = Block(slice(0, 1), slice(0, 1), range(3, 4), (range(3, 5), range(1, 2)), weights)
-    outline = Outline((1, 1, 4, 6), torch.float64, torch.device("cpu"))  # query 3 stands at 5
-    for fold, want in ((LagMass(2), 0.5), (LagMass(1), 0.3), (LagMass(4), 0.2), (Distance(), 1.0 + 0.3 + 0.8)):
-        got = fold.finish(fold.add(fold.start(outline), block))[0, 0, 3].item()
-        assert got == pytest.approx(want), fold
+    info = MatrixInfo((1, 1, 4, 6), torch.float64, torch.device("cpu"))  # query 3 stands at 5
+    for statistic, want in ((LagMass(2), 0.5), (LagMass(1), 0.3), (LagMass(4), 0.2), (Distance(), 1.0 + 0.3 + 0.8)):
+        got = statistic.finish(statistic.add(statistic.start(info), block))[0, 0, 3].item()
+        assert got == pytest.approx(want), statistic
 
 
 @pytest.mark.parametrize(
@@ -295,9 +302,9 @@ def test_columns_in_any_order_will_do() -> None:
         (lambda: SinkMass(True), TypeError, "SinkMass: sink_tokens must be an int of at least 1; got True"),
         (lambda: LagMass(0.5), TypeError, "LagMass: lag must be an int; got 0.5"),
         (lambda: LocalMass(-1), ValueError, "LocalMass: width must be an int of at least 0; got -1"),
-        (lambda: LocalMass(1, places=3), TypeError, "LocalMass: places must be Places or None; got int"),
-        (lambda: Distance(places=3), TypeError, "Distance: places must be Places or None; got int"),
-        (lambda: LagProfile(places=3), TypeError, "LagProfile: places must be Places or None; got int"),
+        (lambda: LocalMass(1, positions=3), TypeError, "LocalMass: positions must be a pair, .* got int"),
+        (lambda: Distance(positions=3), TypeError, "Distance: positions must be a pair, .* got int"),
+        (lambda: LagProfile(positions=3), TypeError, "LagProfile: positions must be a pair, .* got int"),
         (lambda: Coverage(0.5), TypeError, "Coverage: shares must be a tuple of numbers; got float"),
         (lambda: Coverage(()), ValueError, "Coverage: shares must hold one number at least"),
         (
@@ -306,8 +313,9 @@ def test_columns_in_any_order_will_do() -> None:
             "Coverage: each of shares must be a finite number above 0 and below 1; got nan",
         ),
         (lambda: LargestLogit(3.0), TypeError, "LargestLogit: lse must be a tensor or None; got float"),
-        (lambda: Places([1], [1]), TypeError, "Places: q must be an int64 tensor; got list"),
-        (lambda: Places(torch.arange(3), torch.arange(3)), ValueError, r"Places: q must be \[batch or 1, len\]"),
+        (lambda: Distance((range(3),)), TypeError, "Distance: positions must be a pair, .* got tuple"),
+        (lambda: LagMass(0, (torch.zeros(3), range(3))), TypeError, "LagMass: q_positions must be a range, an int64"),
+        (lambda: LagProfile(([0], [-2])), ValueError, "LagProfile: kv_positions must be at least -1"),
     ],
 )
 def test_bad_arguments_are_named(make, error, message) -> None:
@@ -315,13 +323,23 @@ def test_bad_arguments_are_named(make, error, message) -> None:
         make()
 
 
+def test_positions_may_be_anything_that_a_matrix_takes() -> None:
+    x = torch.randn(2, 1, 4, 8)
+    q, kv = [[3, 4, 5, 6], [-1, 0, 1, 2]], torch.arange(4)
+    matrix = sc.AttentionMatrix(x, x, masks.Full(), q_positions=q, kv_positions=range(4))
+    for make in (Distance, lambda pair: LagMass(1, pair), lambda pair: SinkMass(2, pair), LagProfile):
+        got, want = matrix.compute(make((q, kv)), make(positions_of(matrix)))
+        for one, other in zip(leaves(got), leaves(want), strict=True):
+            assert torch.equal(one, other)
+
+
 def test_a_log_sum_exp_of_another_matrix_is_refused() -> None:
     x = torch.randn(1, 1, 3, 4)
     with pytest.raises(ValueError, match=r"LargestLogit: lse must be \[1, 1, 3\]; got \[1, 1, 2\]"):
-        sc.AttentionMatrix(x, x).ask(LargestLogit(torch.zeros(1, 1, 2)))
+        sc.AttentionMatrix(x, x).compute(LargestLogit(torch.zeros(1, 1, 2)))
 
 
 def test_even_rows_of_any_length_are_covered_by_as_many_keys_as_they_must() -> None:
     for n in (1, 2, 9, 10, 20, 50, 100, 200, 300):
-        got = sc.AttentionMatrix(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, n, 4)).ask(Coverage((0.5, 0.3)))[0]
+        got = sc.AttentionMatrix(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, n, 4)).compute(Coverage((0.5, 0.3)))[0]
         assert got.tolist() == [[[[-(-n // 2), -(-3 * n // 10)]]]], n
