@@ -13,7 +13,7 @@ from saccade.costs.dry_run import refuse_dry
 from saccade.costs.machine import Machine, this_machine
 from saccade.costs.passes import Pass, decoding, forward, training
 from saccade.costs.time_estimate import Seconds
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import instance, integer, is_number
 
@@ -97,7 +97,7 @@ _WORDS = {
 }
 
 
-@answers(
+@argument_hints(
     "cost", _WORDS, subject="a mask, as cost(masks.Causal(), 4096), a score, a mechanism, a layer, a model or a config"
 )
 def cost(

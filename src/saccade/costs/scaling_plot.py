@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from saccade import viz
 from saccade.costs.cost import Cost
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import instance, is_number
 
@@ -26,7 +26,7 @@ _UNITS = {  # the largest first
 }
 
 
-@answers("growth", {}, costs="what cost(...) says at two lengths or more")
+@argument_hints("growth", {}, costs="what cost(...) says at two lengths or more")
 def growth(
     costs: Iterable[Cost], what: What = "memory", *, memory: float | None = None, title: str | None = None
 ) -> Figure:

@@ -10,7 +10,7 @@ import torch
 from saccade.distributed.exchange_plan import Exchange
 from saccade.engine.positions.positioned_mask import AtPositions
 from saccade.masks import Causal, Full, Mask
-from saccade.masks.convert.varlen import packed_of
+from saccade.masks.convert.patterns import packed_of
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 
 from saccade.masks.algebra import After, And, Or
+from saccade.masks.convert.patterns import window_sides
 from saccade.masks.mask import Mask
 from saccade.masks.rules.causal import Causal
 from saccade.masks.rules.documents import Documents
@@ -92,7 +93,7 @@ def _is_reflexive(rule: Mask) -> bool:
 
 def _is_transitive(rule: Mask) -> bool:
     """True if whom a key of mine sees, I surely see."""
-    extent = _extent(rule)
+    extent = window_sides(rule)
     if rule.hides_keys_only or isinstance(rule, Strided):  # all see the same keys, or all of one class do
         return True
     if extent is not None:
@@ -104,7 +105,7 @@ def _is_transitive(rule: Mask) -> bool:
             return all(map(_is_transitive, rule.parts))
         case Or():  # causal, and a beginning that all see: whoever stands before one of its tokens is in it too
             rest = tuple(part for part in rule.parts if not (_is_beginning(part) and part.hides_keys_only))
-            return rest != () and _extent(Or(rest)) == (math.inf, 0)
+            return rest != () and window_sides(Or(rest)) == (math.inf, 0)
     return isinstance(rule, Global) and not rule.seen  # who sees one key sees all
 
 
@@ -115,19 +116,19 @@ def _is_contiguous(rule: Mask) -> bool:
             return rule.rule is None or _is_contiguous(rule.rule)
         case And():
             return all(map(_is_contiguous, rule.parts))
-    return _extent(rule) is not None
+    return window_sides(rule) is not None
 
 
 def _sees_beginning(rule: Mask) -> bool:
     """Causal windows and the first tokens: these see but earlier ones, which everybody sees without them."""
     parts = _behind_causal(rule)
-    return bool(parts) and all(_is_beginning(part) or _extent(part) is not None for part in parts)
+    return bool(parts) and all(_is_beginning(part) or window_sides(part) is not None for part in parts)
 
 
 def _steps_anywhere(rule: Mask) -> bool:
     """Strides that a causal window fills: any distance is a number of strides, and less than one more."""
     parts = _behind_causal(rule)
-    width = max((extent[0] for extent in map(_extent, parts) if extent is not None), default=-1)
+    width = max((extent[0] for extent in map(window_sides, parts) if extent is not None), default=-1)
     return any(isinstance(part, Strided) and part.step <= width + 1 for part in parts)
 
 
@@ -142,9 +143,9 @@ def _behind_causal(rule: Mask) -> tuple[Mask, ...]:
     """The parts that ``|`` joins in what stands beside causal; none for another rule."""
     if not isinstance(rule, And):
         return ()
-    limits = tuple(part for part in rule.parts if _extent(part) is not None)
-    others = [part for part in rule.parts if _extent(part) is None]
-    if len(others) != 1 or not limits or _extent(And(limits)) != (math.inf, 0):
+    limits = tuple(part for part in rule.parts if window_sides(part) is not None)
+    others = [part for part in rule.parts if window_sides(part) is None]
+    if len(others) != 1 or not limits or window_sides(And(limits)) != (math.inf, 0):
         return ()
     return others[0].parts if isinstance(others[0], Or) else (others[0],)
 
@@ -154,24 +155,6 @@ def _is_beginning(rule: Mask) -> bool:
     if isinstance(rule, Global):
         return rule.seen and rule.positions == tuple(range(len(rule.positions)))
     return isinstance(rule, Prefix)
-
-
-def _extent(rule: Mask) -> tuple[float, float] | None:
-    """Keys before and behind the query that the rule allows, if it is one window; else None."""
-    match rule:
-        case Causal():
-            return (math.inf, 0)
-        case Full():
-            return (math.inf, math.inf)
-        case Window(left=left, right=right):
-            return (math.inf if left is None else left, math.inf if right is None else right)
-        case And() | Or():
-            extents = [_extent(part) for part in rule.parts]
-            known = [extent for extent in extents if extent is not None]
-            pick = min if isinstance(rule, And) else max
-            lefts, rights = zip(*known, strict=True) if len(known) == len(extents) else ((), ())
-            return (pick(lefts), pick(rights)) if lefts else None
-    return None
 
 
 def _widened(atom: Mask, layers: int) -> Mask:

@@ -15,7 +15,7 @@ from saccade.masks.rules.random_blocks import DRAW_BITS, SEED_BITS, Random
 from saccade.masks.rules.strided import Strided
 from saccade.masks.rules.window import Window
 from saccade.masks.validation import POSITION_BITS, SIZE_BITS
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import integer
 
@@ -34,7 +34,7 @@ __all__ = [
 _GLOBAL_BITS = 20  # each global token is kept as a position of its own
 
 
-@answers("sliding_window")
+@argument_hints("sliding_window")
 def sliding_window(window: int) -> Mask:
     """Causal attention to the last ``window`` keys, the query's own included.
 
@@ -53,7 +53,7 @@ def sliding_window(window: int) -> Mask:
     return Causal() & Window(window - 1, 0)
 
 
-@answers("longformer")
+@argument_hints("longformer")
 def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
     """A window on both sides, and global tokens that see all and that all see.
 
@@ -75,7 +75,7 @@ def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
     return Window(each_side, each_side) | Global(global_positions("longformer", positions))
 
 
-@answers("bigbird")
+@argument_hints("bigbird")
 def bigbird(
     block_size: int, *, window_blocks: int = 3, global_blocks: int = 2, random_blocks: int = 3, seed: int = 0
 ) -> Mask:
@@ -119,7 +119,7 @@ def bigbird(
     return mask | Random(random_blocks, block_size, seed) if random_blocks else mask
 
 
-@answers("streaming")
+@argument_hints("streaming")
 def streaming(sink_tokens: int, window: int) -> Mask:
     """Causal attention to the first tokens and the last ones.
 
@@ -143,7 +143,7 @@ def streaming(sink_tokens: int, window: int) -> Mask:
     return Causal() & (near | Prefix(sink_tokens)) if sink_tokens else Causal() & near
 
 
-@answers("sparse_transformer")
+@argument_hints("sparse_transformer")
 def sparse_transformer(step: int) -> Mask:
     """Causal attention to the last ``step`` keys and to every step-th key before.
 
@@ -165,7 +165,7 @@ def sparse_transformer(step: int) -> Mask:
     return Causal() & (Window(step, 0) | Strided(step))
 
 
-@answers("prefix_lm")
+@argument_hints("prefix_lm")
 def prefix_lm(length: int) -> Mask:
     """Causal attention, but the first ``length`` positions see each other, and all see them.
 
@@ -184,7 +184,7 @@ def prefix_lm(length: int) -> Mask:
     return Causal() | Prefix(length)
 
 
-@answers("image_rows")
+@argument_hints("image_rows")
 def image_rows(text_len: int, height: int, width: int) -> Mask:
     """A text, then the cells of an image row by row: a cell sees the text, and the cells of its row up to itself.
 
@@ -213,7 +213,7 @@ def image_rows(text_len: int, height: int, width: int) -> Mask:
     return _behind_text(text_len, Axial(height, width, "rows"))
 
 
-@answers("image_columns")
+@argument_hints("image_columns")
 def image_columns(text_len: int, height: int, width: int) -> Mask:
     """A text, then the cells of an image row by row: a cell sees the text, and the cells above it and itself.
 
@@ -238,7 +238,7 @@ def image_columns(text_len: int, height: int, width: int) -> Mask:
     return _behind_text(text_len, Axial(height, width, "columns"))
 
 
-@answers("image_neighbors")
+@argument_hints("image_neighbors")
 def image_neighbors(text_len: int, height: int, width: int, radius: int | tuple[int, int]) -> Mask:
     """A text, then the cells of an image row by row: a cell sees the text, and earlier cells near itself.
 

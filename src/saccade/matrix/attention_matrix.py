@@ -28,7 +28,7 @@ from saccade.scores.base import ScoreMod
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.fused_sweep import answers_by_sweep
 from saccade.statistics.row_block import Block, as_slice
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.torch_modes import is_plain, wants_gradient, without_autocast
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class AttentionMatrix(OfIngredients):
     Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
     """
 
-    @answers("AttentionMatrix", value="A @ value takes the values")
+    @argument_hints("AttentionMatrix", value="A @ value takes the values")
     def __init__(
         self,
         query: Tensor,

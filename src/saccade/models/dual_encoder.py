@@ -19,7 +19,7 @@ from saccade.models.loading import built, check_fit, check_tensors, words_of
 from saccade.models.token_inputs import check_tokens
 from saccade.models.vision_transformer import VisionTransformer
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import instance, integer
 
@@ -36,7 +36,7 @@ _NAMES = {
 }
 
 
-class DualEncoder(AnswersCalls, nn.Module):
+class DualEncoder(ArgumentHints, nn.Module):
     r"""Two encoders, and a projection of each to one space, as CLIP has them.
 
     .. math:: s_{ij} = \tau\, \frac{u_i \cdot v_j}{\lVert u_i \rVert \lVert v_j \rVert}

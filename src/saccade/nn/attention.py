@@ -18,7 +18,7 @@ from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.projections import weight_of
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.argument_hints import unknown as misnamed
+from saccade.support.argument_hints import unexpected_argument
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import flag
 
@@ -140,7 +140,7 @@ class MultiHeadAttention(AttentionLayer):
             ``[batch, q_len, embed_dim]``.
         """
         if unknown:
-            raise misnamed(_WHERE, unknown, self.forward)
+            raise unexpected_argument(_WHERE, unknown, self.forward)
         if is_nested(query, key, value):
             checks.check_nested_call(mask, bias, positions, kv_positions, cache)
             return self._of_nested(query, key, value, mask, bias)

@@ -18,7 +18,7 @@ from saccade.nn.latent_attention_forms import FORMS, Expanding, Form, LatentSize
 from saccade.nn.projections import reasons_against_plain, weight_of
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.argument_hints import unknown as misnamed
+from saccade.support.argument_hints import unexpected_argument
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import flag, integer, number, one_of
 
@@ -145,7 +145,7 @@ class LatentAttention(AttentionLayer):
             ``[batch, len, embed_dim]``.
         """
         if unknown:
-            raise misnamed(_WHERE, unknown, self.forward)
+            raise unexpected_argument(_WHERE, unknown, self.forward)
         if cache is not None and torch.compiler.is_compiling():
             outside = torch.compiler.disable(self.forward)  # what a cache remembers lies outside of a compiler's graph
             return outside(query, mask=mask, positions=positions, bias=bias, cache=cache)

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.positions.validation import as_positions, check_below
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import integer
 
 __all__ = ["Learned"]
 
 
-class Learned(AnswersCalls, nn.Module):
+class Learned(ArgumentHints, nn.Module):
     """A trainable vector for each position, added to what a token is. It ends at ``max_len``.
 
     Args:

@@ -15,7 +15,7 @@ from saccade.recording.collector import Kept, Recorder
 from saccade.recording.layer_selection import Selection
 from saccade.recording.recording import Recording
 from saccade.statistics import Fold, Pooled, TopK
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import instance
 
@@ -45,7 +45,7 @@ class UnheardLayersWarning(UserWarning):
     """
 
 
-@answers("record", {})
+@argument_hints("record", {})
 def record(
     model: nn.Module,
     *,

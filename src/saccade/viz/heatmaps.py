@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from saccade.matrix import Matrix
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.viz.arrays import Array, as_matrix, masked, max_pool
 from saccade.viz.canvas import DPI, Canvas, blank, colours, whole_pixels
@@ -27,7 +27,7 @@ _SHORTEST = 0.9  # inches of the shorter side at least
 _LINES = "#e4e4e9"  # between cells: there, and no more than that
 
 
-@answers("heatmap", {})
+@argument_hints("heatmap", {})
 def heatmap(
     weights: object,
     *,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Documents, Mask
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.validation import instance
 
@@ -57,7 +57,7 @@ class Packed(NamedTuple):
         return tuple(part[0] for part in packed.split(self.lengths, dim))
 
 
-@answers("pack", {}, texts="a list of tensors [length, ...]")
+@argument_hints("pack", {}, texts="a list of tensors [length, ...]")
 def pack(texts: Sequence[Tensor]) -> Packed:
     """Put texts one behind another, so that no time is spent on padding.
 

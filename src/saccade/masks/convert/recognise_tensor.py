@@ -114,9 +114,9 @@ def _look(allowed: Tensor) -> Mask | None:
     table = table[:, :1] if (table == table[:, :1]).all() else table
     table = table[:, :, :1] if (table == table[:, :, :1]).all() else table
     starts, ends = np.ascontiguousarray(table)
-    from saccade.masks.convert.recognise_rule import RowRanges, named  # noqa: PLC0415  knows masks that a product need not
+    from saccade.masks.convert.patterns import RowRanges, describe_ranges  # noqa: PLC0415  knows masks that a product need not
 
-    rule = named(RowRanges(starts[..., 0], ends[..., 0], allowed.shape[3])) if starts.shape[2] == 1 else None
+    rule = describe_ranges(RowRanges(starts[..., 0], ends[..., 0], allowed.shape[3])) if starts.shape[2] == 1 else None
     return KeyRanges(starts, ends, allowed.shape[3]) if rule is None else rule
 
 

@@ -17,7 +17,7 @@ from saccade.masks.mask import Mask
 from saccade.masks.validation import SIZE_BITS, check_readable
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, type_error, value_error
 from saccade.support.validation import integer
 
@@ -26,7 +26,7 @@ __all__ = ["Blocks"]
 Layout = tuple[tuple[tuple[bool, ...], ...], ...]
 
 
-@answers_class()
+@argument_hints()
 @dataclasses.dataclass(frozen=True)
 class Blocks(Mask):
     """Pairs are allowed in squares of ``block_size`` positions: ``layout[i][j]`` says whether block i sees block j.

@@ -11,12 +11,12 @@ from torch import Tensor
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups, Triangle
 from saccade.plan.key_ranges import Bounds, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 
 __all__ = ["Causal"]
 
 
-@answers_class(more="a mask is a rule on positions and has no length: Causal() fits any")
+@argument_hints(more="a mask is a rule on positions and has no length: Causal() fits any")
 @dataclasses.dataclass(frozen=True)
 class Causal(Mask):
     """A query sees its own position and everything before it.

@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.masks.domain import EVERYWHERE, Domain
 from saccade.masks.mask import Mask
 from saccade.masks.validation import check_readable
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.torch_modes import is_plain
 
@@ -22,7 +22,7 @@ _MANY = 1 << 16  # entries from which on it pays to look whether they stand toge
 NO_BOOL = "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
 
 
-@answers_class()
+@argument_hints()
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dense(Mask):
     """The matrix itself, as a bool tensor; True = may attend.

@@ -21,7 +21,7 @@ from saccade.masks.rules.full import Full
 from saccade.masks.validation import ints_of, items_of
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, value_error
 from saccade.support.validation import instance
 
@@ -30,7 +30,7 @@ __all__ = ["Documents", "with_facts"]
 _TOTAL_BITS = 31  # 16 bytes for each position: 32 GB
 
 
-@answers_class(lengths="Documents([3, 5]): tokens of each document; from_cu_seqlens takes where they end")
+@argument_hints(lengths="Documents([3, 5]): tokens of each document; from_cu_seqlens takes where they end")
 @dataclasses.dataclass(frozen=True)
 class Documents(Mask):
     """Tokens attend within their own document; ``rule`` counts positions from each document's start.

@@ -10,12 +10,12 @@ from torch import Tensor
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 
 __all__ = ["Full"]
 
 
-@answers_class(more="a mask is a rule on positions and has no length: Full() fits any")
+@argument_hints(more="a mask is a rule on positions and has no length: Full() fits any")
 @dataclasses.dataclass(frozen=True)
 class Full(Mask):
     """Every query may attend to every key; what ``mask=None`` means.

@@ -15,14 +15,14 @@ from saccade.masks.mask import Mask
 from saccade.masks.validation import ints_of
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import flag
 
 __all__ = ["Global", "global_positions"]
 
 
-@answers_class(positions="Global([0]): the tokens that see all and are seen by all")
+@argument_hints(positions="Global([0]): the tokens that see all and are seen by all")
 @dataclasses.dataclass(frozen=True)
 class Global(Mask):
     """Tokens at ``positions`` see all keys, and all queries see them. Meant to be joined: ``window | Global([0])``.

@@ -15,14 +15,14 @@ from saccade.masks.mask import Mask
 from saccade.masks.validation import POSITION_BITS, ints_of
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, value_error
 from saccade.support.validation import integer, one_of
 
 __all__ = ["Padding"]
 
 
-@answers_class(lengths="Padding([3, 5]): how many tokens each item has; from_attention_mask takes a tensor of 0 and 1")
+@argument_hints(lengths="Padding([3, 5]): how many tokens each item has; from_attention_mask takes a tensor of 0 and 1")
 @dataclasses.dataclass(frozen=True)
 class Padding(Mask):
     """Only real tokens may be attended to: batch item b has ``lengths[b]`` of them.

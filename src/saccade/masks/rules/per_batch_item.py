@@ -14,14 +14,14 @@ from saccade.masks.domain import Domain
 from saccade.masks.mask import Mask
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.validation import instance
 
 __all__ = ["PerItem"]
 
 
-@answers_class(rules="PerItem([Global([0]), Global([0, 7])]): one mask for each batch item")
+@argument_hints(rules="PerItem([Global([0]), Global([0, 7])]): one mask for each batch item")
 @dataclasses.dataclass(frozen=True)
 class PerItem(Mask):
     """Batch item b follows ``rules[b]``: other global tokens, another window for each.

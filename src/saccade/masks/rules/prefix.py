@@ -11,12 +11,12 @@ from saccade.masks.mask import Mask
 from saccade.masks.validation import check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 
 __all__ = ["Prefix"]
 
 
-@answers_class()
+@argument_hints()
 @dataclasses.dataclass(frozen=True)
 class Prefix(Mask):
     """Every query sees the first ``length`` positions. Meant to be joined: ``Causal() | Prefix(n)`` is a prefix LM.

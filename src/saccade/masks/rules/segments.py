@@ -13,12 +13,12 @@ from saccade.masks.rules.causal import Causal
 from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 
 __all__ = ["Segments"]
 
 
-@answers_class(
+@argument_hints(
     memory="Segments(4, 2) sees its own segment of 4 and the last 2 tokens before it, Segments(4, 0) no more"
 )
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from saccade.masks.mask import Mask
 from saccade.masks.validation import POSITION_BITS
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import integer
 
 __all__ = ["Window"]
@@ -19,7 +19,7 @@ __all__ = ["Window"]
 _UNLIMITED = 1 << POSITION_BITS  # wider than any sequence: sums of positions and widths must stay within int64
 
 
-@answers_class(
+@argument_hints(
     left="Window(4, 4) looks 4 keys back and 4 ahead, Window(4, 0) back only",
     right="Window(4, 4) looks 4 keys back and 4 ahead, Window(4, 0) back only; from_sliding_window(5) is transformers'",
 )

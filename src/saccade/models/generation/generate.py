@@ -16,7 +16,7 @@ from saccade.models.argument_hints import OF_GENERATION
 from saccade.models.generation.prompts import as_prompts, stop_tokens
 from saccade.models.generation.sampler import Sampler
 from saccade.models.generation.stepper import LanguageModel, Reader, new_reader
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import instance, integer
 
@@ -46,7 +46,7 @@ class Step:
     bytes_appended: int | None
 
 
-@answers("generate", OF_GENERATION)
+@argument_hints("generate", OF_GENERATION)
 def generate(
     model: LanguageModel,
     tokens: Tokens,
@@ -96,7 +96,7 @@ def generate(
     return texts
 
 
-@answers("stream", OF_GENERATION)
+@argument_hints("stream", OF_GENERATION)
 def stream(
     model: LanguageModel,
     tokens: Tokens,
