@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from saccade.support.torch_modes import is_tracing
+
 __all__ = ["Table"]
 
 
@@ -27,6 +29,6 @@ class Table:
         found = self._on.get(name)
         if found is None:
             found = self._on["cpu"].to(device)
-            if type(found) is Tensor and not torch.compiler.is_compiling():
+            if type(found) is Tensor and not is_tracing():
                 self._on[name] = found
         return found

@@ -10,6 +10,7 @@ import torch
 
 from saccade.plan import Plan, make
 from saccade.plan.decode_plan import ROWS, RowPlan, RowsAhead
+from saccade.support.torch_modes import is_tracing
 
 if TYPE_CHECKING:
     from saccade.masks.mask import Mask
@@ -25,7 +26,7 @@ def plan_of(
     mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool = False
 ) -> Plan:
     """The plan of a mask, kept for the next call if the mask is a value."""
-    if torch.compiler.is_compiling():  # index arithmetic in NumPy is run, not traced
+    if is_tracing():  # index arithmetic in NumPy is run, not traced
         outside: Callable[..., Plan] = torch.compiler.disable(_complete)
         return outside(mask, shape, q_first, kv_first, whole_rows)
     batch, heads, q_len, kv_len = shape

@@ -21,6 +21,7 @@ from saccade.models.vision_transformer import VisionTransformer
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported, value_error
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import instance, integer
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ class DualEncoder(ArgumentHints, nn.Module):
         if not config.end_tokens:
             return tokens.argmax(1)
         is_end = torch.isin(tokens, torch.tensor(config.end_tokens, device=tokens.device))
-        can_be_read = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
+        can_be_read = tokens.device.type == "cpu" and not is_tracing()
         if can_be_read and not bool(is_end.any(1).all()):
             rule = f"have an end token in each text, one of {config.end_tokens}"
             raise value_error(_WHERE, "tokens", rule, "a text without one")

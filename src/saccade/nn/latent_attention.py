@@ -20,6 +20,7 @@ from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import unexpected_argument
 from saccade.support.errors import unsupported, value_error
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import flag, integer, number, one_of
 
 __all__ = ["LatentAttention"]
@@ -146,7 +147,7 @@ class LatentAttention(AttentionLayer):
         """
         if unknown:
             raise unexpected_argument(_WHERE, unknown, self.forward)
-        if cache is not None and torch.compiler.is_compiling():
+        if cache is not None and is_tracing():
             outside = torch.compiler.disable(self.forward)  # what a cache remembers lies outside of a compiler's graph
             return outside(query, mask=mask, positions=positions, bias=bias, cache=cache)
         own, latents, joined, stands = self._given(query, mask, positions, cache)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import describe, hidden_by_vmap, type_error, value_error
-from saccade.support.torch_modes import has_values, is_mapped, is_transformed
+from saccade.support.torch_modes import has_values, is_mapped, is_tracing, is_transformed
 from saccade.support.validation import is_integer
 
 __all__ = ["GivenPositions", "Positions", "behind", "can_be_read"]
@@ -87,7 +87,7 @@ class Positions:
     @classmethod
     def between(cls, start: int, stop: int) -> Positions:
         """One by one; as a table where this is traced, since a range would fix the length."""
-        if torch.compiler.is_compiling():
+        if is_tracing():
             return cls(None, torch.arange(start, stop))
         return cls(range(start, stop))
 
@@ -193,7 +193,7 @@ def behind(after: int | Tensor, count: int) -> Positions:
 
 def can_be_read(x: Tensor) -> bool:
     """Whether x has elements that can be read: without waiting for a device, outside of a compiler and of ``vmap``."""
-    if x.device.type != "cpu" or not x.numel() or torch.compiler.is_compiling():
+    if x.device.type != "cpu" or not x.numel() or is_tracing():
         return False
     return has_values(x) and not is_mapped(x)
 

@@ -18,6 +18,7 @@ __all__ = [
     "is_autocast",
     "is_mapped",
     "is_plain",
+    "is_tracing",
     "is_transformed",
     "level_left",
     "mapped_levels",
@@ -26,6 +27,8 @@ __all__ = [
     "without_autocast",
 ]
 
+is_tracing = torch.compiler.is_compiling  # the same object, which Dynamo evaluates while it traces
+"""Return whether a compiler traces the program, so that nothing may be cached and no values may be read."""
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 """Whether autocast may be switched on anywhere; mostly it is not, and this is told fastest."""
 _any_transform = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
@@ -86,7 +89,7 @@ def _layers(x: Tensor) -> Iterator[Tensor]:
 
 def has_forward_derivatives() -> bool:
     """Whether derivatives are taken forwards (``jvp``, ``jacfwd``), for which each operation needs its own rule."""
-    return torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling()
+    return torch.autograd.forward_ad._current_level >= 0 and not is_tracing()
 
 
 def has_values(x: Tensor) -> bool:
@@ -96,7 +99,7 @@ def has_values(x: Tensor) -> bool:
 
 def is_plain(x: Tensor) -> bool:
     """Whether a tensor is what it seems: memory of its own, which may be written to and kept for the next call."""
-    return type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling() and not is_transformed()
+    return type(x) in (Tensor, torch.nn.Parameter) and not is_tracing() and not is_transformed()
 
 
 def unobserved() -> AbstractContextManager[object]:
@@ -105,7 +108,7 @@ def unobserved() -> AbstractContextManager[object]:
     A dispatch mode (selective checkpointing, a counter of FLOPs, fake tensors) then sees the same operations in the
     first call as in every other, and no cached tensor belongs to the mode, or is an inference tensor.
     """
-    return nullcontext() if torch.compiler.is_compiling() else _unobserved()
+    return nullcontext() if is_tracing() else _unobserved()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.support.errors import describe, kind, shown, type_error, value_error
+from saccade.support.torch_modes import is_tracing
 
 __all__ = [
     "Shapes",
@@ -159,7 +160,7 @@ def check_holds_values(where: str, name: str, tensor: Tensor, *, causal_hint: st
     if is_causal_bias(tensor):
         hint = causal_hint or "hand it over as mask= itself, or write mask=masks.Causal()"
         raise type_error(where, name, rule, kind(tensor), hint=hint)
-    if kind_of is Tensor or kind_of.__module__.startswith(("torch.", "saccade.")) or torch.compiler.is_compiling():
+    if kind_of is Tensor or kind_of.__module__.startswith(("torch.", "saccade.")) or is_tracing():
         return
     if tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() and not tensor.data_ptr():
         hint = f"hand over an ordinary tensor with the values of the {kind_of.__name__}"

@@ -11,6 +11,7 @@ from saccade.masks.rules.dense import NO_BOOL, Dense
 from saccade.masks.rules.full import Full
 from saccade.masks.rules.predicate import Predicate
 from saccade.support.errors import kind, shown, type_error, value_error
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import is_causal_bias
 
 __all__ = ["as_mask", "check_told_apart"]
@@ -37,7 +38,7 @@ def as_mask(mask: object, shape: tuple[int, int, int, int], *, where: str) -> Ma
         return _FULL
     if isinstance(mask, Mask):
         # Sizes may be symbols while a program is traced, which a comparison would fix; what then runs looks itself.
-        if not torch.compiler.is_compiling():
+        if not is_tracing():
             check_told_apart(mask, shape, where)
         return mask
     if is_causal_bias(mask):

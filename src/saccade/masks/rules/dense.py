@@ -13,7 +13,7 @@ from saccade.masks.mask import Mask
 from saccade.masks.validation import check_readable
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
-from saccade.support.torch_modes import is_plain
+from saccade.support.torch_modes import is_plain, is_tracing
 
 __all__ = ["NO_BOOL", "Dense"]
 
@@ -109,7 +109,7 @@ class Dense(Mask):
 
 def _part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | None:
     """A copy of the entries at some indices, where these follow one by one along each axis: ten times as fast."""
-    if torch.compiler.is_compiling() or math.prod([x.numel() for x in index]) < _MANY:
+    if is_tracing() or math.prod([x.numel() for x in index]) < _MANY:
         return None
     if not (allowed.is_cpu and all(map(is_plain, (allowed, *index)))):
         return None
