@@ -14,7 +14,7 @@ from saccade.integrations.mha_inputs import projected, rule_of, with_added_keys
 from saccade.integrations.stand_in import StandIn
 from saccade.integrations.tensor_masks import both, rule_of_tensor
 from saccade.masks import Causal, Full, Mask
-from saccade.masks.convert.causal_bias import from_causal_bias
+from saccade.masks.convert.as_mask import from_causal_bias
 from saccade.mechanisms import Softmax
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_plain, is_tracing

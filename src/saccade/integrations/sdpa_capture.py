@@ -24,7 +24,7 @@ from saccade.integrations.layer_matrix import function_matrix
 from saccade.integrations.softmax_products import SoftmaxProducts
 from saccade.integrations.tensor_masks import rule_of_tensor
 from saccade.masks import Causal
-from saccade.masks.convert.causal_bias import starts_at_first_key
+from saccade.masks.convert.as_mask import starts_at_first_key
 from saccade.matrix import AttentionMatrix
 from saccade.support.errors import unsupported
 from saccade.support.validation import is_causal_bias

@@ -1,4 +1,4 @@
-"""Global: a few tokens that see everyone, and whom everyone sees."""
+"""Global: a few tokens that see all keys, and that all queries see."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Global(Mask):
     . 1 .
 
     Args:
-        positions: where the tokens stand; ints of at least 0, in any order (or an int tensor).
+        positions: of the tokens; ints of at least 0, in any order (or an int tensor).
         sees: a global token may attend to every key.
         seen: every query may attend to a global token.
 
@@ -55,11 +55,11 @@ class Global(Mask):
     _table: ClassVar[Table]
 
     def __init__(self, positions: Iterable[int], sees: bool = True, seen: bool = True):
-        given = global_positions("Global", positions)
+        numbers = global_positions("Global", positions)
         sees, seen = flag("Global", "sees", sees), flag("Global", "seen", seen)
         if not (sees or seen):
             raise value_error("Global", "sees or seen", "be true", "neither")
-        object.__setattr__(self, "positions", tuple(sorted(set(given))))
+        object.__setattr__(self, "positions", tuple(sorted(set(numbers))))
         object.__setattr__(self, "sees", sees)
         object.__setattr__(self, "seen", seen)
         object.__setattr__(self, "_table", Table(torch.tensor(self.positions, dtype=torch.int64, device="cpu")))
@@ -82,7 +82,7 @@ class Global(Mask):
         if not self.sees:
             return Bounds.exactly(seen)
         hits = self._count(groups.first, groups.last + 1)
-        all_hit = (hits == groups.rows) & (groups.step == 1)  # with a step, tokens of other rows are counted too
+        all_hit = (hits == groups.rows) & (groups.step == 1)  # with a step, the count includes other rows
         needed = everything.where(hits > 0, seen)
         return Bounds(needed, needed if ((hits > 0) == all_hit).all() else everything.where(all_hit, seen))
 
@@ -99,19 +99,19 @@ class Global(Mask):
         return self._runs().ravel() if self.sees else np.zeros(0, dtype=np.int64)
 
     def _is_global(self, x: Tensor) -> Tensor:
-        """Whether a position is one of ours, by bisection in as many steps as it takes."""
+        """Return whether a position is global, by bisection."""
         if not self.positions:
             return x != x
         tokens = self._table.on(x.device)
         low, left = torch.zeros_like(x), len(self.positions)
-        while left > 1:  # as a searchsorted would, but an entry at a time, which compilers fuse
+        while left > 1:  # like searchsorted, one entry at a time, which compilers fuse
             half = left // 2
             low = low + half * (tokens[low + half] <= x)
             left -= half
         return tokens[low] == x
 
     def _runs(self) -> Ints:
-        """Where runs of neighbours begin and end, ``[2, runs]``: better cuts than the ends of single positions."""
+        """Return the start and end of runs of adjacent positions, ``[2, runs]``: better cuts than single positions."""
         where = np.asarray(self.positions, dtype=np.int64)
         is_new = np.diff(where, prepend=-2) != 1
         return np.stack([where[is_new], where[np.roll(is_new, -1)] + 1])
@@ -125,7 +125,7 @@ class Global(Mask):
 
 
 def global_positions(where: str, positions: object) -> tuple[int, ...]:
-    """Positions of global tokens, checked.
+    """Return the checked positions of global tokens.
 
     Raises:
         TypeError, ValueError: no list, or a negative or non-integer position.

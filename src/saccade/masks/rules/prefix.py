@@ -1,4 +1,4 @@
-"""Prefix: the beginning, seen by everyone."""
+"""Prefix: every query sees the first positions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ __all__ = ["Prefix"]
 @argument_hints()
 @dataclasses.dataclass(frozen=True)
 class Prefix(Mask):
-    """Every query sees the first ``length`` positions. Meant to be joined: ``Causal() | Prefix(n)`` is a prefix LM.
+    """Every query sees the first ``length`` positions. Join it with other masks: ``Causal() | Prefix(n)`` is a prefix
+    LM.
 
     >>> from saccade.masks import Causal
     >>> print((Causal() | Prefix(3)).picture(5))

@@ -25,7 +25,7 @@ _UNLIMITED = 1 << POSITION_BITS  # wider than any sequence: sums of positions an
 )
 @dataclasses.dataclass(frozen=True)
 class Window(Mask):
-    """A query sees itself, ``left`` keys before it and ``right`` keys after it.
+    """A query sees its position, ``left`` keys before it and ``right`` keys after it.
 
     >>> print(Window(2, 0).picture(5))
     1 . . . .
@@ -40,7 +40,7 @@ class Window(Mask):
     . . 1 1
 
     Args:
-        left, right: numbers of keys *besides* the query's own position, at least 0; None means no limit.
+        left, right: numbers of keys *besides* the query's position, at least 0; None means no limit.
 
     Raises:
         ValueError: a negative or non-integer width.
