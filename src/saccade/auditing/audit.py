@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["audit"]
 
 
-@argument_hints("audit", {}, mask="rule=, which the model is held against", attention_mask="padding=")
+@argument_hints({}, mask="rule=, which the model is held against", attention_mask="padding=")
 def audit(
     model: Callable[..., Any],
     rule: Declared | str | None = None,

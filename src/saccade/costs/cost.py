@@ -148,7 +148,7 @@ _HINTS = {
 
 
 @argument_hints(
-    "cost", _HINTS, subject="a mask, as cost(masks.Causal(), 4096), a score, a mechanism, a layer, a model or a config"
+    _HINTS, subject="a mask, as cost(masks.Causal(), 4096), a score, a mechanism, a layer, a model or a config"
 )
 def cost(
     subject: object,

@@ -27,7 +27,7 @@ _UNITS = {  # the largest first
 }
 
 
-@argument_hints("growth", {}, costs="results of cost(...) at two lengths or more")
+@argument_hints({}, costs="results of cost(...) at two lengths or more")
 def growth(
     costs: Iterable[Cost], what: What = "memory", *, memory: float | None = None, title: str | None = None
 ) -> Figure:

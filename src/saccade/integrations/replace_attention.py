@@ -43,7 +43,7 @@ class Replaced(NamedTuple):
     after: str
 
 
-@argument_hints("replace_attention", {})
+@argument_hints({})
 def replace_attention(
     model: nn.Module,
     *,

@@ -34,7 +34,7 @@ __all__ = [
 _GLOBAL_BITS = 20  # each global token is stored as a position
 
 
-@argument_hints("sliding_window")
+@argument_hints()
 def sliding_window(window: int) -> Mask:
     """Return causal attention to the last ``window`` keys, including the query's position.
 
@@ -53,7 +53,7 @@ def sliding_window(window: int) -> Mask:
     return Causal() & Window(window - 1, 0)
 
 
-@argument_hints("longformer")
+@argument_hints()
 def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
     """Return a window on both sides, and global tokens that see all and that all see.
 
@@ -75,7 +75,7 @@ def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
     return Window(each_side, each_side) | Global(global_positions("longformer", positions))
 
 
-@argument_hints("bigbird")
+@argument_hints()
 def bigbird(
     block_size: int, *, window_blocks: int = 3, global_blocks: int = 2, random_blocks: int = 3, seed: int = 0
 ) -> Mask:
@@ -119,7 +119,7 @@ def bigbird(
     return mask | Random(random_blocks, block_size, seed) if random_blocks else mask
 
 
-@argument_hints("streaming")
+@argument_hints()
 def streaming(sink_tokens: int, window: int) -> Mask:
     """Return causal attention to the first tokens and the last ones.
 
@@ -143,7 +143,7 @@ def streaming(sink_tokens: int, window: int) -> Mask:
     return Causal() & (near | Prefix(sink_tokens)) if sink_tokens else Causal() & near
 
 
-@argument_hints("sparse_transformer")
+@argument_hints()
 def sparse_transformer(step: int) -> Mask:
     """Return causal attention to the last ``step`` keys and to every step-th key before.
 
@@ -165,7 +165,7 @@ def sparse_transformer(step: int) -> Mask:
     return Causal() & (Window(step, 0) | Strided(step))
 
 
-@argument_hints("prefix_lm")
+@argument_hints()
 def prefix_lm(length: int) -> Mask:
     """Return causal attention in which all tokens see the first ``length`` positions.
 
@@ -184,7 +184,7 @@ def prefix_lm(length: int) -> Mask:
     return Causal() | Prefix(length)
 
 
-@argument_hints("image_rows")
+@argument_hints()
 def image_rows(text_len: int, height: int, width: int) -> Mask:
     """Return the mask of text, then the cells of an image row by row: a cell sees the text and its row up to itself.
 
@@ -213,7 +213,7 @@ def image_rows(text_len: int, height: int, width: int) -> Mask:
     return _behind_text(text_len, Axial(height, width, "rows"))
 
 
-@argument_hints("image_columns")
+@argument_hints()
 def image_columns(text_len: int, height: int, width: int) -> Mask:
     """Return the mask of text, then the cells of an image row by row: a cell sees the text and its column up to itself.
 
@@ -238,7 +238,7 @@ def image_columns(text_len: int, height: int, width: int) -> Mask:
     return _behind_text(text_len, Axial(height, width, "columns"))
 
 
-@argument_hints("image_neighbors")
+@argument_hints()
 def image_neighbors(text_len: int, height: int, width: int, radius: int | tuple[int, int]) -> Mask:
     """Return the mask of text, then the cells of an image row by row: a cell sees the text and earlier cells near it.
 

@@ -87,7 +87,7 @@ class AttentionMatrix(OfIngredients):
     Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
     """
 
-    @argument_hints("AttentionMatrix", value="A @ value takes the values")
+    @argument_hints(value="A @ value takes the values")
     def __init__(
         self,
         query: Tensor,

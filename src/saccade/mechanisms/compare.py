@@ -29,7 +29,7 @@ _ROUNDS = 3
 _PATIENCE = 1.0  # seconds of one exact product, from which on no longer one is timed
 
 
-@argument_hints("compare", {}, mechanisms="a list, as [mechanisms.Performer(64)]")
+@argument_hints({}, mechanisms="a list, as [mechanisms.Performer(64)]")
 def compare(
     query: Tensor,
     key: Tensor,

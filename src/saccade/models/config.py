@@ -54,7 +54,7 @@ class TextConfig(Config):
     num_heads: int
 
 
-@argument_hints(None, OF_CONFIGS)
+@argument_hints(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig(TextConfig):
     """Everything about an `Encoder` but its weights.
@@ -93,7 +93,7 @@ class EncoderConfig(TextConfig):
         integer("EncoderConfig", "pad_token", self.pad_token, 0, below=self.vocab_size, hint=hint)
 
 
-@argument_hints(None, OF_CONFIGS)
+@argument_hints(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig(TextConfig):
     """Everything about a `Decoder` but its weights. The defaults are those of Llama.
@@ -170,7 +170,7 @@ class DecoderConfig(TextConfig):
         return self.mask if Causal() in parts else Causal() & self.mask
 
 
-@argument_hints(None, OF_CONFIGS)
+@argument_hints(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoderConfig(TextConfig):
     """Everything about an `EncoderDecoder` but its weights. The defaults are those of the first paper.

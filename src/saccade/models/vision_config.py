@@ -15,7 +15,7 @@ from saccade.support.errors import value_error
 __all__ = ["SetDecoderConfig", "VisionTransformerConfig"]
 
 
-@argument_hints(None, OF_CONFIGS)
+@argument_hints(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class VisionTransformerConfig(Config):
     """Everything about a `VisionTransformer` but its weights.
@@ -98,7 +98,7 @@ class VisionTransformerConfig(Config):
         return rows * columns + self.class_token
 
 
-@argument_hints(None, OF_CONFIGS)
+@argument_hints(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class SetDecoderConfig(Config):
     """Everything about a `SetDecoder` but its weights and its backbone. The defaults are those of DETR.

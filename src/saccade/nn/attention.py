@@ -140,7 +140,7 @@ class MultiHeadAttention(AttentionLayer):
             ``[batch, q_len, embed_dim]``.
         """
         if unknown:
-            raise unexpected_argument(_WHERE, unknown, self.forward)
+            raise unexpected_argument(unknown, self.forward)
         if is_nested(query, key, value):
             checks.check_nested_call(mask, bias, positions, kv_positions, cache)
             return self._of_nested(query, key, value, mask, bias)

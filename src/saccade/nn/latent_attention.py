@@ -146,7 +146,7 @@ class LatentAttention(AttentionLayer):
             ``[batch, len, embed_dim]``.
         """
         if unknown:
-            raise unexpected_argument(_WHERE, unknown, self.forward)
+            raise unexpected_argument(unknown, self.forward)
         if cache is not None and is_tracing():
             outside = torch.compiler.disable(self.forward)  # what a cache remembers lies outside of a compiler's graph
             return outside(query, mask=mask, positions=positions, bias=bias, cache=cache)

@@ -14,7 +14,7 @@ __all__ = ["path_lengths"]
 _EDGES = Shapes("edges [batch, n, n]")
 
 
-@argument_hints("path_lengths")
+@argument_hints()
 def path_lengths(edges: Tensor, reach: int) -> Tensor:
     """Count the edges of the shortest path from each node to each other one, up to a reach.
 

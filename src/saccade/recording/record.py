@@ -45,7 +45,7 @@ class UnheardLayersWarning(UserWarning):
     """
 
 
-@argument_hints("record", {})
+@argument_hints({})
 def record(
     model: nn.Module,
     *,

@@ -77,31 +77,27 @@ FOREIGN_NAMES: Mapping[str, str] = {
 }
 
 
-def argument_hints(
-    name: str | None = None, foreign_names: Mapping[str, str] | None = None, /, **hints: str
-) -> Callable[[F], F]:
+def argument_hints(foreign_names: Mapping[str, str] | None = None, /, **hints: str) -> Callable[[F], F]:
     """Decorate a function or a class so that a call with wrong arguments raises an error of ours, with a hint.
 
     A function on a hot path takes ``**unknown`` instead and raises `unexpected_argument`: that adds no frame.
 
     Args:
-        name: name of the function in errors; its ``__name__`` if None.
         foreign_names: hints by argument names of other libraries; `FOREIGN_NAMES` if None.
         hints: more hints, by names of arguments that may be missing or that only this function knows.
     """
     known_hints = {**(FOREIGN_NAMES if foreign_names is None else foreign_names), **hints}
 
     def decorate(target: F) -> F:
-        where = name or target.__name__
         if isinstance(target, type):
-            setattr(target, "__init__", _with_hints(target.__dict__["__init__"], where, known_hints))  # noqa: B010  mypy
+            setattr(target, "__init__", _with_hints(target.__dict__["__init__"], known_hints))  # noqa: B010  mypy
             return target
-        return cast("F", _with_hints(target, where, known_hints))
+        return cast("F", _with_hints(target, known_hints))
 
     return decorate
 
 
-def _with_hints(function: Callable[..., Any], where: str, hints: Mapping[str, str]) -> Callable[..., Any]:
+def _with_hints(function: Callable[..., Any], hints: Mapping[str, str]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -109,7 +105,7 @@ def _with_hints(function: Callable[..., Any], where: str, hints: Mapping[str, st
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise  # from inside the function
-            refusal = _refusal(where, inspect.signature(function), args, kwargs, hints)
+            refusal = _refusal(_name_of(function), inspect.signature(function), args, kwargs, hints)
             if refusal is None:
                 raise
             raise refusal from None
@@ -117,10 +113,16 @@ def _with_hints(function: Callable[..., Any], where: str, hints: Mapping[str, st
     return call
 
 
-def unexpected_argument(where: str, unknown: Mapping[str, object], function: Callable[..., Any]) -> TypeError:
+def unexpected_argument(unknown: Mapping[str, object], function: Callable[..., Any]) -> TypeError:
     """Return the error for the first of the ``unknown`` keywords with which ``function`` was called."""
     parameters = [name for name in inspect.signature(function).parameters if name not in ("self", "unknown")]
-    return _misnamed(where, next(iter(unknown)), parameters, FOREIGN_NAMES)
+    return _misnamed(_name_of(function), next(iter(unknown)), parameters, FOREIGN_NAMES)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function, or of the class that it constructs or calls."""
+    name = function.__qualname__.rpartition("<locals>.")[2]
+    return name.removesuffix(".__init__").removesuffix(".forward")
 
 
 class ArgumentHints:
@@ -163,5 +165,15 @@ def _misnamed(where: str, name: str, known: Sequence[str], hints: Mapping[str, s
     return type_error(where, "an argument", "be one of its own", f"{name}=", hint=hint)
 
 
-# Old names, for code on other branches; delete once nothing imports them.
-answers, unknown, AnswersCalls, WORDS = argument_hints, unexpected_argument, ArgumentHints, FOREIGN_NAMES
+# Old names, for code on other branches; delete them once nothing imports them.
+WORDS, AnswersCalls, answers_class = FOREIGN_NAMES, ArgumentHints, argument_hints
+
+
+def answers(*names: Any, **hints: str) -> Callable[[F], F]:
+    """Call `argument_hints`."""
+    return argument_hints(*(x for x in names if not isinstance(x, str)), **hints)
+
+
+def unknown(*names: Any) -> TypeError:
+    """Call `unexpected_argument`."""
+    return unexpected_argument(*names[-2:])

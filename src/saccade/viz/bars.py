@@ -20,7 +20,7 @@ _BAR, _NARROWEST, _WIDEST, _HEIGHT = 0.16, 2.4, 9.0, 1.5  # inches: one bar, and
 _GATE = (0.0, 1.0)
 
 
-@argument_hints("channel_weights", {})
+@argument_hints({})
 def channel_weights(
     weights: object,
     *,

@@ -24,7 +24,7 @@ _MOST = 80  # words on either side
 _LINE, _BETWEEN, _SIZE = 0.21, 2.6, 9.0  # inches of a line of text and between the columns, points
 
 
-@argument_hints("bipartite", {})
+@argument_hints({})
 def bipartite(
     weights: object,
     *,

@@ -145,7 +145,7 @@ def dress(axes: "Axes") -> None:
     axes.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
 
 
-@argument_hints("save", {})
+@argument_hints({})
 def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     """Write ``figure`` to ``path``, whose ending names the format (``.png``, ``.svg``, ``.pdf``).
 

@@ -25,7 +25,7 @@ _ENDS = 8  # columns of text that the ends of a scale take, about
 _LETTER = 10  # pixels of one column of text in a name
 
 
-@argument_hints("head_grid", {})
+@argument_hints({})
 def head_grid(
     values: object, *, title: str | None = None, limits: tuple[float, float] | None = None, shared_scale: bool = False
 ) -> "Figure":

@@ -27,7 +27,7 @@ _SHORTEST = 0.9  # inches of the shorter side at least
 _LINES = "#e4e4e9"  # between cells: there, and no more than that
 
 
-@argument_hints("heatmap", {})
+@argument_hints({})
 def heatmap(
     weights: object,
     *,

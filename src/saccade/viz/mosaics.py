@@ -27,7 +27,7 @@ _TINY = 1e-30  # 0 on a logarithmic scale
 _FRAME, _CHOSEN = (0.80, 0.80, 0.83), (0.0, 0.45, 0.55)
 
 
-@argument_hints("mosaic", {})
+@argument_hints({})
 def mosaic(
     weights: object,
     *,

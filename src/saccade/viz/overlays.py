@@ -23,7 +23,7 @@ _TINTS = ((1.0, 0.85, 0.3), (1.0, 0.7, 0.1), (0.97, 0.35, 0.05), (0.8, 0.0, 0.1)
 _LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue, as the eye weighs them
 
 
-@argument_hints("spatial_map", {})
+@argument_hints({})
 def spatial_map(
     image: object,
     weights: object,

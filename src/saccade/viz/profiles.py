@@ -22,7 +22,7 @@ _WIDTH, _HEIGHT = 6.4, 2.8  # inches
 _POINTS, _LOG_POINTS = 960, 160  # groups: what so many pixels can show; on a logarithmic axis, before lines are a blur
 
 
-@argument_hints("profile", {})
+@argument_hints({})
 def profile(
     values: object,
     *,

@@ -18,7 +18,7 @@ _WIDTH, _HEIGHT = 4.4, 3.2  # inches
 _EXACT = "#7a1f5c"
 
 
-@argument_hints("tradeoff", {})
+@argument_hints({})
 def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
     """Draw how wrong mechanisms are against how long they take: further left is faster, further down is closer.
 

@@ -57,7 +57,7 @@ class Packed(NamedTuple):
         return tuple(part[0] for part in packed.split(self.lengths, dim))
 
 
-@argument_hints("pack", {}, texts="a list of tensors [length, ...]")
+@argument_hints({}, texts="a list of tensors [length, ...]")
 def pack(texts: Sequence[Tensor]) -> Packed:
     """Concatenate sequences, so that no time is spent on padding.
 

@@ -35,7 +35,7 @@ class Hypothesis(NamedTuple):
     score: float
 
 
-@argument_hints("beam_search", OF_GENERATION)
+@argument_hints(OF_GENERATION)
 def beam_search(
     model: LanguageModel,
     tokens: Tokens,

@@ -46,7 +46,7 @@ class Step:
     bytes_appended: int | None
 
 
-@argument_hints("generate", OF_GENERATION)
+@argument_hints(OF_GENERATION)
 def generate(
     model: LanguageModel,
     tokens: Tokens,
@@ -96,7 +96,7 @@ def generate(
     return texts
 
 
-@argument_hints("stream", OF_GENERATION)
+@argument_hints(OF_GENERATION)
 def stream(
     model: LanguageModel,
     tokens: Tokens,

@@ -20,7 +20,7 @@ __all__ = ["live_report"]
 _SHARE = 0.1  # of the time that writing may take
 
 
-@argument_hints(None, {})
+@argument_hints({})
 class live_report:  # noqa: N801  it is used as a function is: with live_report(...)
     """Keep a page up to date while a model is recorded; the page reads itself anew as long as that goes on.
 

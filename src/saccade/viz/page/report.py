@@ -41,7 +41,7 @@ class Options(NamedTuple):
     size: int = _SIZE
 
 
-@argument_hints("report", {})
+@argument_hints({})
 def report(
     given: object,
     path: str | os.PathLike[str],

@@ -15,7 +15,7 @@ from saccade.viz.page.texts import Tokens
 __all__ = ["report_widget"]
 
 
-@argument_hints("report_widget", {})
+@argument_hints({})
 def report_widget(
     given: object,
     *,
