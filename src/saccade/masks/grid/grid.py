@@ -113,10 +113,10 @@ class Grid(Mask):
         cells, width = self.height * self.width, self.width
         here = (q >= 0) & (q < cells) & (kv >= 0) & (kv < cells)
         y, x = kv.div(width, rounding_mode="floor"), kv % width
-        seen = q != q
+        allowed = q != q
         for top, bottom, left, right in self._sight(q.div(width, rounding_mode="floor"), q % width):
-            seen = seen | ((y >= top) & (y < bottom) & (x >= left) & (x < right))
-        return seen & here
+            allowed = allowed | ((y >= top) & (y < bottom) & (x >= left) & (x < right))
+        return allowed & here
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         return self.bounds_of(self._hulls(groups.first, groups.last), keys)

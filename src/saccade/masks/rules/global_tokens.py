@@ -75,16 +75,16 @@ class Global(Mask):
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         everything, nothing = Spans.everything(keys), Spans.nothing(keys)
-        seen = nothing
+        visible = nothing
         if self.seen and self.positions:
             starts, ends = self._runs()[:, None].repeat(len(groups.first), axis=1)
-            seen = Spans.of(starts, ends, keys)
+            visible = Spans.of(starts, ends, keys)
         if not self.sees:
-            return Bounds.exactly(seen)
+            return Bounds.exactly(visible)
         hits = self._count(groups.first, groups.last + 1)
         all_hit = (hits == groups.rows) & (groups.step == 1)  # with a step, the count includes other rows
-        needed = everything.where(hits > 0, seen)
-        return Bounds(needed, needed if ((hits > 0) == all_hit).all() else everything.where(all_hit, seen))
+        needed = everything.where(hits > 0, visible)
+        return Bounds(needed, needed if ((hits > 0) == all_hit).all() else everything.where(all_hit, visible))
 
     def residual(self, box: Box) -> bool | Hashable:
         rows = self._inside(box.rows) if self.sees else ()

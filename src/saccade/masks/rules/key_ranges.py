@@ -80,12 +80,12 @@ class KeyRanges(Mask):
             row = q - self.first_row
             inside = (row >= 0) & (row < rows)
             row = row.clamp(0, rows - 1)
-        seen = kv != kv
+        allowed = kv != kv
         for number in range(ranges):
             # Index single cells: FlexAttention cannot compile a slice of a table next to positions.
             start, end = table[0, item, row, number], table[1, item, row, number]
-            seen = seen | ((kv >= start) & (kv < end))
-        return seen & inside
+            allowed = allowed | ((kv >= start) & (kv < end))
+        return allowed & inside
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         items, rows, _ = self.starts.shape

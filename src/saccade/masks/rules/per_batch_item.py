@@ -69,10 +69,10 @@ class PerItem(Mask):
         return reduce(Domain.both, (rule.domain for rule in self.rules))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        seen = self.rules[0].allows(b, h, q, kv)
+        allowed = self.rules[0].allows(b, h, q, kv)
         for item, rule in enumerate(self.rules[1:], 1):
-            seen = torch.where(b == item, rule.allows(b, h, q, kv), seen)
-        return seen
+            allowed = torch.where(b == item, rule.allows(b, h, q, kv), allowed)
+        return allowed
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
         if len(self.rules) == 1:

@@ -68,10 +68,10 @@ class Random(Mask):
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         row, column = (x.div(self.block_size, rounding_mode="floor") for x in (q, kv))
-        seen = column != column
+        allowed = column != column
         for drawn in self._draws(row):
-            seen = seen | (drawn == column)
-        return seen & (row >= 0)
+            allowed = allowed | (drawn == column)
+        return allowed & (row >= 0)
 
     def _draws(self, row: Any) -> Iterator[Any]:
         """Yield the random blocks of each block, one after another; for arrays and tensors.
