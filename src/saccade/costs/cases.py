@@ -132,7 +132,7 @@ def subject_of(
         module = _without_memory(subject, "meta")
     else:
         rule = "be a mask, a score, a mechanism, a module or a model's config"
-        raise type_error("cost", "subject", rule, kind(subject), hint="cost(masks.Causal(), 4096)")
+        raise type_error("subject", rule, kind(subject), hint="cost(masks.Causal(), 4096)")
     module = module if dtype is None else module.to(dtype)
     sizes = sizes._replace(dtype=next((x.dtype for x in module.parameters() if x.is_floating_point()), sizes.dtype))
     options = {} if mask is None else {"mask": mask}
@@ -146,7 +146,7 @@ def _checked(subject: Subject) -> Subject:
         if mechanism.impl not in custom_op.KERNELS:
             reason = "what it runs inside of torch holds is not known before it is run"
             hint = f"impl can be one of {', '.join(custom_op.KERNELS)}"
-            raise unsupported("cost", f"impl={shown(mechanism.impl)}", [reason], hint=hint)
+            raise unsupported(f"impl={shown(mechanism.impl)}", [reason], hint=hint)
     return subject
 
 
@@ -165,14 +165,10 @@ def _with_any_kernel(module: nn.Module) -> nn.Module:
 def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: Sizes) -> Subject:
     if isinstance(subject, Mask):
         if mask is not None:
-            raise type_error(
-                "cost", "mask", "be left out where the subject is a mask", mask, hint="m1 & m2 is one mask"
-            )
+            raise type_error("mask", "be left out where the subject is a mask", mask, hint="m1 & m2 is one mask")
         subject, mask = None, subject
     mechanism = subject if isinstance(subject, Mechanism) else Softmax(score=subject)
-    pattern: Mask = (
-        mask if isinstance(mask, Mask) else as_mask(mask, (sizes.batch, sizes.num_heads, 1, 1), where="cost")
-    )
+    pattern: Mask = mask if isinstance(mask, Mask) else as_mask(mask, (sizes.batch, sizes.num_heads, 1, 1))
     part = subject if subject is None or isinstance(subject, Score) else mechanism
     name = str(pattern) if part is None else f"{type(part).__name__}, {pattern}"
     heads = (sizes.num_heads, sizes.num_kv_heads, sizes.num_kv_heads)
@@ -217,7 +213,7 @@ def _inputs_of(module: nn.Module, sizes: Sizes) -> Inputs:
         return lambda length: torch.zeros(sizes.batch, length, width, dtype=sizes.dtype, requires_grad=True)
     reason = "its inputs are unknown: it has neither config.vocab_size nor embed_dim"
     hint = "inputs=lambda length: torch.zeros(1, 3, length, length) says what it is called with"
-    raise unsupported("cost", type(module).__name__, [reason], hint=hint)
+    raise unsupported(type(module).__name__, [reason], hint=hint)
 
 
 def _decodes(module: nn.Module, mask: object) -> bool:

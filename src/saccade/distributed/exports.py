@@ -17,7 +17,7 @@ from saccade.plan import ALL, Groups
 from saccade.plan.key_ranges import Ints, Universe
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
-from saccade.support.validation import instance, integer
+from saccade.support.validation import check_int, check_type
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -54,7 +54,7 @@ def block_mask(
 
     if plan.strategy == "ulysses":
         reason = "each rank then has all rows of its heads: saccade.integrations.flex.block_mask makes that one"
-        raise unsupported("block_mask", 'strategy="ulysses"', [reason])
+        raise unsupported('strategy="ulysses"', [reason])
     rows, columns = plan.layout.tokens(rank), plan.rank(rank).columns
     where = torch.device(device)
     q, kv = (Positions(None, torch.from_numpy(places)[None]) for places in (rows, columns))
@@ -81,7 +81,7 @@ def _comm_type(mask: Mask, number: int) -> CommType:
     if right == 0:
         return "a2a"
     reason = f"TransformerEngine has full and causal masks and causal windows, and layer {number} has {mask}"
-    raise unsupported("cp_comm_types", "a mask", [reason], hint="saccade.distributed runs every mask")
+    raise unsupported("a mask", [reason], hint="saccade.distributed runs every mask")
 
 
 class QKRanges(NamedTuple):
@@ -118,12 +118,11 @@ def qk_ranges(mask: Mask, seq_len: int) -> QKRanges:
 
     Reference: MagiAttention's ``magi_attn_flex_key``.
     """
-    where = "qk_ranges"
-    instance(where, "mask", mask, Mask, "be a saccade mask")
-    seq_len = integer(where, "seq_len", seq_len)
+    check_type("mask", mask, Mask, "be a saccade mask")
+    seq_len = check_int(where, "seq_len", seq_len)
     if mask.shape != (1, 1):
         reason = "its ranges are those of all batch items and heads"
-        raise unsupported(where, f"mask={mask}", [reason], hint="pack the items: masks.Documents(lengths)")
+        raise unsupported(f"mask={mask}", [reason], hint="pack the items: masks.Documents(lengths)")
     ranges = QKRanges([], [], [])
     for q, k, kind in sorted(_pieces(mask, seq_len)):
         ranges.q_ranges.append(q)

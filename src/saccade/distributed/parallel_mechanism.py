@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SpreadMatrix", "SpreadMechanism"]
 
+CALLED_AS = "ContextParallel"  # in errors
+
 _FEATURES = (Linear, Performer)  # with a causal mask, their past is one memory
 _OF_SEEN_KEYS = (Softmax, TopK, Differential, *_FEATURES)  # their rows depend on visible keys only
 _CARRIED = (Recurrence, S4D)  # their past is one memory
@@ -51,7 +53,7 @@ class SpreadMechanism(Mechanism):
         reasons = _against(mechanism)
         if reasons:
             hint = "Softmax, TopK of single keys, Differential, Linear, Performer, S4D and recurrences run over ranks"
-            raise unsupported("ContextParallel", type(mechanism).__name__, reasons, hint=hint)
+            raise unsupported(type(mechanism).__name__, reasons, hint=hint)
         self.context = context
         # Share the dictionaries: the name of a child module would prefix every parameter name.
         self._parameters, self._buffers, self._modules = (
@@ -79,7 +81,7 @@ class SpreadMechanism(Mechanism):
         """Raise: mechanisms over ranks run on whole sequences."""
         reason = "rows of a whole sequence run over ranks, and a cache hands over new ones"
         hint = "sharded_cache(model, cp) decodes over ranks, with a model that parallelize did not change"
-        raise unsupported("ContextParallel", "a cache", [reason], hint=hint)
+        raise unsupported("a cache", [reason], hint=hint)
 
     def train(self, mode: bool = True) -> SpreadMechanism:
         """Set the mode of this module and of the mechanism."""
@@ -111,18 +113,18 @@ class SpreadMechanism(Mechanism):
         context = self.context
         if query.shape[2] != key.shape[2]:
             reason = f"there are {query.shape[2]} queries and {key.shape[2]} keys: self-attention runs over ranks"
-            raise unsupported("ContextParallel", "cross-attention", [reason])
+            raise unsupported("cross-attention", [reason])
         seq_len = context.seq_len(query.shape[2])
         positions = context.positions(seq_len, query.device)
         for name, given in (("q_positions", q_positions), ("kv_positions", kv_positions)):
             _check_positions(name, given, positions, len(query))
-        pattern = as_mask(mask, (*query.shape[:2], seq_len, seq_len), where="ContextParallel")
-        check_domain(pattern, None, None, seq_len, seq_len, "ContextParallel")
+        pattern = as_mask(mask, (*query.shape[:2], seq_len, seq_len))
+        check_domain(pattern, None, None, seq_len, seq_len)
         if isinstance(self.mechanism, _CARRIED) or (isinstance(self.mechanism, _FEATURES) and pattern.is_causal):
             return self._carried(query, key, pattern, seq_len, gates)
         plan = context._plan(query, key, pattern, seq_len, ["a matrix has the own rows of all heads"])
         if context.checks:
-            agree(f"{plan.fingerprint} {_shapes(query, key)}", context.group, query.device, "ContextParallel")
+            agree(f"{plan.fingerprint} {_shapes(query, key)}", context.group, query.device)
         fetch = context._fetch(plan, query.device)
         places = {"q_positions": positions, "kv_positions": fetch.columns}
         matrix = self.mechanism(query, fetch(key), mask=pattern, **places, **gates)
@@ -141,7 +143,7 @@ class SpreadMechanism(Mechanism):
         like: Any = make(slice(0, 0), Positions(range(0)))
         if context.checks:
             plan = f"{type(self.mechanism).__name__} {like.source} {mask} {_shapes(query, key)} {layout.fingerprint}"
-            agree(plan, context.group, query.device, "ContextParallel")
+            agree(plan, context.group, query.device)
         shape = (len(query), like.shape[1], query.shape[2], seq_len)
         return CarriedMatrix(make, layout.turns_of(context.rank), shape, context.post, like, sources)
 
@@ -216,8 +218,8 @@ def _check_positions(name: str, given: GivenPositions, expected: Tensor, batch: 
     """Raise unless positions are those of the local rows, in all batch items."""
     if given is None:
         rule, hint = "be given: those of the own rows", "positions=cp.positions(seq_len)"
-        raise value_error("ContextParallel", name, rule, None, hint=hint)
-    positions = Positions.of(given, "ContextParallel", name, length=len(expected), batch=batch)
+        raise value_error(name, rule, None, hint=hint)
+    positions = Positions.of(given, name, length=len(expected), batch=batch)
     if not bool((positions.on(expected.device) == expected).all()):
         rule, hint = "be those of the own rows, in order", "positions=cp.positions(seq_len)"
-        raise value_error("ContextParallel", name, rule, "others", hint=hint)
+        raise value_error(name, rule, "others", hint=hint)

@@ -222,13 +222,13 @@ class CarriedMatrix(Matrix):
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         """Raise: weights of keys on other ranks are not computed here."""
         reason = "over ranks a state stands for all earlier keys, and single weights are not to be had of it"
-        raise unsupported("ContextParallel", "weights", [reason], hint="one process gives them: mechanism(query, key)")
+        raise unsupported("weights", [reason], hint="one process gives them: mechanism(query, key)")
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         """Return the product with the values of the local rows and with the memory of earlier rows."""
         if dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
-            raise unsupported("ContextParallel", type(self._like).__name__, [reason])
+            raise unsupported(type(self._like).__name__, [reason])
         rows = [self._turned(turn, value[:, :, turn.rows]) for turn in self._turns]
         self._post.wait()
         if not rows:  # no rows, but part of the graph, as on all ranks

@@ -17,7 +17,7 @@ from saccade.masks.validation import SIZE_BITS, check_field, items_of
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
 from saccade.support.errors import kind, type_error, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["After", "And", "Not", "Or"]
 
@@ -47,7 +47,7 @@ class _Joined(_Formula):
 
     def __post_init__(self) -> None:
         flat: list[Mask] = []
-        for part in _masks(type(self).__name__, self.parts):
+        for part in _masks(self.parts):
             flat += part.parts if type(part) is type(self) and isinstance(part, _Joined) else [part]
         object.__setattr__(self, "parts", tuple(flat))
         shapes = [part.shape for part in flat if part.shape != (1, 1)]
@@ -56,7 +56,7 @@ class _Joined(_Formula):
             sizes = [shape[axis] for shape in shapes if shape[axis] != 1]
             if any(size != sizes[0] for size in sizes):
                 rule = f"tell apart the same number of {name} (or none)"
-                raise value_error("masks", "masks that are joined", rule, sorted(set(sizes)))
+                raise value_error("masks that are joined", rule, sorted(set(sizes)))
         batch, heads = zip(*shapes, strict=True) if shapes else ((1,), (1,))
         object.__setattr__(self, "_shape", (max(batch), max(heads)))
 
@@ -157,7 +157,7 @@ class Not(_Formula):
     part: Mask
 
     def __post_init__(self) -> None:
-        instance("Not", "part", self.part, Mask, "be a mask")
+        check_type("part", self.part, Mask, "be a mask")
 
     @property
     def made_of(self) -> tuple[Mask, ...]:
@@ -195,7 +195,7 @@ class After(Mask):
     length: int
 
     def __post_init__(self) -> None:
-        instance("After", "rule", self.rule, Mask, "be a mask")
+        check_type("rule", self.rule, Mask, "be a mask")
         check_field(self, "length", 0, bits=SIZE_BITS)
         if isinstance(self.rule, After):
             object.__setattr__(self, "length", self.length + self.rule.length)
@@ -256,12 +256,12 @@ class After(Mask):
         return f"{text}.after({self.length})"
 
 
-def _masks(where: str, parts: object) -> tuple[Mask, ...]:
+def _masks(parts: object) -> tuple[Mask, ...]:
     rule = "be masks, at least one, in a tuple"
-    checked = parts if isinstance(parts, tuple) else tuple(items_of(where, "parts", parts, rule))
+    checked = parts if isinstance(parts, tuple) else tuple(items_of("parts", parts, rule))
     for part in checked:
         if Mask not in type(part).__mro__:  # isinstance is five times slower for abstract classes
-            raise type_error(where, "parts", rule, f"{kind(part)} among them")
+            raise type_error("parts", rule, f"{kind(part)} among them")
     if not checked:
-        raise value_error(where, "parts", rule, "none")
+        raise value_error("parts", rule, "none")
     return checked

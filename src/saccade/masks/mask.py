@@ -59,22 +59,22 @@ class _NoArithmetic:
 
     def _refuse(self, other: object) -> NoReturn:
         hint = "masks join by & (both), | (either) and ~ (not); what is added to scores goes to bias="
-        raise type_error("masks", "a mask", "not be counted with", self, hint=hint)
+        raise type_error("a mask", "not be counted with", self, hint=hint)
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __matmul__ = __rmatmul__ = _refuse
     __rpow__ = _refuse
 
     def __bool__(self) -> NoReturn:
         hint = "masks join by & (both), | (either) and ~ (not); with `and`, `or` and `not` one of them would be lost"
-        raise type_error("masks", "a mask", "not be used as true or false", self, hint=hint)
+        raise type_error("a mask", "not be used as true or false", self, hint=hint)
 
     def __len__(self) -> NoReturn:
         hint = "mask.picture(n) draws it for n tokens, mask.density(n) counts, mask.to_dense(n) writes it out"
-        raise type_error("masks", "a mask", "not be asked for a length: it is a rule on positions", self, hint=hint)
+        raise type_error("a mask", "not be asked for a length: it is a rule on positions", self, hint=hint)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         hint = "mask.to_dense(n)[0, 0].numpy() writes it out for n tokens"
-        raise type_error("masks", "a mask", "not be an array: it is a rule on positions", self, hint=hint)
+        raise type_error("a mask", "not be an array: it is a rule on positions", self, hint=hint)
 
 
 class Mask(_NoArithmetic, ABC):
@@ -208,10 +208,9 @@ class Mask(_NoArithmetic, ABC):
                 distinguishes, or positions of another shape.
             TypeError: positions that are neither a range nor an int tensor.
         """
-        where = "Mask.to_dense"
-        batch, heads, q_len, kv_len = self._sizes(where, q_len, kv_len, batch, heads)
-        q = written_out(q_positions, where, "q_positions", kv_len - q_len, q_len, batch)[:, None, :, None]
-        kv = written_out(kv_positions, where, "kv_positions", 0, kv_len, batch)[:, None, None, :]
+        batch, heads, q_len, kv_len = self._sizes(q_len, kv_len, batch, heads)
+        q = written_out(q_positions, "q_positions", kv_len - q_len, q_len, batch)[:, None, :, None]
+        kv = written_out(kv_positions, "kv_positions", 0, kv_len, batch)[:, None, None, :]
         b, h = (torch.arange(count, device="cpu") for count in (batch, heads))
         allowed = self.allows(b[:, None, None, None], h[None, :, None, None], q, kv)
         if q_positions is not None:
@@ -225,8 +224,8 @@ class Mask(_NoArithmetic, ABC):
 
         Cost: see `saccade.plan.make`.
         """
-        heads = max(size_of("Mask.plan", "heads", heads), self.shape[1])
-        shape = self._sizes("Mask.plan", q_len, kv_len, batch, None)
+        heads = max(size_of("heads", heads), self.shape[1])
+        shape = self._sizes(q_len, kv_len, batch, None)
         return plan_of(self, (shape[0], heads, *shape[2:]), shape[3] - shape[2], 0)
 
     def density(
@@ -237,7 +236,7 @@ class Mask(_NoArithmetic, ABC):
         Cost: pairs of the plan's constant boxes are counted without computing them; each distinct other box is computed
             once.
         """
-        shape = self._sizes("Mask.density", q_len, kv_len, batch, heads)
+        shape = self._sizes(q_len, kv_len, batch, heads)
         first = shape[3] - shape[2]
         counted: dict[Hashable, int] = {}
         total = 0
@@ -265,16 +264,15 @@ class Mask(_NoArithmetic, ABC):
         Raises:
             ValueError: more rows or columns, or a batch item or head that does not exist.
         """
-        where = "Mask.picture"
-        batch, head = size_of(where, "batch", batch), size_of(where, "head", head)
+        batch, head = size_of("batch", batch), size_of("head", head)
         for name, index, most in zip(("batch", "head"), (batch, head), self.shape, strict=True):
             if most > 1 and index >= most:
-                raise value_error(where, name, f"be below {most}, since the mask tells {most} apart", index)
+                raise value_error(name, f"be below {most}, since the mask tells {most} apart", index)
         items, heads = max(self.shape[0], batch + 1), max(self.shape[1], head + 1)
-        shape = self._sizes(where, q_len, kv_len, items, heads)
+        shape = self._sizes(q_len, kv_len, items, heads)
         if max(shape[2:]) > _LARGEST_PICTURE:
             got = f"{shape[2]} and {shape[3]}"
-            raise value_error(where, "q_len and kv_len", f"be 0 to {_LARGEST_PICTURE}", got)
+            raise value_error("q_len and kv_len", f"be 0 to {_LARGEST_PICTURE}", got)
         rows = self.to_dense(q_len, kv_len, batch=items, heads=heads)
         return "\n".join(" ".join("1" if allowed else "." for allowed in row) for row in rows[batch, head].tolist())
 
@@ -294,7 +292,7 @@ class Mask(_NoArithmetic, ABC):
         Raises:
             ValueError: no int of at least 0.
         """
-        length = size_of("Mask.after", "length", length)
+        length = size_of("length", length)
         return masks.After(self, length) if length else self
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -329,24 +327,22 @@ class Mask(_NoArithmetic, ABC):
     def __ror__(self, other: object) -> Mask:
         return masks.Or((_other_mask(other, "|"), self))
 
-    def _sizes(
-        self, where: str, q_len: object, kv_len: object, batch: object, heads: object
-    ) -> tuple[int, int, int, int]:
+    def _sizes(self, q_len: object, kv_len: object, batch: object, heads: object) -> tuple[int, int, int, int]:
         """Return checked sizes; None means the distinguished items and heads, or as many keys as queries."""
         sizes: list[int] = []
         for name, size, most in (("batch", batch, self.shape[0]), ("heads", heads, self.shape[1])):
-            sizes.append(most if size is None else size_of(where, name, size))
+            sizes.append(most if size is None else size_of(name, size))
             if most > 1 and sizes[-1] > most:
-                raise value_error(where, name, f"be at most {most}, since the mask tells {most} apart", size)
-        rows = size_of(where, "q_len", q_len)
-        return sizes[0], sizes[1], rows, rows if kv_len is None else size_of(where, "kv_len", kv_len)
+                raise value_error(name, f"be at most {most}, since the mask tells {most} apart", size)
+        rows = size_of("q_len", q_len)
+        return sizes[0], sizes[1], rows, rows if kv_len is None else size_of("kv_len", kv_len)
 
 
 def _other_mask(other: object, sign: str) -> Mask:
     if isinstance(other, Mask):
         return other
     hint = "wrap a bool tensor as masks.Dense(tensor) and a function as masks.Predicate(function)"
-    raise type_error("masks", sign, "join two masks", kind(other), hint=hint)
+    raise type_error(sign, "join two masks", kind(other), hint=hint)
 
 
 def _both(one: range | None, other: range | None) -> range | None:

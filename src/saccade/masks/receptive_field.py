@@ -37,7 +37,7 @@ from saccade.masks.rules.segments import Segments
 from saccade.masks.rules.strided import Strided
 from saccade.masks.rules.window import Window
 from saccade.support.errors import unsupported
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["through_layers"]
 
@@ -51,7 +51,7 @@ def through_layers(mask: Mask, layers: int) -> Mask:
         TypeError, ValueError: ``layers`` is no int of at least 1.
         UnsupportedError: the mask has none of the forms above.
     """
-    layers = integer("Mask ** layers", "layers", layers)
+    layers = check_int("layers", layers)
     if isinstance(mask, Or):  # I is joined again below
         rest = tuple(part for part in mask.parts if part != _ITSELF) or (_ITSELF,)
         mask = rest[0] if len(rest) == 1 else Or(rest)
@@ -70,7 +70,7 @@ def through_layers(mask: Mask, layers: int) -> Mask:
             return Causal()
     reason = f"{mask} has no power that is exact and one rule again"
     hint = "saccade.auditing.Reach moves sets of tokens through the layers of any rule"
-    raise unsupported("Mask ** layers", f"layers={layers}", [reason], hint=hint)
+    raise unsupported(f"layers={layers}", [reason], hint=hint)
 
 
 def _with_itself(mask: Mask) -> Mask:

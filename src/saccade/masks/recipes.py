@@ -17,7 +17,7 @@ from saccade.masks.rules.window import Window
 from saccade.masks.validation import POSITION_BITS, SIZE_BITS
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = [
     "bigbird",
@@ -49,7 +49,7 @@ def sliding_window(window: int) -> Mask:
 
     Reference: Jiang et al. 2023, arXiv:2310.06825, section 2, whose window counts the same way.
     """
-    integer("sliding_window", "window", window)
+    check_int("window", window)
     return Causal() & Window(window - 1, 0)
 
 
@@ -71,8 +71,8 @@ def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
 
     Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
     """
-    integer("longformer", "each_side", each_side, 0)
-    return Window(each_side, each_side) | Global(global_positions("longformer", positions))
+    check_int("each_side", each_side, 0)
+    return Window(each_side, each_side) | Global(global_positions(positions))
 
 
 @argument_hints()
@@ -103,16 +103,16 @@ def bigbird(
 
     Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2.
     """
-    integer("bigbird", "block_size", block_size, below=1 << SIZE_BITS)
-    integer("bigbird", "window_blocks", window_blocks)
-    integer("bigbird", "global_blocks", global_blocks, 0, below=1 << SIZE_BITS)
-    integer("bigbird", "random_blocks", random_blocks, 0, below=1 << DRAW_BITS)
-    integer("bigbird", "seed", seed, 0, below=1 << SEED_BITS)
+    check_int("block_size", block_size, below=1 << SIZE_BITS)
+    check_int("window_blocks", window_blocks)
+    check_int("global_blocks", global_blocks, 0, below=1 << SIZE_BITS)
+    check_int("random_blocks", random_blocks, 0, below=1 << DRAW_BITS)
+    check_int("seed", seed, 0, below=1 << SEED_BITS)
     if window_blocks % 2 == 0:
-        raise value_error("bigbird", "window_blocks", "be odd", window_blocks, hint="it counts the block itself")
+        raise value_error("window_blocks", "be odd", window_blocks, hint="it counts the block itself")
     if global_blocks * block_size >> _GLOBAL_BITS:
         rule = f"hold fewer than 2**{_GLOBAL_BITS} tokens"
-        raise value_error("bigbird", "global_blocks", rule, f"{global_blocks} of {block_size}")
+        raise value_error("global_blocks", rule, f"{global_blocks} of {block_size}")
     mask: Mask = Coarse(Window(window_blocks // 2, window_blocks // 2), block_size)
     if global_blocks:
         mask = mask | Global(range(global_blocks * block_size))
@@ -137,8 +137,8 @@ def streaming(sink_tokens: int, window: int) -> Mask:
     Reference: Xiao et al. 2024, arXiv:2309.17453, section 3.2. Its cache counts positions inside the cache; here
     they do not change.
     """
-    integer("streaming", "sink_tokens", sink_tokens, 0, below=1 << POSITION_BITS)
-    integer("streaming", "window", window)
+    check_int("sink_tokens", sink_tokens, 0, below=1 << POSITION_BITS)
+    check_int("window", window)
     near = Window(window - 1, 0)
     return Causal() & (near | Prefix(sink_tokens)) if sink_tokens else Causal() & near
 
@@ -161,7 +161,7 @@ def sparse_transformer(step: int) -> Mask:
 
     Reference: Child et al. 2019, arXiv:1904.10509, section 4.3 (the strided pattern, both heads' sets joined).
     """
-    integer("sparse_transformer", "step", step, below=1 << POSITION_BITS)
+    check_int("step", step, below=1 << POSITION_BITS)
     return Causal() & (Window(step, 0) | Strided(step))
 
 
@@ -180,7 +180,7 @@ def prefix_lm(length: int) -> Mask:
 
     Reference: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1.
     """
-    integer("prefix_lm", "length", length, 0, below=1 << POSITION_BITS)
+    check_int("length", length, 0, below=1 << POSITION_BITS)
     return Causal() | Prefix(length)
 
 
@@ -209,7 +209,7 @@ def image_rows(text_len: int, height: int, width: int) -> Mask:
 
     Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
     """
-    _check_image("image_rows", text_len, height, width)
+    _check_image(text_len, height, width)
     return _behind_text(text_len, Axial(height, width, "rows"))
 
 
@@ -234,7 +234,7 @@ def image_columns(text_len: int, height: int, width: int) -> Mask:
 
     Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
     """
-    _check_image("image_columns", text_len, height, width)
+    _check_image(text_len, height, width)
     return _behind_text(text_len, Axial(height, width, "columns"))
 
 
@@ -261,14 +261,14 @@ def image_neighbors(text_len: int, height: int, width: int, radius: int | tuple[
 
     Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
     """
-    _check_image("image_neighbors", text_len, height, width)
-    return _behind_text(text_len, Neighborhood(height, width, radii_of("image_neighbors", radius)))
+    _check_image(text_len, height, width)
+    return _behind_text(text_len, Neighborhood(height, width, radii_of(radius)))
 
 
-def _check_image(where: str, text_len: int, height: int, width: int) -> None:
-    integer(where, "text_len", text_len, 0, below=1 << SIZE_BITS)
-    integer(where, "height", height, below=1 << SIZE_BITS)
-    integer(where, "width", width, below=1 << SIZE_BITS)
+def _check_image(text_len: int, height: int, width: int) -> None:
+    check_int("text_len", text_len, 0, below=1 << SIZE_BITS)
+    check_int("height", height, below=1 << SIZE_BITS)
+    check_int("width", width, below=1 << SIZE_BITS)
 
 
 def _behind_text(text_len: int, mask: Mask) -> Mask:

@@ -135,34 +135,36 @@ class ArgumentHints:
 
 
 def _refusal(
-    where: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], hints: Mapping[str, str]
+    function: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], hints: Mapping[str, str]
 ) -> TypeError | None:
     """Return the error for the first fault of a call: an unknown name, too many positional values, a missing value."""
     known = [name for name in signature.parameters if name != "self"]
     for name in kwargs:
         if name not in known:
-            return _misnamed(where, name, known, hints)
+            return _misnamed(function, name, known, hints)
     plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
     positional = [name for name in known if signature.parameters[name].kind is plain]
     count = len(args) - ("self" in signature.parameters)
     if count > len(positional):
         rule = f"be at most {len(positional)}" if positional else "be none"
         hint = hints.get("more") or f"by name: {', '.join(f'{name}=' for name in known[len(positional) :])}"
-        return type_error(where, "values without a name", rule, count, hint=hint if known or "more" in hints else None)
+        return type_error(
+            "values without a name", rule, count, hint=hint if known or "more" in hints else None, where=function
+        )
     for name in known[count:]:
         parameter = signature.parameters[name]
         is_named = parameter.kind in (plain, inspect.Parameter.KEYWORD_ONLY)
         if parameter.default is parameter.empty and name not in kwargs and is_named:
-            return type_error(where, name, "be given", "nothing", hint=hints.get(name))
+            return type_error(name, "be given", "nothing", hint=hints.get(name), where=function)
     return None
 
 
-def _misnamed(where: str, name: str, known: Sequence[str], hints: Mapping[str, str]) -> TypeError:
+def _misnamed(function: str, name: str, known: Sequence[str], hints: Mapping[str, str]) -> TypeError:
     hint = hints.get(name)
     is_name = hint is not None and hint.endswith("=") and hint[:-1].isidentifier()
     if hint is None or (is_name and hint[:-1] not in known):
         hint = f"its arguments are {', '.join(known)}" if known else None
-    return type_error(where, "an argument", "be one of its own", f"{name}=", hint=hint)
+    return type_error("an argument", "be one of its own", f"{name}=", hint=hint, where=function)
 
 
 # Old names, for code on other branches; delete them once nothing imports them.

@@ -22,36 +22,35 @@ __all__ = ["as_mask", "check_told_apart", "from_causal_bias", "starts_at_first_k
 _FULL = Full()
 
 
-def as_mask(mask: object, shape: tuple[int, int, int, int], *, where: str) -> Mask:
+def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
     """Return a `Mask` for any accepted value.
 
     Args:
         mask: None, a `Mask`, a bool tensor, a function ``(b, h, q, kv) -> bool``, or torch's ``causal_lower_right``
             or ``causal_upper_left``.
         shape: (batch, heads, q_len, kv_len) that it must fit.
-        where: the user's function, for the error message.
 
     Raises:
         TypeError: a float or integer tensor, or a value of another kind; a shape that is no tuple of four.
         ValueError: a shape that does not fit.
     """
     if not isinstance(shape, tuple) or len(shape) != 4:
-        raise type_error("as_mask", "shape", "be a tuple (batch, heads, q_len, kv_len)", shown(shape))
+        raise type_error("shape", "be a tuple (batch, heads, q_len, kv_len)", shown(shape))
     if mask is None:
         return _FULL
     if isinstance(mask, Mask):
         # While a program is traced, a comparison would specialise symbolic sizes; the traced program checks them.
         if not is_tracing():
-            check_told_apart(mask, shape, where)
+            check_told_apart(mask, shape)
         return mask
     if is_causal_bias(mask):
-        return from_causal_bias(mask, *shape[2:], where, "mask")
+        return from_causal_bias(mask, *shape[2:], "mask")
     if isinstance(mask, Tensor):
-        return _from_tensor(mask, shape, where)
+        return _from_tensor(mask, shape)
     if callable(mask) and not isinstance(mask, type):
         return Predicate(mask)
     rule = "be None, a saccade mask, a bool tensor or a function (b, h, q, kv) -> bool"
-    raise type_error(where, "mask", rule, kind(mask), hint=_hint_for_words(mask))
+    raise type_error("mask", rule, kind(mask), hint=_hint_for_words(mask))
 
 
 def _hint_for_words(mask: object) -> str | None:
@@ -63,26 +62,26 @@ def _hint_for_words(mask: object) -> str | None:
     return None
 
 
-def check_told_apart(mask: Mask, shape: tuple[int, int, int, int], where: str) -> None:
+def check_told_apart(mask: Mask, shape: tuple[int, int, int, int]) -> None:
     """Raise unless a mask distinguishes all batch items and heads, or none."""
     if mask.shape == (1, 1):
         return
     for count, size, name in zip(mask.shape, shape, ("batch items", "heads"), strict=False):
         if count not in (1, size):
-            raise value_error(where, "mask", f"tell apart 1 or {size} {name}", count, facts=[f"mask   {mask}"])
+            raise value_error("mask", f"tell apart 1 or {size} {name}", count, facts=[f"mask   {mask}"])
 
 
-def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int], where: str) -> Mask:
+def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int]) -> Mask:
     if mask.dtype != torch.bool:
         hint = _hint_for_keys(mask, shape, ".bool()") or NO_BOOL
         got = str(mask.dtype).removeprefix("torch.")
-        raise type_error(where, "mask", "be bool, True = may attend", got, hint=hint)
+        raise type_error("mask", "be bool, True = may attend", got, hint=hint)
     dense = Dense(mask)
     pairs = zip(dense.allowed.shape, shape, strict=True)
     if any(size not in (1, expected) for size, expected in pairs):
         batch, _, q_len, kv_len = shape
         rule = f"have shape [{q_len}, {kv_len}], [{batch}, {q_len}, {kv_len}] or broadcast to {list(shape)}"
-        raise value_error(where, "mask", rule, list(mask.shape), hint=_hint_for_keys(mask, shape))
+        raise value_error("mask", rule, list(mask.shape), hint=_hint_for_keys(mask, shape))
     # Expand a single column, since row positions count from the last column.
     return dense if dense.allowed.shape[3] == shape[3] else Dense(dense.allowed.expand(-1, -1, -1, shape[3]))
 
@@ -100,7 +99,7 @@ def starts_at_first_key(bias: Any) -> bool:
     return bias.seq_len_q == bias.seq_len_kv or bias.variant.name == "UPPER_LEFT"
 
 
-def from_causal_bias(bias: Any, q_len: int, kv_len: int, where: str, name: str) -> Mask:
+def from_causal_bias(bias: Any, q_len: int, kv_len: int, name: str) -> Mask:
     """Return the mask of torch's ``CausalBias``, on default positions.
 
     Args:
@@ -118,11 +117,11 @@ def from_causal_bias(bias: Any, q_len: int, kv_len: int, where: str, name: str) 
     """
     if not hasattr(bias, "variant"):
         rule = "be what causal_lower_right or causal_upper_left returns"
-        raise value_error(where, name, rule, "the result of an operation on it", hint="mask=masks.Causal()")
+        raise value_error(name, rule, "the result of an operation on it", hint="mask=masks.Causal()")
     lengths = (bias.seq_len_q, bias.seq_len_kv)
     if lengths != (q_len, kv_len):
         got = f"causal_{bias.variant.name.lower()}({lengths[0]}, {lengths[1]})"
-        raise value_error(where, name, f"be made for {q_len} queries and {kv_len} keys", got)
+        raise value_error(name, f"be made for {q_len} queries and {kv_len} keys", got)
     later = kv_len - q_len  # position of the first query
     if bias.variant.name == "LOWER_RIGHT" or later == 0:
         return Causal()

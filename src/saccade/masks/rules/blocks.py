@@ -18,7 +18,7 @@ from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, type_error, value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Blocks"]
 
@@ -56,7 +56,7 @@ class Blocks(Mask):
 
     def __init__(self, layout: Tensor | Sequence[Sequence[bool]] | Sequence[Sequence[Sequence[bool]]], block_size: int):
         array = _array(layout)
-        block_size = integer("Blocks", "block_size", block_size, below=1 << SIZE_BITS)
+        block_size = check_int("block_size", block_size, below=1 << SIZE_BITS)
         nested = array.reshape(-1, *array.shape[-2:]).tolist()
         object.__setattr__(self, "layout", tuple(tuple(tuple(row) for row in head) for head in nested))
         object.__setattr__(self, "block_size", block_size)
@@ -115,17 +115,17 @@ class Blocks(Mask):
 def _array(layout: object) -> npt.NDArray[np.bool_]:
     """Return a layout of two or three dimensions as an array."""
     if isinstance(layout, Tensor):
-        check_readable("Blocks", "layout", layout)
+        check_readable("layout", layout)
         layout = layout.detach().cpu()
     try:
         array = np.asarray(layout)
     except (TypeError, ValueError, RuntimeError):  # for example, rows of different lengths
         rule = "be bool, in rows of equal lengths"
-        raise type_error("Blocks", "layout", rule, shown(layout), hint="torch.stack joins tensors") from None
+        raise type_error("layout", rule, shown(layout), hint="torch.stack joins tensors") from None
     if array.dtype != np.bool_ and array.size:
         got = array.dtype if array.dtype.kind in "biufc" else shown(layout)
-        raise type_error("Blocks", "layout", "be bool, True = may attend", got, hint="layout.bool()")
+        raise type_error("layout", "be bool, True = may attend", got, hint="layout.bool()")
     if array.ndim not in (2, 3) or 0 in array.shape:
         rule = "have shape [blocks, blocks] or [heads, blocks, blocks]"
-        raise value_error("Blocks", "layout", rule, list(array.shape))
+        raise value_error("layout", rule, list(array.shape))
     return array
