@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import saccade as sc
 from saccade import masks, mechanisms
 from saccade.costs import Machine, this_machine
-from saccade.costs.machine_cache import MachineFile
+from saccade.costs.machine import MachineFile
 from saccade.masks import plan_cache as kept_plans
 from saccade.models import Decoder, DecoderConfig
 from saccade.nn import MultiHeadAttention

@@ -19,7 +19,7 @@ from saccade import masks
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.native import Native, abilities
 from saccade.engine.kernels.native_plan import PANEL, ROWS, NativePlan, kept_bits
-from saccade.masks.convert.recognise_tensor import found
+from saccade.masks.convert.recognise_tensor import recognise_tensors
 
 SIZES = [(5, 5), (70, 70), (130, 130), (7, 200), (200, 64), (1, 129)]
 RULES = [
@@ -33,7 +33,7 @@ RULES = [
     ~masks.Window(4, 4),
     *ATOMS,
     *(
-        found(masks.Dense(mask.to_dense(size)), (1, 1 << 20, size, size), (0, 0))
+        recognise_tensors(masks.Dense(mask.to_dense(size)), (1, 1 << 20, size, size), (0, 0))
         for size in (70, 130)
         for mask in (masks.streaming(20, 3), masks.prefix_lm(30), masks.Padding([size, 40]) & masks.prefix_lm(30))
     ),

@@ -8,7 +8,7 @@ from torch.nn.attention import varlen
 import saccade as sc
 from saccade import masks, testing
 from saccade.engine.kernels import varlen as kernel
-from saccade.masks.convert.varlen import packed_of
+from saccade.masks.convert.patterns import packed_of
 
 N = 50
 MASKS = {

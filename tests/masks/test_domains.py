@@ -6,7 +6,7 @@ import torch
 
 import saccade as sc
 from saccade import masks
-from saccade.masks.domain import EVERYWHERE, Domain
+from saccade.masks.mask import EVERYWHERE, Domain
 from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.mechanisms import Linear
 from saccade.testing import CASES, LARGE_CASES

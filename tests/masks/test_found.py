@@ -92,8 +92,8 @@ KERNELS = ["fused", "tiled", NATIVE]
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The tensors that were looked at."""
     seen: list[Tensor] = []
-    look = finding._look
-    monkeypatch.setattr("saccade.masks.convert.recognise_tensor._look", lambda x: (seen.append(x), look(x))[1])
+    look = finding._recognise
+    monkeypatch.setattr("saccade.masks.convert.recognise_tensor._recognise", lambda x: (seen.append(x), look(x))[1])
     return seen
 
 
@@ -101,7 +101,7 @@ def _rule(allowed: Tensor) -> masks.Mask:
     """What is found in a tensor, or the tensor as a mask."""
     mask = masks.Dense(allowed)
     batch, heads, rows, columns = mask.allowed.shape
-    return finding.found(mask, (batch, heads, rows, columns), (columns - rows, 0))
+    return finding.recognise_tensors(mask, (batch, heads, rows, columns), (columns - rows, 0))
 
 
 def _dense(mask: masks.Mask, like: Tensor) -> Tensor:
@@ -268,18 +268,18 @@ def test_a_look_leaves_the_tensor_as_it_was() -> None:
     assert mask._version == 0
     assert mask.untyped_storage().resizable()  # memory that NumPy shares is not
     assert not mask.__dict__
-    kept = len(finding._known)
-    assert mask in finding._known
+    kept = len(finding._cache)
+    assert mask in finding._cache
     del mask
     gc.collect()
-    assert len(finding._known) == kept - 1
+    assert len(finding._cache) == kept - 1
 
 
 def test_many_views_of_one_tensor_are_not_all_kept() -> None:
     mask, tensors = TRIL.clone(), _inputs(TRIL)
     for size in range(1, N + 1):
         sc.attention(*(x[:, :, :size] for x in tensors), mask[:size, :size])
-    assert len(finding._known[mask].said) <= finding._MOST_VIEWS
+    assert len(finding._cache[mask].patterns) <= finding._MAX_VIEWS
 
 
 def test_several_threads() -> None:
@@ -334,7 +334,7 @@ def test_explanations_say_what_was_found() -> None:
 
 
 def test_small_products_are_not_worth_a_look(monkeypatch: pytest.MonkeyPatch, looks: list[Tensor]) -> None:
-    monkeypatch.setattr("saccade.masks.convert.recognise_tensor._FEWEST", N * N + 1)
+    monkeypatch.setattr("saccade.masks.convert.recognise_tensor._MIN_PAIRS", N * N + 1)
     mask = TRIL.clone()  # of which nothing is kept yet
     tensors = _inputs(mask)
     sc.attention(*tensors, mask)

@@ -22,7 +22,7 @@ def test_what_is_found_says_what_the_tensor_says_there(
 ) -> None:
     """Other products have rows and columns outside of the tensor, which hides them, and what is found would not."""
     mask = masks.Dense(torch.ones(size, dtype=torch.bool))
-    found = finding.found(mask, (1, 1, *product), origin)
+    found = finding.recognise_tensors(mask, (1, 1, *product), origin)
     places = {
         name: range(first, first + size)
         for name, first, size in zip(("q_positions", "kv_positions"), origin, product, strict=True)
@@ -42,18 +42,18 @@ def test_what_is_alike_is_told_once(name: str) -> None:
     allowed, expected = ALIKE[name]
     mask = masks.Dense(allowed)
     batch, heads, rows, columns = mask.allowed.shape
-    found = finding.found(mask, (batch, heads, rows, columns), (columns - rows, 0))
+    found = finding.recognise_tensors(mask, (batch, heads, rows, columns), (columns - rows, 0))
     assert str(found) == expected
     assert torch.equal(found.to_dense(rows, columns, batch=batch), mask.allowed)
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 13, 30, 100])
 def test_tensors_are_read_piece_by_piece(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.masks.convert.recognise_tensor._AT_ONCE", at_once)
+    monkeypatch.setattr("saccade.masks.convert.recognise_tensor._CHUNK", at_once)
     rows = torch.arange(6)[:, None]
     first, last = (rows * torch.tensor([1, 2, 0])[:, None, None] % 5 for _ in range(2))
     allowed = ((torch.arange(7) >= first) & (torch.arange(7) <= last + 1))[:, None]
-    found = finding._look(allowed)
+    found = finding._recognise(allowed)
     assert found is not None
     assert torch.equal(found.to_dense(6, 7, batch=3), allowed)
 
@@ -62,5 +62,5 @@ def test_few_views_of_one_tensor_are_kept() -> None:
     allowed = TRIL.clone()
     for size in range(1, N + 1):
         part = masks.Dense(allowed[:size, :size])
-        finding.found(part, (1, 1, size, size), (0, 0))
-        assert len(finding._known[allowed].said) <= finding._MOST_VIEWS
+        finding.recognise_tensors(part, (1, 1, size, size), (0, 0))
+        assert len(finding._cache[allowed].patterns) <= finding._MAX_VIEWS

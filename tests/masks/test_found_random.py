@@ -49,9 +49,9 @@ def _check_any_tensor(data: st.DataObject) -> None:
     assert torch.equal(_dense(rule, allowed), allowed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "saccade.masks.convert.recognise_tensor._AT_ONCE", data.draw(st.sampled_from([1, 64, 200, 1 << 22]))
+            "saccade.masks.convert.recognise_tensor._CHUNK", data.draw(st.sampled_from([1, 64, 200, 1 << 22]))
         )
-        again = finding._look(allowed)
+        again = finding._recognise(allowed)
         assert (again is None and isinstance(rule, masks.Dense)) or again == rule
         patch.setattr("saccade.plan.plan._ROW_BLOCKS", data.draw(st.sampled_from([(768, 192), (16, 7, 1), (1,)])))
         patch.setattr("saccade.plan.row_grouping.TILE_PRICE", data.draw(st.sampled_from([0, 30_000])))

@@ -157,14 +157,14 @@ def test_a_name_that_was_given_again_is_another_one():
 def test_what_was_written_elsewhere_is_found_by_its_name(monkeypatch, value):
     program, tensors = encode(value)
     monkeypatch.setattr(written, "_written", {})
-    written._kept.cache_clear()
+    written._cached.cache_clear()
     assert decode(program, tensors) == value
 
 
 def test_what_is_not_here_is_named(monkeypatch):
     program, tensors = encode(Pair(1))
     monkeypatch.setattr(written, "_written", {})
-    written._kept.cache_clear()
+    written._cached.cache_clear()
     with monkeypatch.context() as changed:
         changed.delattr(sys.modules[__name__], "Pair")
         with pytest.raises(sc.UnsupportedError, match=f"made with Pair of {__name__}, which is not defined in this"):

@@ -4,8 +4,8 @@ import pytest
 
 from saccade import masks
 from saccade.masks import Causal, Mask, Window
+from saccade.masks.convert.patterns import window_size
 from saccade.models import DecoderConfig
-from saccade.models.checkpoint_format import window_of
 
 SIZES = {"vocab_size": 9, "max_len": 8, "embed_dim": 8, "num_heads": 2, "num_layers": 1, "feed_forward_dim": 8}
 
@@ -28,4 +28,4 @@ SIZES = {"vocab_size": 9, "max_len": 8, "embed_dim": 8, "num_heads": 2, "num_lay
     ids=str,
 )
 def test_the_window_of_a_mask(mask: Mask | None, window: int | None) -> None:
-    assert window_of(DecoderConfig(**SIZES, mask=mask)) == window
+    assert window_size(DecoderConfig(**SIZES, mask=mask).causal_mask) == window

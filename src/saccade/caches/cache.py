@@ -14,7 +14,7 @@ from saccade.caches.replays import OUTSIDE, Region, refuse_replay
 from saccade.caches.validation import check_call, check_crop, check_tensors, checked_rows
 from saccade.masks import Mask, as_mask
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_int
 
@@ -46,7 +46,7 @@ class Leaf(NamedTuple):
     is_saved: bool = True
 
 
-class LayerCache(AnswersCalls):
+class LayerCache(ArgumentHints):
     """What one attention layer remembers. An object of its own, handed from call to call; no module holds one.
 
     The law of every cache: a prefill, then extend and decode steps of any sizes, equal the full run, for every causal

@@ -7,6 +7,7 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from saccade.support.errors import unsupported
+from saccade.support.torch_modes import is_tracing
 
 __all__ = ["OUTSIDE", "Region", "refuse_replay"]
 
@@ -28,7 +29,7 @@ class Region(NamedTuple):
     @classmethod
     def current(cls) -> Region:
         """Return the innermost region that runs now."""
-        if torch.compiler.is_compiling():
+        if is_tracing():
             return OUTSIDE
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         is_checkpoint = hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"

@@ -24,7 +24,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand
 from saccade.engine.validation import autocast, check_value
 from saccade.masks.convert.as_mask import check_told_apart
-from saccade.masks.convert.recognise_tensor import found
+from saccade.masks.convert.recognise_tensor import recognise_tensors
 from saccade.masks.convert.serialize import decode, encode
 from saccade.scores.base import TileFunction
 from saccade.support.errors import unsupported
@@ -187,7 +187,7 @@ class _Call(NamedTuple):
             dtype=self.value.dtype,
             query=self.query,
             key=self.key,
-            rule=found(rule, shape, (origin[0], origin[1]), is_kept=False),
+            rule=recognise_tensors(rule, shape, (origin[0], origin[1]), may_cache=False),
             origin=(origin[0], origin[1]),
             scale=scale,
             softcap=None if math.isnan(softcap) else softcap,

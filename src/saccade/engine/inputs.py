@@ -16,8 +16,8 @@ from saccade.engine.positions.positioned_mask import PositionedMask, checked_pos
 from saccade.engine.to_device import moved
 from saccade.engine.validation import as_score, autocast, check_query_key, checked_scale, checked_sink, checked_softcap
 from saccade.masks import Full, Mask, as_mask
-from saccade.masks.convert.causal_bias import from_causal_bias
-from saccade.masks.convert.recognise_tensor import found
+from saccade.masks.convert.as_mask import from_causal_bias
+from saccade.masks.convert.recognise_tensor import recognise_tensors
 from saccade.masks.plan_cache import plan_of
 from saccade.plan import Plan, Strip, Tile
 from saccade.positions import Bias
@@ -153,7 +153,9 @@ class AttentionInputs:
 
     def current(self) -> AttentionInputs:
         """The same with what the tensors of the mask hold now: the rules that are found in them, and a new plan."""
-        return self.replaced(rule=found(self.rule, self.shape, self.origin), is_live=False) if self.is_live else self
+        if not self.is_live:
+            return self
+        return self.replaced(rule=recognise_tensors(self.rule, self.shape, self.origin), is_live=False)
 
     @property
     def row_plan(self) -> Plan:

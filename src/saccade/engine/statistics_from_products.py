@@ -94,6 +94,6 @@ def _tensors(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
 
 
 def _transposed(rule: Mask) -> Mask | None:
-    from saccade.masks.transposed import transposed  # noqa: PLC0415  knows masks that a product need not
+    from saccade.masks.convert.patterns import transposed  # noqa: PLC0415  knows masks that a product need not
 
     return transposed(rule)

@@ -13,6 +13,7 @@ from torch import nn
 
 from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
+from saccade.support.torch_modes import is_tracing
 
 __all__ = [
     "Ear",
@@ -134,7 +135,7 @@ def refuse_compiled() -> None:
     Raises:
         UnsupportedError: it is.
     """
-    if torch.compiler.is_compiling():
+    if is_tracing():
         reason = "a compiled graph runs no Python between its kernels"
         hint = "record the model before it is compiled, or under torch.compiler.set_stance('force_eager')"
         raise unsupported("a compiled model", [reason], hint=hint)

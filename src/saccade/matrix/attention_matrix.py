@@ -28,8 +28,8 @@ from saccade.scores.base import ScoreMod
 from saccade.statistics.fused_sweep import compute_by_sweep
 from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import MatrixInfo, Statistic
-from saccade.support.argument_hints import answers
-from saccade.support.torch_modes import is_plain, wants_gradient, without_autocast
+from saccade.support.argument_hints import argument_hints
+from saccade.support.torch_modes import is_plain, is_tracing, wants_gradient, without_autocast
 
 if TYPE_CHECKING:
     from saccade.engine.explanation import Explanation
@@ -87,7 +87,7 @@ class AttentionMatrix(OfInputs):
     Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
     """
 
-    @answers(value="A @ value takes the values")
+    @argument_hints(value="A @ value takes the values")
     def __init__(
         self,
         query: Tensor,
@@ -135,7 +135,7 @@ class AttentionMatrix(OfInputs):
         Returns:
             ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
         """
-        run = custom_op.output if torch.compiler.is_compiling() else output
+        run = custom_op.output if is_tracing() else output
         out, lse = run(self.inputs, value, dropout_p, self.impl, seed)
         if lse is not None and not lse.requires_grad and is_plain(lse):
             self._lse = lse
@@ -154,7 +154,7 @@ class AttentionMatrix(OfInputs):
             return self._lse
         key = self.inputs.key
         nothing = key.new_zeros(*key.shape[:3], 1, dtype=self.dtype)
-        run = custom_op.product if torch.compiler.is_compiling() else product
+        run = custom_op.product if is_tracing() else product
         return run(self.inputs, nothing, impl=self.impl)[1]
 
     @property

@@ -17,7 +17,8 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import ScoreMod
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
+from saccade.support.torch_modes import is_tracing
 
 __all__ = ["OBSERVERS", "attention", "attention_with_lse"]
 
@@ -25,7 +26,7 @@ OBSERVERS: list[Callable[[AttentionInputs, Impl], None]] = []
 """Called with the inputs of each `attention` and `attention_with_lse` after it has run; a recording adds itself."""
 
 
-@answers(value="attention(query, key, value); self-attention gives the same tensor three times")
+@argument_hints(value="attention(query, key, value); self-attention gives the same tensor three times")
 def attention(
     query: Tensor,
     key: Tensor,
@@ -80,13 +81,13 @@ def attention(
         q_positions=q_positions, kv_positions=kv_positions,
     )
     # fmt: on
-    out = (custom_op.output if torch.compiler.is_compiling() else output)(inputs, value, dropout_p, impl)[0]
+    out = (custom_op.output if is_tracing() else output)(inputs, value, dropout_p, impl)[0]
     for observe in OBSERVERS:
         observe(inputs, impl)
     return out
 
 
-@answers()
+@argument_hints()
 def attention_with_lse(
     query: Tensor,
     key: Tensor,
@@ -120,7 +121,7 @@ def attention_with_lse(
         q_positions=q_positions, kv_positions=kv_positions,
     )
     # fmt: on
-    results = (custom_op.product if torch.compiler.is_compiling() else product)(inputs, value, dropout_p, impl)
+    results = (custom_op.product if is_tracing() else product)(inputs, value, dropout_p, impl)
     for observe in OBSERVERS:
         observe(inputs, impl)
     return results
@@ -137,7 +138,7 @@ def _of_nested(
     **options: Any,
 ) -> Any:
     """Run one of the functions above on nested tensors, and nest its results."""
-    if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
+    if is_tracing():  # lengths are read, which a compiler's graph cannot do
         outside = torch.compiler.disable(_of_nested)
         return outside(run, query, key, value, mask, q_positions, kv_positions, **options)
     positions = {"q_positions": q_positions, "kv_positions": kv_positions}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import kind, type_error
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_type
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Operators:
         cls, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         # A compiler hands over both sides of an operator, and not which is which.
-        if not kwargs and len(args) == 2 and not torch.compiler.is_compiling():
+        if not kwargs and len(args) == 2 and not is_tracing():
             left, right = reversed(args) if function in (Tensor.__rmatmul__, Tensor.__rmul__) else args
             if function in _PRODUCTS:
                 return left @ right if isinstance(left, Operators) else right.__rmatmul__(left)

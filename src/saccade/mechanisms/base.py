@@ -12,7 +12,7 @@ from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported
 
 __all__ = ["Mechanism"]
@@ -23,7 +23,7 @@ _HOOKS: tuple[str, ...] = ("_forward_hooks", "_forward_hooks_with_kwargs", "_for
 _HOOKS += ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
 
-class Mechanism(AnswersCalls, nn.Module):
+class Mechanism(ArgumentHints, nn.Module):
     """WHICH MATRIX comes of queries and keys. The one seam that caches, recordings and ranks use."""
 
     @property

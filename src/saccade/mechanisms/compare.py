@@ -17,7 +17,7 @@ from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.mechanisms.compare_table import CLOSE, ROUGH, Compared, Comparison
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import describe, type_error, value_error
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import is_integer
@@ -29,7 +29,7 @@ _ROUNDS = 3
 _PATIENCE = 1.0  # seconds of one exact product, from which on no longer one is timed
 
 
-@answers({}, mechanisms="a list, as [mechanisms.Performer(64)]")
+@argument_hints({}, mechanisms="a list, as [mechanisms.Performer(64)]")
 def compare(
     query: Tensor,
     key: Tensor,

@@ -18,7 +18,7 @@ from saccade.mechanisms.softmax import Softmax
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import hidden_by_vmap, kind, type_error
-from saccade.support.torch_modes import is_mapped, without_autocast
+from saccade.support.torch_modes import is_mapped, is_tracing, without_autocast
 from saccade.support.validation import check_int, check_type
 
 __all__ = ["TopK"]
@@ -115,7 +115,7 @@ class TopK(Mechanism):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> AttentionMatrix:
-        if torch.compiler.is_compiling():  # which keys are read depends on what they hold: no part of a program
+        if is_tracing():  # which keys are read depends on what they hold: no part of a program
             outside: Callable[..., AttentionMatrix] = torch.compiler.disable(self._made)
             return outside(query, key, mask, q_positions, kv_positions)
         return self._made(query, key, mask, q_positions, kv_positions)

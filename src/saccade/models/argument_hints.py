@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from saccade.support.argument_hints import WORDS
+from saccade.support.argument_hints import FOREIGN_NAMES
 
 __all__ = ["OF_CONFIGS", "OF_GENERATION"]
 
@@ -18,7 +18,7 @@ OF_GENERATION: Mapping[str, str] = {
 }
 
 OF_CONFIGS: Mapping[str, str] = {
-    **WORDS,
+    **FOREIGN_NAMES,
     **dict.fromkeys(("vocab", "num_tokens", "n_vocab"), "vocab_size="),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "block_size", "context_length", "seq_len"), "max_len="),
     "n_embd": "embed_dim=",

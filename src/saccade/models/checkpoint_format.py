@@ -7,15 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.masks.convert.patterns import window_size
 from saccade.models.config import DecoderConfig
 from saccade.models.rope_config import rope_words
 from saccade.nn.feed_forward import Activation
-from saccade.plan import ALL, Groups
-from saccade.plan.key_ranges import Universe
 from saccade.support.errors import value_error
 
 __all__ = [
@@ -26,7 +24,6 @@ __all__ = [
     "differences",
     "end_tokens_of",
     "reasons_without_words",
-    "window_of",
 ]
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -39,7 +36,6 @@ ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
 }
 """Activations by the names that published configurations use."""
-_FAR = (1 << 62) - 1  # a position before which any window has begun
 
 
 @dataclass(frozen=True)
@@ -184,26 +180,11 @@ def differences(config: DecoderConfig, wanted: Mapping[str, object]) -> list[str
 def reasons_without_words(config: DecoderConfig) -> list[str]:
     """Why no config.json can express the mask or the rotary scaling of a model; empty if one can."""
     reasons = []
-    if config.mask is not None and window_of(config) is None:
+    if config.mask is not None and window_size(config.causal_mask) is None:
         reasons.append(f"its mask is {config.mask}: a file has words for a sliding window only")
     if rope_words(config.rotary_base, config.rotary_scaling) is None:
         reasons.append(f"its rotary_scaling is {config.rotary_scaling}, which a file has no words for")
     return reasons
-
-
-def window_of(config: DecoderConfig) -> int | None:
-    """The last tokens that a token sees, itself included; None where the mask is no plain sliding window."""
-    mask = config.causal_mask
-    if not (mask.is_relative and mask.is_causal):
-        return None
-    # A rule that reads distances alone says of one row, far from the beginning, what it says of all.
-    row = np.asarray([_FAR])
-    needed, sure = mask.bounds(Groups(np.asarray([ALL]), row, row), Universe(np.asarray([0]), row + 1))
-    seen = needed.starts < needed.ends
-    if seen.sum() != 1 or int(needed.sizes()[0]) != int(sure.sizes()[0]):
-        return None
-    first, stop = int(needed.starts[seen][0]), int(needed.ends[seen][0])
-    return stop - first if first > 0 and stop == _FAR + 1 else None
 
 
 def end_tokens_of(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from saccade.models.argument_hints import OF_CONFIGS
 from saccade.nn.feed_forward import Activation
 from saccade.nn.norms import Norm
 from saccade.positions import Scaling
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type
 
@@ -54,7 +54,7 @@ class TextConfig(Config):
     num_heads: int
 
 
-@answers_class(OF_CONFIGS)
+@argument_hints(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig(TextConfig):
     """Everything about an `Encoder` but its weights.
@@ -93,7 +93,7 @@ class EncoderConfig(TextConfig):
         check_int("pad_token", self.pad_token, 0, below=self.vocab_size, hint=hint)
 
 
-@answers_class(OF_CONFIGS)
+@argument_hints(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig(TextConfig):
     """Everything about a `Decoder` but its weights. The defaults are those of Llama.
@@ -170,7 +170,7 @@ class DecoderConfig(TextConfig):
         return self.mask if Causal() in parts else Causal() & self.mask
 
 
-@answers_class(OF_CONFIGS)
+@argument_hints(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoderConfig(TextConfig):
     """Everything about an `EncoderDecoder` but its weights. The defaults are those of the first paper.

@@ -27,7 +27,7 @@ from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttenti
 from saccade.nn.norms import make_norm
 from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_type
 
@@ -46,7 +46,7 @@ _FORMATS: dict[str, DecoderFormat] = {
 _WRITTEN = ("llama", "gpt2", "saccade-decoder")  # the first that can express the model
 
 
-class Decoder(AnswersCalls, nn.Module):
+class Decoder(ArgumentHints, nn.Module):
     """A language model: for every token of a text, how likely each token of the vocabulary is to come next.
 
     Args:

@@ -23,7 +23,7 @@ from saccade.models.spatial_layer import PlacedLayer
 from saccade.models.vision_config import SetDecoderConfig
 from saccade.nn import FeedForward, MultiHeadAttention
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import type_error, unsupported
 from saccade.support.validation import ShapeSpec, check_type
 
@@ -41,7 +41,7 @@ class _Seen(NamedTuple):
     mask: Tensor | None
 
 
-class SetDecoder(AnswersCalls, nn.Module):
+class SetDecoder(ArgumentHints, nn.Module):
     """Queries look at a picture and at each other, and each says what it has found and where, or that it found nothing.
 
     An encoder goes over a feature map, each cell of which is a token. A decoder's tokens are the learned queries: they

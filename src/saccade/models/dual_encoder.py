@@ -19,8 +19,9 @@ from saccade.models.loading import built, check_fit, check_tensors, words_of
 from saccade.models.token_inputs import check_tokens
 from saccade.models.vision_transformer import VisionTransformer
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported, value_error
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_int, check_type
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _NAMES = {
 }
 
 
-class DualEncoder(AnswersCalls, nn.Module):
+class DualEncoder(ArgumentHints, nn.Module):
     r"""Two encoders, and a projection of each to one space, as CLIP has them.
 
     .. math:: s_{ij} = \tau\, \frac{u_i \cdot v_j}{\lVert u_i \rVert \lVert v_j \rVert}
@@ -223,7 +224,7 @@ class DualEncoder(AnswersCalls, nn.Module):
         if not config.end_tokens:
             return tokens.argmax(1)
         is_end = torch.isin(tokens, torch.tensor(config.end_tokens, device=tokens.device))
-        can_be_read = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
+        can_be_read = tokens.device.type == "cpu" and not is_tracing()
         if can_be_read and not bool(is_end.any(1).all()):
             rule = f"have an end token in each text, one of {config.end_tokens}"
             raise value_error("tokens", rule, "a text without one")

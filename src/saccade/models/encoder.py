@@ -20,7 +20,7 @@ from saccade.models.token_inputs import check_tokens, in_own_texts
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
 from saccade.nn.stack import with_inputs
 from saccade.positions.token_positions import Positions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import ShapeSpec, check_type
 from saccade.text import words
@@ -34,7 +34,7 @@ __all__ = ["Encoder"]
 _TYPES = ShapeSpec("tokens [batch, len]", "token_types [batch, len]")
 
 
-class Encoder(AnswersCalls, nn.Module):
+class Encoder(ArgumentHints, nn.Module):
     """Embeddings and a stack of post-norm layers, as BERT has them.
 
     Args:

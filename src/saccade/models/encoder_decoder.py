@@ -24,7 +24,7 @@ from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, F
 from saccade.nn.norms import make_norm
 from saccade.positions import Learned, Rotary, Sinusoidal
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_type
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["EncoderDecoder"]
 
 
-class EncoderDecoder(AnswersCalls, nn.Module):
+class EncoderDecoder(ArgumentHints, nn.Module):
     """Reads one text, and says for every token of another how likely each token is to come next.
 
     Both texts share one vocabulary, and the embedding shares its weights with the projection to the vocabulary;

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from saccade.masks import sliding_window
+from saccade.masks.convert.patterns import window_size
 from saccade.models.checkpoint_format import (
     ACTIVATIONS,
     DecoderFormat,
     differences,
     end_tokens_of,
     reasons_without_words,
-    window_of,
 )
 from saccade.models.config import DecoderConfig
 from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
@@ -81,12 +81,12 @@ class Llama(DecoderFormat):
     def reasons_to_write(self, config: DecoderConfig) -> list[str]:
         ours = {"position_encoding": "rotary", "norm": "rms", "gated": True, "dropout_p": 0.0}
         reasons = differences(config, ours) + reasons_without_words(config)
-        if window_of(config) is not None and (config.attention_bias or config.feed_forward_bias):
+        if window_size(config.causal_mask) is not None and (config.attention_bias or config.feed_forward_bias):
             reasons.append("it has a sliding window, which is Mistral's, and biases, which Mistral has not")
         return reasons
 
     def write_config(self, config: DecoderConfig) -> dict[str, Any]:
-        window = window_of(config)
+        window = window_size(config.causal_mask)
         special: dict[str, Any] = {"sliding_window": window}
         if window is None:
             special = {"attention_bias": config.attention_bias, "mlp_bias": config.feed_forward_bias}

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.masks import sliding_window
-from saccade.models.checkpoint_format import DecoderFormat, reasons_without_words, window_of
+from saccade.masks.convert.patterns import window_size
+from saccade.models.checkpoint_format import DecoderFormat, reasons_without_words
 from saccade.models.config import DecoderConfig
 from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
 
@@ -50,7 +51,7 @@ class SaccadeFormat(DecoderFormat):
         return {
             "model_type": "saccade-decoder",
             **{name: getattr(config, name) for name in _FIELDS},
-            "window": window_of(config),
+            "window": window_size(config.causal_mask),
             "rope_parameters": rope_words(config.rotary_base, config.rotary_scaling),
             "end_tokens": list(config.end_tokens),
         }

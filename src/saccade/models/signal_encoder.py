@@ -14,7 +14,7 @@ from saccade.matrix import Matrix
 from saccade.nn import EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.projections import weight_of
 from saccade.positions import Rotary
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, shown, value_error
 from saccade.support.validation import ShapeSpec, check_int, check_type
 
@@ -23,7 +23,7 @@ __all__ = ["SignalEncoder"]
 _SIGNAL = ShapeSpec("signal [batch, len, channels]")
 
 
-class SignalEncoder(AnswersCalls, nn.Module):
+class SignalEncoder(ArgumentHints, nn.Module):
     """Convolutions with strides make frames of a signal; layers of attention with a local mask look at them.
 
     Each convolution of stride s makes ``ceil(len / s)`` steps of ``len``, and a GELU follows. The attention turns

@@ -9,13 +9,13 @@ from saccade.masks import Mask
 from saccade.models.argument_hints import OF_CONFIGS
 from saccade.models.config import Config, Positive, Probability
 from saccade.nn.feed_forward import Activation
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 
 __all__ = ["SetDecoderConfig", "VisionTransformerConfig"]
 
 
-@answers_class(OF_CONFIGS)
+@argument_hints(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class VisionTransformerConfig(Config):
     """Everything about a `VisionTransformer` but its weights.
@@ -96,7 +96,7 @@ class VisionTransformerConfig(Config):
         return rows * columns + self.class_token
 
 
-@answers_class(OF_CONFIGS)
+@argument_hints(OF_CONFIGS)
 @dataclasses.dataclass(frozen=True)
 class SetDecoderConfig(Config):
     """Everything about a `SetDecoder` but its weights and its backbone. The defaults are those of DETR.

@@ -21,7 +21,7 @@ from saccade.models.vit import VisionFormat, ViT
 from saccade.nn import EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.projections import weight_of
 from saccade.positions import Learned
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_type
 
@@ -31,7 +31,7 @@ _WHERE = "VisionTransformer"
 _FORMATS: dict[str, type[VisionFormat]] = {"vit": ViT, "clip_vision_model": ClipVision}
 
 
-class VisionTransformer(AnswersCalls, nn.Module):
+class VisionTransformer(ArgumentHints, nn.Module):
     """Pictures are cut into squares, each becomes a token, and every token looks at every other.
 
     Tokens are the class token, if there is one, then the patches, row by row: the patch in row y and column x of the

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from saccade.plan import ALL, Box, Groups, Plan, Ranges, Rule, Strip, Tile
-from saccade.plan.key_ranges import Ints, Spans, Universe
+from saccade.plan.key_ranges import Ints, Spans, Universe, shift_range
 
 __all__ = ["ROWS", "RowPlan", "RowsAhead"]
 
@@ -66,7 +66,7 @@ class RowPlan(Plan):
                 if residual is not False:
                     strips.append(Strip(keys, residual))
             if rows.kv_first:
-                strips = [Strip(_moved(keys, -rows.kv_first), residual) for keys, residual in strips]
+                strips = [Strip(shift_range(keys, -rows.kv_first), residual) for keys, residual in strips]
             if len(strips) > 1:
                 strips.sort(key=_start)
             for keys, residual in strips:
@@ -83,10 +83,6 @@ def _asked(rule: Rule, step: int, position: Ints, keys: Universe) -> _Term:
     bounds = rule.bounds(Groups(np.full_like(position, ALL), position, position, step), keys)
     unsure = Spans.nothing(keys) if bounds.is_exact else bounds.needed.minus(bounds.sure, keys)
     return _Term(rule, step, *(list(spans.ranges(position, step)) for spans in (bounds.sure, unsure)))
-
-
-def _moved(keys: range, by: int) -> range:
-    return range(keys.start + by, keys.stop + by, keys.step)
 
 
 def _start(strip: Strip) -> int:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bounds", "Ints", "Spans", "Universe"]
+__all__ = ["Bounds", "Ints", "Spans", "Universe", "shift_range"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -183,3 +183,8 @@ class Bounds(NamedTuple):
         if choose.all():
             return self
         return Bounds(self.needed.where(choose, other.needed), self.sure.where(choose, other.sure))
+
+
+def shift_range(span: range, by: int) -> range:
+    """Return a range with ``by`` added to each of its numbers."""
+    return range(span.start + by, span.stop + by, span.step)

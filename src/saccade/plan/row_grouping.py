@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from saccade.plan.key_ranges import Ints, Spans, Universe
+from saccade.plan.key_ranges import Ints, Spans, Universe, shift_range
 from saccade.plan.tiles import ALL, Box, Groups, Rule, Strip, Tile, Triangle
 
 __all__ = ["TILE_PRICE", "Layout", "Sizes"]
@@ -128,7 +128,7 @@ class Layout:
                 slice(0, batch) if item == ALL else slice(item, item + 1),
                 slice(0, heads),
                 range(first - q_first, last + 1 - q_first, step),
-                tuple(Strip(_moved(strip.keys, -kv_first), strip.residual) for strip in strips),
+                tuple(Strip(shift_range(strip.keys, -kv_first), strip.residual) for strip in strips),
                 self.rule,
             )
 
@@ -167,7 +167,3 @@ def _price_of_pair(rows: int) -> float:
 def _is_native(strip: Strip) -> bool:
     """Whether kernels need no residual mask for the strip."""
     return strip.residual is True or (isinstance(strip.residual, Triangle) and strip.residual.is_square)
-
-
-def _moved(span: range, by: int) -> range:
-    return range(span.start + by, span.stop + by, span.step)

@@ -13,6 +13,7 @@ from saccade.masks import Mask
 from saccade.matrix import AttentionMatrix, Matrix, matrix_from_inputs
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.plan import Ranges
+from saccade.plan.key_ranges import shift_range
 from saccade.statistics import Block
 from saccade.support.errors import value_error
 
@@ -143,13 +144,10 @@ class JoinedMatrices(_Around):
             if len(own):
                 for block in matrix.blocks(batch, head, own):
                     yield block._replace(
-                        rows=_moved(block.rows, start), columns=tuple(_moved(span, first) for span in block.columns)
+                        rows=shift_range(block.rows, start),
+                        columns=tuple(shift_range(span, first) for span in block.columns),
                     )
             start += q_len
-
-
-def _moved(span: range, by: int) -> range:
-    return range(span.start + by, span.stop + by, span.step)
 
 
 def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:

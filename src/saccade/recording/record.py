@@ -15,7 +15,7 @@ from saccade.recording.collector import Kept, Recorder
 from saccade.recording.layer_selection import Selection
 from saccade.recording.recording import Recording
 from saccade.statistics import Pooled, Statistic, TopK
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_type
 
@@ -47,7 +47,7 @@ class UnheardLayersWarning(UserWarning):
     """
 
 
-@answers({})
+@argument_hints({})
 def record(
     model: nn.Module,
     *,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error, value_error
 from saccade.text.labels import display_width
 from saccade.viz.arrays import Array, as_matrix, as_numbers, limits_of
@@ -25,7 +25,7 @@ _ENDS = 8  # columns of text of the ends of a scale, about
 _LETTER = 10  # pixels of one column of text in a name
 
 
-@answers({})
+@argument_hints({})
 def head_grid(
     values: object, *, title: str | None = None, limits: tuple[float, float] | None = None, shared_scale: bool = False
 ) -> "Figure":

@@ -19,7 +19,7 @@ from saccade.engine.memory_accounting import Cost, Held
 from saccade.support.torch_modes import is_transformed, unobserved
 
 if TYPE_CHECKING:
-    from saccade.masks.convert.varlen import Packed
+    from saccade.masks.convert.patterns import Packed
 
 __all__ = ["Varlen"]
 
@@ -151,7 +151,7 @@ class _Texts(NamedTuple):
 
 def _packed(inputs: AttentionInputs) -> Packed | None:
     """The lengths of a mask's texts, and their window; None if it is no mask of texts with windows."""
-    from saccade.masks.convert.varlen import packed_of  # noqa: PLC0415  knows masks that a product need not
+    from saccade.masks.convert.patterns import packed_of  # noqa: PLC0415  knows masks that a product need not
 
     _, _, q_len, kv_len = inputs.shape
     is_square = q_len == kv_len and inputs.origin == (0, 0) and inputs.row_positions is None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from saccade.engine.positions.position_index import TokenOrder
 from saccade.masks import Mask
-from saccade.masks.domain import EVERYWHERE
+from saccade.masks.mask import EVERYWHERE
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
 from saccade.positions.token_positions import GivenPositions, Positions

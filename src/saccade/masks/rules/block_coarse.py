@@ -1,4 +1,4 @@
-"""Coarse: a rule on blocks of positions instead of positions."""
+"""Coarse: a mask on blocks of positions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Hashable
 import numpy as np
 from torch import Tensor
 
-from saccade.masks.domain import Domain
-from saccade.masks.mask import Mask
+from saccade.masks.mask import Domain, Mask
 from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
@@ -20,7 +19,7 @@ __all__ = ["Coarse"]
 
 @dataclasses.dataclass(frozen=True)
 class Coarse(Mask):
-    """Positions are rounded down to blocks of ``block_size``, and ``rule`` decides which block sees which.
+    """Positions are rounded down to blocks of ``block_size``; ``rule`` is the mask between blocks.
 
     >>> from saccade.masks import Causal
     >>> print(Coarse(Causal(), 2).picture(4))
@@ -30,7 +29,7 @@ class Coarse(Mask):
     1 1 1 1
 
     Args:
-        rule: a mask on numbers of blocks.
+        rule: a mask on block numbers.
         block_size: positions along one side of a block, an int of at least 1.
 
     Raises:

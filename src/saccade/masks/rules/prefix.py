@@ -1,4 +1,4 @@
-"""Prefix: the beginning, seen by everyone."""
+"""Prefix: every query sees the first positions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from saccade.masks.mask import Mask
 from saccade.masks.validation import check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 
 __all__ = ["Prefix"]
 
 
-@answers_class()
+@argument_hints()
 @dataclasses.dataclass(frozen=True)
 class Prefix(Mask):
-    """Every query sees the first ``length`` positions. Meant to be joined: ``Causal() | Prefix(n)`` is a prefix LM.
+    """Every query sees the first ``length`` positions. Join it with other masks: ``Causal() | Prefix(n)`` is a prefix
+    LM.
 
     >>> from saccade.masks import Causal
     >>> print((Causal() | Prefix(3)).picture(5))

@@ -1,4 +1,4 @@
-"""Segments: causal, as far back as some tokens before the query's own segment."""
+"""Segments: causal, up to some tokens before the segment of the query."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from saccade.masks.rules.causal import Causal
 from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 
 __all__ = ["Segments"]
 
 
-@answers_class(
+@argument_hints(
     memory="Segments(4, 2) sees its own segment of 4 and the last 2 tokens before it, Segments(4, 0) no more"
 )
 @dataclasses.dataclass(frozen=True)
 class Segments(Mask):
-    """A query sees what came before it in its own segment, and the last ``memory`` tokens before that segment.
+    """A query sees the earlier tokens of its segment, and the last ``memory`` tokens before that segment.
 
-    Segments are ``segment`` positions long and begin at 0. How far back a query sees grows from token to token, and
-    falls at the next segment; a window moves with the query.
+    Segments are ``segment`` positions long and begin at 0. The number of visible keys grows from token to token and
+    drops at the next segment, whereas a window moves with the query.
 
     >>> print(Segments(3, 2).picture(7))
     1 . . . . . .
@@ -39,7 +39,7 @@ class Segments(Mask):
 
     Args:
         segment: positions of a segment, at least 1.
-        memory: tokens before the own segment that are seen, at least 0.
+        memory: number of visible tokens before the segment, at least 0.
 
     Raises:
         ValueError: anything else.

@@ -11,7 +11,7 @@ from saccade.masks.mask import Mask
 from saccade.masks.validation import POSITION_BITS
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import check_int
 
 __all__ = ["Window"]
@@ -19,13 +19,13 @@ __all__ = ["Window"]
 _UNLIMITED = 1 << POSITION_BITS  # wider than any sequence: sums of positions and widths must stay within int64
 
 
-@answers_class(
+@argument_hints(
     left="Window(4, 4) looks 4 keys back and 4 ahead, Window(4, 0) back only",
     right="Window(4, 4) looks 4 keys back and 4 ahead, Window(4, 0) back only; from_sliding_window(5) is transformers'",
 )
 @dataclasses.dataclass(frozen=True)
 class Window(Mask):
-    """A query sees itself, ``left`` keys before it and ``right`` keys after it.
+    """A query sees its position, ``left`` keys before it and ``right`` keys after it.
 
     >>> print(Window(2, 0).picture(5))
     1 . . . .
@@ -40,7 +40,7 @@ class Window(Mask):
     . . 1 1
 
     Args:
-        left, right: numbers of keys *besides* the query's own position, at least 0; None means no limit.
+        left, right: numbers of keys *besides* the query's position, at least 0; None means no limit.
 
     Raises:
         ValueError: a negative or non-integer width.

@@ -11,6 +11,7 @@ from torch import Tensor
 from saccade.caches.recurrent import Memory
 from saccade.engine.tiles.grouped_heads import product
 from saccade.mechanisms.features.chunks import Carried, Line, chunked_sums
+from saccade.support.torch_modes import is_tracing
 
 __all__ = ["continued", "prefix_sums"]
 
@@ -38,7 +39,7 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
     state ``[batch, groups, width, value_dim]`` and one chunk.
     """
     line = Line() if line is None else line
-    run = _operation if torch.compiler.is_compiling() else _PrefixSums.apply
+    run = _operation if is_tracing() else _PrefixSums.apply
     return run(a, b, c, *line, reverse)
 
 

@@ -13,6 +13,7 @@ from saccade.mechanisms.recurrences.chunk_group import Group, after, backwards, 
 from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut, groups_of, joined
 from saccade.mechanisms.recurrences.step_by_step import stepped
 from saccade.mechanisms.value_access import is_readable, is_surely_finite
+from saccade.support.torch_modes import is_tracing
 
 __all__ = ["product", "transposed"]
 
@@ -32,7 +33,7 @@ def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
     Cost: time O(len * (head_dim + value_dim) * CHUNK + len * head_dim * value_dim); memory beside inputs and output is
     that of one group of chunks. The backward pass keeps the inputs, and one state for each group.
     """
-    run = _operation if torch.compiler.is_compiling() else _Product.apply
+    run = _operation if is_tracing() else _Product.apply
     out, last, _ = run(*rule.tensors, value, state, segment, rule.scale, rule.is_delta)
     return out, last
 
@@ -170,12 +171,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def _derivatives(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     grad, grad_state, _ = grads
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if torch.is_grad_enabled() and not is_tracing():
         return _differentiable(ctx, grad, grad_state)
     bad = None if is_surely_finite(grad) else ~grad.isfinite().all(-1, keepdim=True)
     grad = grad if bad is None else grad.masked_fill(bad, 0.0)
     saved: tuple[Any, ...] = (*ctx.saved_tensors[:8], ctx.scale, ctx.is_delta, grad, grad_state)
-    run: Any = _gradient_operation if torch.compiler.is_compiling() else _gradients
+    run: Any = _gradient_operation if is_tracing() else _gradients
     query, key, decay, beta, value, state = run(*saved)
     if bad is not None:
         query = query.masked_fill(bad, math.nan)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 
 __all__ = ["ScoreRows", "Scorer", "exact_dtype"]
 
@@ -16,7 +16,7 @@ ScoreRows = Callable[[range, int], Tensor]
 """``(rows, stop) -> scores [batch | 1, 1 | kv_heads | heads, rows, columns]``; see `Scorer.on`."""
 
 
-class Scorer(AnswersCalls, ABC):
+class Scorer(ArgumentHints, ABC):
     """Ranks keys, or blocks of keys, for `saccade.mechanisms.TopK`. Scores only rank, and are never used as weights.
 
     A scorer of one's own defines `on`; a plain function ``(query, key, rows) -> scores`` will do as well.

@@ -16,7 +16,7 @@ from saccade.models.argument_hints import OF_GENERATION
 from saccade.models.generation.generate import Tokens
 from saccade.models.generation.prompts import as_prompts, stop_tokens
 from saccade.models.generation.stepper import LanguageModel, new_reader
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import check_int, check_number
 
 __all__ = ["Hypothesis", "beam_search"]
@@ -35,7 +35,7 @@ class Hypothesis(NamedTuple):
     score: float
 
 
-@answers(OF_GENERATION)
+@argument_hints(OF_GENERATION)
 def beam_search(
     model: LanguageModel,
     tokens: Tokens,

@@ -16,7 +16,7 @@ from saccade.models.argument_hints import OF_GENERATION
 from saccade.models.generation.prompts import as_prompts, stop_tokens
 from saccade.models.generation.sampler import Sampler
 from saccade.models.generation.stepper import LanguageModel, Reader, new_reader
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_type
 
@@ -46,7 +46,7 @@ class Step:
     bytes_appended: int | None
 
 
-@answers(OF_GENERATION)
+@argument_hints(OF_GENERATION)
 def generate(
     model: LanguageModel,
     tokens: Tokens,
@@ -96,7 +96,7 @@ def generate(
     return texts
 
 
-@answers(OF_GENERATION)
+@argument_hints(OF_GENERATION)
 def stream(
     model: LanguageModel,
     tokens: Tokens,

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from saccade.caches.files import write_whole
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import check_choice, check_int, check_type, is_integer
 from saccade.text import visible
@@ -41,7 +41,7 @@ class Options(NamedTuple):
     size: int = _SIZE
 
 
-@answers({})
+@argument_hints({})
 def report(
     given: object,
     path: str | os.PathLike[str],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import missing_extra
 from saccade.support.validation import check_int
 from saccade.viz.page.document import code, style
@@ -15,7 +15,7 @@ from saccade.viz.page.texts import Tokens
 __all__ = ["report_widget"]
 
 
-@answers({})
+@argument_hints({})
 def report_widget(
     given: object,
     *,
