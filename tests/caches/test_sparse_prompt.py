@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from saccade import masks
-from saccade.caches import BlockSelectCache, BoundScorer, MeanScorer, load_cache, save_cache
+from saccade.caches import BlockSelectCache, load_cache, save_cache
 from saccade.caches.sparse_prefill import set_against
 from saccade.mechanisms import Linear, Softmax
+from saccade.scorers import BlockBounds, BlockMeans
 from saccade.support.errors import UnsupportedError
 
 CAUSAL = masks.Causal()
@@ -22,7 +23,7 @@ def _run(cache, tensors, edges, softmax):
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("scorer", [MeanScorer(), BoundScorer()], ids=repr)
+@pytest.mark.parametrize("scorer", [BlockMeans(), BlockBounds()], ids=repr)
 @pytest.mark.parametrize("ends", [(1, 2), (0, 1), (2, 3)], ids=str)
 @pytest.mark.parametrize("cuts", [(), (30,), (7, 21, 22, 23, 40, 61)], ids=str)
 def test_any_split_is_one_token_at_a_time(cuts, ends, scorer, kv_heads):
@@ -55,7 +56,7 @@ def test_of_equal_blocks_the_first_are_read_in_prompts_and_steps():
     torch.testing.assert_close(*runs)
 
 
-class _Narrow(MeanScorer):
+class _Narrow(BlockMeans):
     def score(self, query, summary):
         return super().score(query, summary).bfloat16()
 
@@ -94,7 +95,7 @@ def test_scores_are_set_against_one_another(scores, ranks):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_means_and_products_are_taken_in_a_wide_type(dtype):
-    wide, scorer = torch.float64 if dtype == torch.float64 else torch.float32, MeanScorer()
+    wide, scorer = torch.float64 if dtype == torch.float64 else torch.float32, BlockMeans()
     key = torch.full((1, 1, 1, 128, 2), 1000.0, dtype=dtype)  # whose sum is no float16
     summary = scorer.summarize(key, torch.ones(1, 1, 1, 128, 1, dtype=torch.bool))
     assert torch.equal(summary, torch.full((1, 1, 1, 2), 1000.0, dtype=dtype))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saccade import masks, mechanisms
-from saccade.mechanisms.scorers import LightningIndexer
+from saccade.scorers import LightningIndexer
 from saccade.statistics import Entropy, IndexerLoss, Outline
 from saccade.support.errors import UnsupportedError
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from answers.examples import CACHES, FEW, MASKS, MECHANISMS
-from saccade import caches, masks, mechanisms
+from saccade import caches, masks, mechanisms, scorers
 from saccade.masks import Mask
-from saccade.mechanisms import scorers
 
 
 class ShortKeys(caches.EvictingCache):

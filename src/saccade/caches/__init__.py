@@ -1,7 +1,6 @@
 """What a layer remembers of the tokens it has seen, so that the next ones need not begin anew."""
 
 from saccade.caches.attend_call import Call, MakesMatrix, Traffic
-from saccade.caches.block_scorers import BlockScorer, BoundScorer, MeanScorer
 from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.compressive_cache import CompressiveCache
@@ -37,9 +36,6 @@ __all__ = [
     "HeavyHitterCache",
     "SnapKVCache",
     "Int8Cache",
-    "BlockScorer",
-    "BoundScorer",
-    "MeanScorer",
     "RecurrentCache",
     "CompressiveCache",
     "CrossCache",

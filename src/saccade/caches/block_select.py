@@ -10,7 +10,6 @@ from torch import Tensor
 
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.block_read import Reading, Seen
-from saccade.caches.block_scorers import BlockScorer, BoundScorer
 from saccade.caches.cache import Leaf
 from saccade.caches.files.record import Contents
 from saccade.caches.kv_cache import KVCache, check_softmax
@@ -21,14 +20,13 @@ from saccade.engine.kernels.native_plan import PANEL
 from saccade.engine.tiles.stable_topk import strongest
 from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.matrix import Matrix
+from saccade.scorers.block_scorers import BlockBounds, BlockScorer, score_rows, summarize_blocks
 from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_plain as is_plain_tensor
-from saccade.support.validation import Shapes, instance, integer, one_of
+from saccade.support.validation import instance, integer, one_of
 
 __all__ = ["BlockSelectCache"]
-
-_SUMMARY, _SCORES = Shapes("summary [batch, kv_heads, blocks, width]"), Shapes("scores [batch, heads, blocks]")
 
 
 class BlockSelectCache(KVCache):
@@ -56,7 +54,7 @@ class BlockSelectCache(KVCache):
             and last blocks.
         sink_blocks: blocks at the beginning that are always read.
         local_blocks: blocks at the end that are always read, at least 1.
-        scorer: ranks the blocks between; `BoundScorer` when None.
+        scorer: ranks the blocks between; `saccade.scorers.BlockBounds` when None.
         rescore_every: steps from one ranking of the blocks to the next; in between, the last ranking counts, in which
             newer blocks come last.
         prompt: "dense", or "sparse": tokens that come together read no more than each would by itself, so that any
@@ -128,8 +126,8 @@ class BlockSelectCache(KVCache):
         if budget < (sink_blocks + local_blocks) * block_size:
             rule = f"hold {sink_blocks} first and {local_blocks} last blocks of {block_size}"
             raise value_error(where, "budget", rule, budget, hint="tokens for each key head, those blocks included")
-        hint = "saccade.caches.MeanScorer(), BoundScorer(), or a BlockScorer of one's own"
-        given = BoundScorer() if scorer is None else scorer
+        hint = "saccade.scorers.BlockMeans(), BlockBounds(), or a subclass of BlockScorer"
+        given = BlockBounds() if scorer is None else scorer
         self.scorer = instance(where, "scorer", given, BlockScorer, "be a BlockScorer or None", hint=hint)
 
     @property
@@ -230,10 +228,7 @@ class BlockSelectCache(KVCache):
             if table is not None:
                 real = table[:, done * size : finished * size] >= 0
             with torch.no_grad():
-                new = self.scorer.summarize(blocks, real.view(-1, 1, finished - done, size, 1))
-            batch, kv_heads, count = blocks.shape[:3]
-            where = f"{type(self.scorer).__name__}.summarize"
-            _SUMMARY.check(where, new, batch=batch, kv_heads=kv_heads, blocks=count)
+                new = summarize_blocks(self.scorer, blocks, real.view(-1, 1, finished - done, size, 1))
             self._written("summary", done, new)
             self._summarized = finished
         return self._state["summary"][:, :, :finished]
@@ -241,14 +236,13 @@ class BlockSelectCache(KVCache):
     def _ranked(self, call: Call, summary: Tensor, seen: Seen) -> tuple[Tensor, int, int]:
         """How high each finished block ranks, ``[batch, kv_heads, blocks]``; the age of this, and bytes read for it."""
         batch, kv_heads, blocks, _ = summary.shape
-        held, query = self._state.get("ranking"), call.query[:, :, 0]
+        held = self._state.get("ranking")
         if held is not None and self.age < self.rescore_every:
             newer = held.new_full((batch, kv_heads, blocks - held.shape[2]), -torch.inf)
             return torch.cat([held, newer], 2), self.age + 1, held.nbytes
         with torch.no_grad():
-            scores = self.scorer.score(query, summary)
-        _SCORES.check(f"{type(self.scorer).__name__}.score", scores, batch=batch, heads=query.shape[1], blocks=blocks)
-        scores = scores.to(wide_dtype(query.dtype)) * query.shape[2] ** -0.5
+            scores = score_rows(self.scorer, call.query, summary)[:, :, 0]
+        scores = scores.to(wide_dtype(call.query.dtype)) * call.query.shape[3] ** -0.5
         if not seen.is_all_real:  # blocks of padding are none that others are set against
             scores = scores.masked_fill((seen.tokens(blocks, self.block_size) == 0)[:, None], -torch.inf)
         relative = set_against(scores)

@@ -34,7 +34,7 @@ class IndexedCache(KVCache):
     Example:
         >>> import torch
         >>> from saccade import masks, mechanisms
-        >>> from saccade.mechanisms.scorers import LightningIndexer
+        >>> from saccade.scorers import LightningIndexer
         >>> cache = IndexedCache()
         >>> for _ in range(2):
         ...     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))

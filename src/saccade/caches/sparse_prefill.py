@@ -15,6 +15,7 @@ from saccade.engine.tiles.stable_topk import strongest
 from saccade.masks import Causal
 from saccade.matrix import Matrix
 from saccade.matrix.block_sparse import selected
+from saccade.scorers.block_scorers import score_rows
 from saccade.support.errors import unsupported
 from saccade.support.numerics import is_finite, wide_dtype
 
@@ -78,7 +79,7 @@ def blocks_of_prompt(cache: BlockSelectCache, query: Tensor, summary: Tensor, co
         own = query[:, :, first : first + step]
         before = torch.arange(first, first + own.shape[2], device=query.device) + columns.start
         before = before.div_(size, rounding_mode="floor")[:, None]  # finished blocks, and the number of the own one
-        scores = cache.scorer.score(own.reshape(batch, -1, width), summary).view(batch, heads, -1, finished)
+        scores = score_rows(cache.scorer, own, summary)
         scores = scores.to(wide_dtype(query.dtype)) * width**-0.5
         relative = set_against(scores.masked_fill(number >= before, -torch.inf))
         order = relative.unflatten(1, (kv_heads, -1)).amax(2)

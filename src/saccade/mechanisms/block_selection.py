@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from saccade.engine.inputs import Ingredients
 from saccade.engine.tiles.stable_topk import strongest
-from saccade.mechanisms.scorers.base import ScoreRows
 from saccade.plan import ALL, Groups
 from saccade.plan.key_ranges import Bounds, Universe
+from saccade.scorers.scorer import ScoreRows
 from saccade.support.errors import value_error
 
 __all__ = ["chosen_blocks"]

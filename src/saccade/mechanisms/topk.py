@@ -13,10 +13,10 @@ from saccade.matrix import AttentionMatrix
 from saccade.matrix.block_sparse import selected
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.block_selection import chosen_blocks
-from saccade.mechanisms.scorers.base import Scorer, ScoreRows
 from saccade.mechanisms.softmax import Softmax
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
+from saccade.scorers.scorer import Scorer, ScoreRows
 from saccade.support.errors import hidden_by_vmap, kind, type_error
 from saccade.support.torch_modes import is_mapped, without_autocast
 from saccade.support.validation import instance, integer
@@ -41,7 +41,7 @@ class TopK(Mechanism):
     goes to the scorer; `saccade.statistics.IndexerLoss` trains one.
 
     Args:
-        scorer: a `saccade.mechanisms.scorers.Scorer`; or a function ``(query, key, rows) -> scores``, which is handed
+        scorer: a `saccade.scorers.Scorer`; or a function ``(query, key, rows) -> scores``, which is handed
             all queries and keys and a range of rows, and answers with
             ``[batch, 1 | kv_heads | heads, rows, kv_len or blocks]``. It must not look at keys behind a query.
         k: keys, or blocks, that a query reads at most (if it sees no more of them in part).
@@ -61,7 +61,7 @@ class TopK(Mechanism):
 
     Example:
         >>> from saccade import masks
-        >>> from saccade.mechanisms.scorers import DotProducts
+        >>> from saccade.scorers import DotProducts
         >>> q = k = torch.tensor([[0.0], [3.0], [1.0], [2.0]])[None, None]
         >>> TopK(DotProducts(), 2)(q, k, mask=masks.Causal()).to_dense()[0, 0].gt(0).int()
         tensor([[1, 0, 0, 0],
@@ -83,7 +83,7 @@ class TopK(Mechanism):
         super().__init__()
         if isinstance(scorer, type) or not (isinstance(scorer, Scorer) or callable(scorer)):
             rule = "be a Scorer or a function (query, key, rows) -> scores"
-            raise type_error("TopK", "scorer", rule, kind(scorer), hint="mechanisms.scorers.BlockMeans()")
+            raise type_error("TopK", "scorer", rule, kind(scorer), hint="saccade.scorers.BlockMeans()")
         self.scorer = scorer
         self.k, self.block_size = integer("TopK", "k", k), integer("TopK", "block_size", block_size)
         given = Softmax() if softmax is None else softmax

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from saccade import positions as encodings
-from saccade.caches.block_scorers import BlockScorer, BoundScorer, MeanScorer
 from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cache import LayerCache
 from saccade.caches.compressive_cache import CompressiveCache
@@ -27,6 +26,7 @@ from saccade.caches.recurrent import RecurrentCache
 from saccade.caches.segment_cache import SegmentCache
 from saccade.caches.sink_window import SinkWindowCache
 from saccade.caches.snap_kv import SnapKVCache
+from saccade.scorers import BlockBounds, BlockMeans, BlockScorer
 from saccade.support.errors import type_error, unsupported, value_error
 
 __all__ = ["load_cache", "save_cache"]
@@ -51,7 +51,7 @@ _KINDS = {
     )
 }
 _GROUPED = (BlockSelectCache, HeavyHitterCache, SnapKVCache)  # whose sizes stand in a group of their own
-_SCORERS: dict[str, type[BlockScorer]] = {kind.__name__: kind for kind in (MeanScorer, BoundScorer)}
+_SCORERS: dict[str, type[BlockScorer]] = {kind.__name__: kind for kind in (BlockMeans, BlockBounds)}
 _SCALINGS: dict[str, type[encodings.Scaling]] = {
     kind.__name__: kind
     for kind in (encodings.Linear, encodings.NTK, encodings.Llama3, encodings.YaRN, encodings.Frequencies)
@@ -187,7 +187,7 @@ def _settings(cache: LayerCache, where: str) -> dict[str, Any]:
         scorer = type(settings["scorer"]).__name__
         if _SCORERS.get(scorer) is not type(settings["scorer"]):
             reason = f"its scorer {scorer} is one of your own, and a file holds no code"
-            raise unsupported(where, kind, [reason], hint="MeanScorer() and BoundScorer() can be saved")
+            raise unsupported(where, kind, [reason], hint="BlockMeans() and BlockBounds() can be saved")
         settings["scorer"] = scorer
     rotary = settings.get("rotary")
     if rotary is not None:
