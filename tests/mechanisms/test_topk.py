@@ -11,9 +11,9 @@ from torch import Tensor
 from saccade import masks, mechanisms
 from saccade.engine.block_sparse.by_key import ByBlock
 from saccade.engine.block_sparse.gather import Gathered
-from saccade.engine.block_sparse.selected_blocks import Chosen
+from saccade.engine.block_sparse.selected_blocks import SelectedBlocks
+from saccade.engine.block_sparse.selection import stable_topk
 from saccade.engine.kernels.kernel import Kernel
-from saccade.engine.tiles.stable_topk import strongest
 from saccade.scorers import BlockBounds, BlockMeans, DotProducts, LightningIndexer, Scorer
 from saccade.support.errors import UnsupportedError
 
@@ -142,9 +142,9 @@ def test_of_equal_scores_the_first_are_taken_whatever_follows() -> None:
     scores = torch.randint(0, 3, (200, 40)).float()
     for k in (1, 5, 39):
         expected = scores.sort(dim=-1, descending=True, stable=True).indices[:, :k].sort(-1).values
-        torch.testing.assert_close(strongest(scores, k).sort(-1).values, expected)
+        torch.testing.assert_close(stable_topk(scores, k).sort(-1).values, expected)
     wide = torch.cat([scores, torch.full((200, 30), -1.0)], 1)
-    torch.testing.assert_close(strongest(wide, 5).sort(-1).values, strongest(scores, 5).sort(-1).values)
+    torch.testing.assert_close(stable_topk(wide, 5).sort(-1).values, stable_topk(scores, 5).sort(-1).values)
 
 
 @pytest.mark.parametrize("scorer", [BlockMeans(), BlockBounds()], ids=repr)
@@ -203,7 +203,7 @@ def test_what_was_chosen_is_said_and_moved() -> None:
     matrix = mechanisms.TopK(BlockMeans(), 2, 16)(q, k, mask=masks.Causal())
     assert "at most 2 blocks of 16 keys" in str(matrix.explain())
     assert matrix.explain().kernel == "by_block"
-    assert isinstance(matrix.ingredients.rule, Chosen)
+    assert isinstance(matrix.ingredients.rule, SelectedBlocks)
     torch.testing.assert_close((matrix.to(torch.float64) @ v.double()).float(), matrix @ v)
     assert mechanisms.TopK(BlockMeans(), 2, 16).new_cache().length == 0
 

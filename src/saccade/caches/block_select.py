@@ -15,9 +15,9 @@ from saccade.caches.files.record import Contents
 from saccade.caches.kv_cache import KVCache, check_softmax
 from saccade.caches.per_head import attend_by_head
 from saccade.caches.sparse_prefill import Selecting, blocks_of_prompt, check_prompt, set_against
+from saccade.engine.block_sparse.selection import stable_topk
 from saccade.engine.kernels import native
 from saccade.engine.kernels.native_plan import PANEL
-from saccade.engine.tiles.stable_topk import strongest
 from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.matrix import Matrix
 from saccade.scorers.block_scorers import BlockBounds, BlockScorer, score_rows, summarize_blocks
@@ -258,7 +258,9 @@ class BlockSelectCache(KVCache):
         if seen.allowed is None:
             order[..., : self.sink_blocks] = order[..., blocks - (self.local_blocks - 1) :] = torch.inf
             few = self.budget // size - 1
-            return strongest(order, few) if self.prompt == "sparse" else order.topk(few, 2, sorted=False).indices, None
+            return stable_topk(order, few) if self.prompt == "sparse" else order.topk(
+                few, 2, sorted=False
+            ).indices, None
         tokens = seen.tokens(blocks, size)
         has_some = tokens > 0
         before, after = has_some.cumsum(1), has_some.flip(1).cumsum(1).flip(1)

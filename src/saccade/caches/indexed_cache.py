@@ -10,7 +10,7 @@ from saccade.caches.attend_call import Call
 from saccade.caches.cache import Leaf
 from saccade.caches.files.record import Contents
 from saccade.caches.kv_cache import KVCache
-from saccade.engine.block_sparse.selected_blocks import Chosen
+from saccade.engine.block_sparse.selected_blocks import SelectedBlocks
 from saccade.matrix import AttentionMatrix
 from saccade.support.errors import unsupported
 
@@ -65,7 +65,7 @@ class IndexedCache(KVCache):
 
     def _bytes_read(self, matrix: AttentionMatrix, held: int) -> int:
         rule, (_, groups, kv_len, _) = matrix.ingredients.rule, matrix.ingredients.key.shape
-        if not isinstance(rule, Chosen):
+        if not isinstance(rule, SelectedBlocks):
             return super()._bytes_read(matrix, held)
         return held * rule.keys_read(groups, kv_len) // (len(rule.index) * groups * kv_len)
 

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from saccade.caches.attend_call import Call
 from saccade.caches.kv_cache import check_softmax
-from saccade.engine.tiles.stable_topk import strongest
+from saccade.engine.block_sparse.selection import stable_topk
 from saccade.masks import Causal
 from saccade.matrix import Matrix
-from saccade.matrix.block_sparse import selected
+from saccade.matrix.block_sparse import restrict_to_blocks
 from saccade.scorers.block_scorers import score_rows
 from saccade.support.errors import unsupported
 from saccade.support.numerics import is_finite, wide_dtype
@@ -46,7 +46,7 @@ class Selecting(nn.Module):
         check_softmax(matrix, self.call)
         with torch.no_grad():
             index = self._index_of(query, key)
-        return selected(matrix, index, self._size)
+        return restrict_to_blocks(matrix, index, self._size)
 
 
 def check_prompt(call: Call) -> None:
@@ -86,7 +86,7 @@ def blocks_of_prompt(cache: BlockSelectCache, query: Tensor, summary: Tensor, co
         at_ends = (number < cache.sink_blocks) | (number >= before - (cache.local_blocks - 1))
         order = order.masked_fill(at_ends, torch.inf).masked_fill(number >= before, -torch.inf)
         order = F.pad(order, (0, max(0, few - finished)), value=-torch.inf)
-        index = strongest(order, few)
+        index = stable_topk(order, few)
         index = index.masked_fill(order.gather(-1, index) == -torch.inf, spare)
         parts.append(torch.cat([index, before.expand(*index.shape[:3], 1)], -1).int().sort(-1).values)
     return torch.cat(parts, 2)

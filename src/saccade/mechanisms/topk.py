@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from saccade.caches import IndexedCache, KVCache, LayerCache
+from saccade.engine.block_sparse.selection import select_blocks
 from saccade.matrix import AttentionMatrix
-from saccade.matrix.block_sparse import selected
+from saccade.matrix.block_sparse import restrict_to_blocks
 from saccade.mechanisms.base import Mechanism
-from saccade.mechanisms.block_selection import chosen_blocks
 from saccade.mechanisms.softmax import Softmax
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
@@ -135,8 +135,8 @@ class TopK(Mechanism):
                 score: ScoreRows = self.scorer.on(query, key, self.block_size)
             else:
                 where, score = "TopK", _Function(self.scorer, query, key, self.block_size).scores
-            index = chosen_blocks(given, score, self.k, self.block_size, where)
-        return selected(matrix, index, self.block_size)
+            index = select_blocks(given, score, self.k, self.block_size, where)
+        return restrict_to_blocks(matrix, index, self.block_size)
 
     def extra_repr(self) -> str:
         return f"{self.scorer}, k={self.k}, block_size={self.block_size}"
