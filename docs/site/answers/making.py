@@ -16,7 +16,7 @@ from saccade.masks import Mask
 class ShortKeys(caches.EvictingCache):
     """The rule of one's own that an `EvictingCache` wants: tokens with the longest keys go."""
 
-    judges = 0
+    voting_queries = 0
 
     def score(self, held: caches.Held) -> Tensor:
         return -held.key.norm(dim=-1)

@@ -12,12 +12,12 @@ from saccade.caches.attend_call import Call
 from saccade.caches.buffers import reused
 from saccade.masks.rules.key_ranges import KeyRanges
 
-__all__ = ["Reading", "Seen"]
+__all__ = ["BlockRead", "VisibleColumns"]
 
 _AT_ONCE = 1 << 23  # bytes of keys that are gathered at once: they are read again while still in a core's cache
 
 
-class Reading:
+class BlockRead:
     """The columns that a step reads: whole blocks, and all of the unfinished one.
 
     Args:
@@ -47,12 +47,12 @@ class Reading:
 
     @property
     def column_bytes(self) -> int:
-        """Bytes of one key and its value, in one key head."""
+        """The bytes of one key and its value, in one key head."""
         return sum(x.shape[1] // self._size * x.element_size() for x in self._blocks)
 
     @property
     def ranges(self) -> KeyRanges:
-        """The columns, as what each key head of each item sees of all."""
+        """The columns as key ranges: one row for each key head of each item."""
         stop = self._stop
         first = self.chosen.flatten(0, 1).sort(1).values * self._size
         last = first + self._size
@@ -63,17 +63,17 @@ class Reading:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values read."""
+        """The bytes of keys and values that are read."""
         return self.chosen.shape[0] * self.chosen.shape[1] * self.count * self.column_bytes
 
     def portions(self) -> list[slice]:
-        """Key heads of all items, as many at once as the memory takes that is used again."""
+        """Return slices of key heads of all items, each as large as the reused memory allows."""
         each = self.count * self._blocks[0].shape[1] // self._size * self._blocks[0].element_size()
         step = max(1, _AT_ONCE // max(1, each))
         return [slice(i, i + step) for i in range(0, len(self._index), step)]
 
     def read(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[rows, columns, width]`` of these key heads."""
+        """Return keys and values ``[rows, columns, width]`` of these key heads."""
         k, v = (self._gathered(name, table, rows) for name, table in zip(("keys", "values"), self._blocks, strict=True))
         if self.newest is None:
             return k, v
@@ -81,7 +81,7 @@ class Reading:
         return torch.cat([k[:, :-1], new_k], 1), torch.cat([v[:, :-1], new_v], 1)
 
     def columns(self, rows: slice) -> Tensor:
-        """Which columns these are, int64 ``[rows, columns]``."""
+        """Return the indices of the columns, int64 ``[rows, columns]``."""
         device = self.chosen.device
         blocks = self.chosen.flatten(0, 1)[rows]
         whole = (blocks[:, :, None] * self._size + torch.arange(self._size, device=device)).flatten(1)
@@ -89,7 +89,7 @@ class Reading:
         return torch.cat([whole, rest], 1)
 
     def is_spare(self, rows: slice) -> Tensor | None:
-        """Which of the columns are not to be seen, bool ``[rows, columns]``; None if none is."""
+        """Return which of the columns are hidden, bool ``[rows, columns]``; None if none is."""
         if self._spare is None:
             return None
         spare = self._spare.flatten(0, 1)[rows].repeat_interleave(self._size, 1)
@@ -104,7 +104,7 @@ class Reading:
         return out.view(len(index), index.shape[1] * self._size, table.shape[1] // self._size)[:, : self.count]
 
 
-class Seen(NamedTuple):
+class VisibleColumns(NamedTuple):
     """Which columns the new token of a step may see, and where they stand.
 
     Args:
@@ -120,8 +120,8 @@ class Seen(NamedTuple):
     kv_positions: range | Tensor
 
     @classmethod
-    def of(cls, call: Call) -> Seen:
-        """Of the only token of a call."""
+    def of(cls, call: Call) -> VisibleColumns:
+        """Return the columns that the only token of a call sees."""
         device, rule, held = call.query.device, call.mask, call.kv_positions.given
         if isinstance(held, range) and call.sees_all_before:
             return cls(None, torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, len(held)), True, held)
@@ -136,16 +136,16 @@ class Seen(NamedTuple):
         return cls(allowed, real, isinstance(held, range) or bool(real.all()), held)
 
     def tokens(self, blocks: int, size: int) -> Tensor:
-        """How many tokens the first blocks hold, int64 ``[batch | 1, blocks]``."""
+        """Return the number of tokens in each of the first blocks, int64 ``[batch | 1, blocks]``."""
         return self.real[:, : blocks * size].unflatten(1, (blocks, size)).sum(2)
 
-    def positions(self, reading: Reading, rows: slice) -> Tensor:
-        """Where the columns stand that some key heads read, int64 ``[rows, columns]``; -1 for those not to be seen."""
-        columns = reading.columns(rows)
+    def positions(self, read: BlockRead, rows: slice) -> Tensor:
+        """Return the positions of columns that some key heads read, int64 ``[rows, columns]``; -1 for hidden ones."""
+        columns = read.columns(rows)
         if isinstance(self.kv_positions, range):
             return columns + self.kv_positions.start
-        batch, kv_heads = reading.chosen.shape[:2]
+        batch, kv_heads = read.chosen.shape[:2]
         items = torch.arange(batch, device=columns.device).repeat_interleave(kv_heads)[rows]
         where = self.kv_positions[items].gather(1, columns)
-        spare = reading.is_spare(rows)
+        spare = read.is_spare(rows)
         return where if spare is None else where.masked_fill(spare, -1)

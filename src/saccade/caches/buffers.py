@@ -21,7 +21,7 @@ _KEPT = 1 << 26  # bytes that `reused` keeps; larger pieces are made anew
 
 
 def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Memory of a tensor's dtype and device, not filled; a copy of it is an ordinary tensor.
+    """Return uninitialised memory of a tensor's dtype and device; a copy of it is an ordinary tensor.
 
     A step over ordinary pages, of 4 KB, spends a part of its time on looking up where the pages of keys and values are.
     A huge page is one entry of that table for 2 MB. Torch does not ask for them; this does, for the whole huge
@@ -47,7 +47,7 @@ def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def usable(x: Tensor) -> Tensor:
-    """The tensor, or a copy where it was made in inference mode and that is over.
+    """Return the tensor, or a copy if it is an inference tensor and inference mode has ended.
 
     Memory that is made there may neither be written to outside of it nor be part of a graph. Whoever remembers a tensor
     from one call to the next therefore asks here first: it costs a copy when the mode has changed, and nothing else.
@@ -64,7 +64,8 @@ _MINE = _Kept()
 
 
 def reused(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Memory for one step, not filled, of a tensor's dtype and device; the next call of that name overwrites it.
+    """Return uninitialised memory for one step, of a tensor's dtype and device; the next call of that name overwrites
+    it.
 
     Fresh pages cost more than the copy that fills them. There is one piece for each thread and name, shared by all
     caches; no cache holds it, and none counts it.

@@ -4,53 +4,38 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, Like, MakesMatrix, Traffic
+from saccade.caches.attend_call import Call, KeyValueSpec, MakesMatrix, Traffic
+from saccade.caches.files.record import Contents, Leaf
 from saccade.caches.next_position import Upcoming
-from saccade.caches.replays import OUTSIDE, Region, refuse_replay
-from saccade.caches.validation import check_call, check_crop, check_tensors, checked_rows
+from saccade.caches.validation import (
+    OUTSIDE,
+    Region,
+    check_call,
+    check_crop,
+    check_tensors,
+    checked_rows,
+    refuse_replay,
+)
 from saccade.masks import Mask, as_mask
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import integer
 
-if TYPE_CHECKING:
-    from saccade.caches.files.record import Contents
-
 __all__ = ["LayerCache", "Leaf"]
 
 _NO_TOKENS = Positions(range(0))
-
-
-class Leaf(NamedTuple):
-    """One tensor of a cache's state, as the class declares it.
-
-    Args:
-        name: in the state, and in files.
-        axes: names of its sizes, ``"batch kv_heads columns head_dim"``; ``batch|1`` where items may share a row, and
-            ``columns`` where only the first `LayerCache.length` count.
-        dtype: ``float`` (that of the keys), ``wide`` (float32, or float64 with float64 keys), ``positions`` (int64, -1
-            where no token stands), ``int8`` or ``bool``.
-        is_optional: whether a cache may go without it.
-        is_saved: whether files hold it.
-    """
-
-    name: str
-    axes: str
-    dtype: str = "float"
-    is_optional: bool = False
-    is_saved: bool = True
 
 
 class LayerCache(AnswersCalls):
     """What one attention layer remembers. An object of its own, handed from call to call; no module holds one.
 
     The law of every cache: a prefill, then extend and decode steps of any sizes, equal the full run, for every causal
-    mask. A cache that forgets says in ``equals`` which other run it equals.
+    mask. A cache that forgets says in ``equivalent_run`` which other run it equals.
 
     A cache of one's own names its ``settings`` and ``leaves``, and says in `advance` what comes out of a call and what
     stays of it. `fork`, `reorder`, ``crop(0)``, `nbytes`, ``repr`` and `state` follow.
@@ -60,23 +45,23 @@ class LayerCache(AnswersCalls):
         leaves: the tensors of the state, batch first; they are in ``_state``, by name, as soon as something is held.
         numbers: attributes that belong to the state as well, ints and bools.
         keeps_order: whether columns are held in the order in which they came, so that positions may be anything.
-        hands_on_all: whether the mechanism is handed the keys of all tokens so far, in their order.
+        exposes_all_keys: whether the mechanism is handed the keys of all tokens so far, in their order.
         max_len: most columns; None for any number.
-        equals: the run without a cache that this one equals.
+        equivalent_run: the run without a cache that this one equals.
     """
 
     settings: ClassVar[tuple[str, ...]] = ()
     leaves: ClassVar[tuple[Leaf, ...]] = ()
     numbers: ClassVar[tuple[str, ...]] = ()
     keeps_order: ClassVar[bool] = False
-    hands_on_all: ClassVar[bool] = False
-    equals: ClassVar[str] = "the full run"
+    exposes_all_keys: ClassVar[bool] = False
+    equivalent_run: ClassVar[str] = "the full run"
     max_len: int | None = None
 
     _state: dict[str, Tensor]
     _shared: set[str]  # leaves whose memory a fork may hold as well: nobody writes there
     _tokens: Positions | Upcoming
-    _like: Like | None
+    _spec: KeyValueSpec | None
     _traffic: Traffic
     _region: Region = OUTSIDE  # in which it was made, forked or emptied
 
@@ -85,22 +70,22 @@ class LayerCache(AnswersCalls):
 
     @property
     def length(self) -> int:
-        """Columns seen: tokens of a batch item, padding included."""
+        """The number of columns so far: tokens of a batch item, padding included."""
         tokens = self._tokens
         return tokens.length if isinstance(tokens, Upcoming) else len(tokens)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held, spare room included; memory shared with a fork counts in both."""
+        """The bytes of memory in use, spare room included; memory shared with a fork counts in both."""
         return sum(x.nbytes for x in self._state.values()) + self._tokens.nbytes
 
     @property
     def traffic(self) -> Traffic:
-        """What the last `attend` read and appended; nothing before the first."""
+        """The bytes that the last `attend` read and appended; 0 before the first."""
         return self._traffic
 
     def positions(self, q_len: int) -> range | Tensor | None:
-        """Where the next ``q_len`` tokens will stand: a range, or int64 ``[batch, q_len]`` where items differ."""
+        """Return the positions of the next ``q_len`` tokens: a range, or int64 ``[batch, q_len]`` if items differ."""
         where = f"{type(self).__name__}.positions"
         self.check_not_replayed(where)
         return self._tokens.next(integer(where, "q_len", q_len, 0)).given
@@ -150,12 +135,12 @@ class LayerCache(AnswersCalls):
             held = tokens
         out = self.advance(Call(mechanism, query, key, value, mask, new, held, dropout_p, where))
         self._tokens = tokens  # only now do the new columns count
-        if self._like is None and self._state:
-            self._like = Like.of(key, value)
+        if self._spec is None and self._state:
+            self._spec = KeyValueSpec.of(key, value)
         return out
 
     def advance(self, call: Call) -> Tensor:
-        """What comes out of a call, ``[batch, heads, q_len, value_dim]``; keeps of it what later calls need.
+        """Return the output of a call, ``[batch, heads, q_len, value_dim]``, and store what later calls need.
 
         If it fails, it has changed nothing that counts. Columns are counted by `attend`, after it.
         """
@@ -163,7 +148,7 @@ class LayerCache(AnswersCalls):
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
         """Keep these batch items, in this order; they may repeat, and be fewer or more than before."""
-        like = self._like
+        like = self._spec
         index = checked_rows(f"{type(self).__name__}.reorder", rows, None if like is None else like.batch)
         if like is None or index.tolist() == list(range(like.batch)):
             return
@@ -172,7 +157,7 @@ class LayerCache(AnswersCalls):
             if x is not None:
                 is_one = leaf.axes.startswith("batch|1") and len(x) == 1
                 self._state[leaf.name] = x.clone() if is_one else self._selected(x, index.to(x.device))
-        self._tokens, self._like = self._tokens.reordered(index), like._replace(batch=len(index))
+        self._tokens, self._spec = self._tokens.reordered(index), like._replace(batch=len(index))
         self._shared.clear()
 
     def crop(self, length: int) -> None:
@@ -190,7 +175,7 @@ class LayerCache(AnswersCalls):
             self._crop(length)
 
     def fork(self) -> Self:
-        """An independent copy: what happens to one does not show in the other. Memory is shared until one writes."""
+        """Return an independent copy: a change of one does not affect the other. Memory is shared until one writes."""
         other = copy.copy(self)
         other._state, other._traffic = dict(self._state), Traffic(0, 0)
         self._shared, other._shared = set(self._state), set(self._state)
@@ -198,7 +183,7 @@ class LayerCache(AnswersCalls):
         return other
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Numbers and tensors that say all that is held: what a file holds beside the settings."""
+        """Return the numbers and tensors that describe the contents: what a file stores beside the settings."""
         tokens, tensors = self._tokens, {}
         for leaf in self.leaves:
             if leaf.is_saved and leaf.name in self._state and self.length:
@@ -228,7 +213,7 @@ class LayerCache(AnswersCalls):
         if self.max_len is not None and self.length > self.max_len:
             raise contents.misfit("max_len")
         self._check_restored(contents, state)
-        self._state, self._like = state, like
+        self._state, self._spec = state, like
 
     def __repr__(self) -> str:
         told = [f"{name}={getattr(self, name)!r}" for name in (*self.settings, "length", "nbytes")]
@@ -246,7 +231,7 @@ class LayerCache(AnswersCalls):
     def _forget(self) -> None:
         """Hold nothing."""
         self._region = Region.current()
-        self._state, self._shared, self._like, self._traffic = {}, set(), None, Traffic(0, 0)
+        self._state, self._shared, self._spec, self._traffic = {}, set(), None, Traffic(0, 0)
         self._tokens = _NO_TOKENS if self.keeps_order else Upcoming()
 
     def _empty(self) -> None:
@@ -257,7 +242,7 @@ class LayerCache(AnswersCalls):
         """Forget all columns but the first ``length``: at least 1, and fewer than there are."""
 
     def _why_not_cropped(self, length: int) -> str | None:
-        """Why there is no way back to so many columns; None if there is."""
+        """Return why `crop` cannot go back to ``length`` columns; None if it can."""
         return "what later tokens did to it cannot be undone"
 
     def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -269,20 +254,20 @@ class LayerCache(AnswersCalls):
         if not is_alike or not query.dtype == key.dtype == value.dtype:
             check_tensors(where, query, key, value)
         like = (k[0], k[1], k[3], v[3], key.dtype, key.device)
-        if self._like is not None and self._like != like:
-            self._check_like(where, self._like, Like(*like))
+        if self._spec is not None and self._spec != like:
+            self._check_spec(where, self._spec, KeyValueSpec(*like))
         if self.max_len is not None and self.length + k[2] > self.max_len:
             got, hint = f"{self.length} held and {k[2]} new", f"{type(self).__name__}() grows; crop(length) forgets"
             raise value_error(where, "tokens", f"fit in max_len {self.max_len}", got, hint=hint)
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
-        """These batch items of a leaf, in memory of their own."""
+        """Return these batch items of a leaf, in new memory."""
         return x[rows]
 
-    def _check_like(self, where: str, held: Like, new: Like) -> None:
+    def _check_spec(self, where: str, held: KeyValueSpec, new: KeyValueSpec) -> None:
         """Raise where new keys and values cannot stand beside those held, which are unlike them."""
         hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
-        for name, old, own in zip(Like._fields, held, new, strict=True):
+        for name, old, own in zip(KeyValueSpec._fields, held, new, strict=True):
             if old != own:
                 was, got = (str(x).removeprefix("torch.") for x in (old, own))
                 what = f"{name} of {'value' if name == 'value_dim' else 'key'}"
@@ -290,7 +275,7 @@ class LayerCache(AnswersCalls):
                 raise error(where, what, f"be {was}, as in the cache", got, hint=hint)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
-        """Sizes of leaves that are known before these are read."""
+        """Return the sizes of leaves that are known before the leaves are read."""
         return {}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:

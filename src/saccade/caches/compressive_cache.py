@@ -26,7 +26,7 @@ class RemembersSegments(Protocol):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """The product; the memory after these tokens; where it holds a NaN or inf; and who is to be held."""
+        """Return the product, the memory after these tokens, where it has a NaN or inf, and which tokens to store."""
         ...
 
 
@@ -80,7 +80,7 @@ class CompressiveCache(LayerCache):
 
     @property
     def kv_positions(self) -> Tensor:
-        """Where the tokens of the open segment stand, int64 ``[batch | 1, open]``; -1 where none does."""
+        """The positions of the tokens of the open segment, int64 ``[batch | 1, open]``; -1 for padding."""
         return self._state["table"] if self._state else torch.empty(1, 0, dtype=torch.int64)
 
     def advance(self, call: Call) -> Tensor:
@@ -121,7 +121,7 @@ class CompressiveCache(LayerCache):
 
 
 def _joined(held: Tensor, new: Tensor) -> Positions:
-    """Where tokens stand that are held, and new ones behind them; as a run where that is one."""
+    """Return the positions of stored tokens followed by new ones; as a range if they are one."""
     rows = max(len(held), len(new))
     table = torch.cat([held.expand(rows, -1), new.expand(rows, -1)], 1)
     first = Positions(None, table).one_by_one()
@@ -129,7 +129,7 @@ def _joined(held: Tensor, new: Tensor) -> Positions:
 
 
 def _of_open(held: dict[str, Tensor], is_open: Tensor) -> dict[str, Tensor]:
-    """Only the tokens of the open segment of each item, in their order, and behind them nobody."""
+    """Return the tokens of the open segment of each item, in their order, followed by padding."""
     count = int(is_open.sum(1).amax()) if len(is_open) else 0
     order = (~is_open).to(torch.uint8).sort(dim=1, stable=True).indices[:, :count]
     if len(order) == 1:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Like, MakesMatrix, Traffic
+from saccade.caches.attend_call import KeyValueSpec, MakesMatrix, Traffic
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.files.record import Contents
@@ -46,19 +46,19 @@ class CrossCache(LayerCache):
         Leaf("value", "batch kv_heads columns value_dim"),
         Leaf("kv_positions", "batch|1 columns", "positions", is_optional=True),
     )
-    hands_on_all = True
+    exposes_all_keys = True
 
     _run: range | None  # where the context stands, if that is a range
     _is_new: bool
 
     @property
     def is_filled(self) -> bool:
-        """Whether the context is known."""
+        """True once the context is stored."""
         return bool(self._state)
 
     @property
     def length(self) -> int:
-        """Tokens of the context, padding included."""
+        """The number of tokens of the context, padding included."""
         return self._state["key"].shape[2] if self._state else 0
 
     @property
@@ -73,11 +73,11 @@ class CrossCache(LayerCache):
 
     @property
     def kv_positions(self) -> range | Tensor | None:
-        """Where the tokens of the context stand; None for one by one from 0."""
+        """The positions of the context's tokens; None if they are 0, 1, 2, …"""
         return self._state.get("kv_positions", self._run)
 
     def positions(self, q_len: int) -> None:
-        """None: the tokens that ask are not those that are remembered."""
+        """Return None: the cache counts no queries."""
 
     def fill(self, key: Tensor, value: Tensor, *, kv_positions: GivenPositions = None) -> None:
         """Remember a context: ``key [batch, kv_heads, len, head_dim]`` and ``value [batch, kv_heads, len, value_dim]``.
@@ -101,7 +101,7 @@ class CrossCache(LayerCache):
             self._state["kv_positions"] = torch.atleast_2d(stands).clone()
         else:
             self._run = stands
-        self._like = Like.of(key, value)
+        self._spec = KeyValueSpec.of(key, value)
         self._is_new = True
 
     def attend(
@@ -142,7 +142,7 @@ class CrossCache(LayerCache):
         return out
 
     def crop(self, length: int) -> None:
-        """Nothing to forget: the context stays, whatever is taken back of the tokens that ask."""
+        """Do nothing: the context stays, however many queries are taken back."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         run = self._run

@@ -48,7 +48,7 @@ class IndexedCache(KVCache):
 
     @property
     def index_key(self) -> Tensor | None:
-        """The index keys, ``[batch, 1, length, dim]``: a view, to look at; None before the first call."""
+        """The index keys, ``[batch, 1, length, dim]``: a view, to read; None before the first call."""
         return self._state["index_key"][:, :, : self.length] if self._state else None
 
     def advance(self, call: Call) -> Tensor:

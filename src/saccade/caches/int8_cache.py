@@ -40,14 +40,14 @@ class Rounded(NamedTuple):
 
     @classmethod
     def empty(cls, like: Tensor) -> Rounded:
-        """Nothing, for tensors like this one."""
+        """Return an empty value for tensors like this one."""
         batch, heads, _, width = like.shape
         none = like.new_empty(batch, heads, 0, width)
         numbers = none.to(wide_dtype(like.dtype))
         return cls(none.to(torch.int8), numbers, numbers, none)
 
     def extended(self, new: Tensor, size: int) -> Rounded:
-        """With new columns; blocks that are full now are rounded."""
+        """Return this with new columns; blocks that are now full are rounded."""
         rest = torch.cat([self.rest, new], 2)
         full = rest.shape[2] // size
         if not full:
@@ -66,7 +66,7 @@ class Rounded(NamedTuple):
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """All columns of some key heads as floats, then the new ones, ``[rows, columns, width]``."""
+        """Return all columns of some key heads as floats, followed by the new ones, ``[rows, columns, width]``."""
         codes, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self)
         blocks = steps.shape[1]
         wide = codes.view(len(codes), blocks, codes.shape[1] // max(1, blocks), codes.shape[2]) * steps[:, :, None]
@@ -118,8 +118,8 @@ class Int8Cache(LayerCache):
         )
     )
     numbers = ("length",)
-    equals = "the run with a KVCache that holds rounded keys and values"
-    keeps_order = hands_on_all = True
+    equivalent_run = "the run with a KVCache that holds rounded keys and values"
+    keeps_order = exposes_all_keys = True
 
     _tokens: Positions
 
@@ -146,7 +146,7 @@ class Int8Cache(LayerCache):
         return out
 
     def _rounded(self, name: str) -> Rounded:
-        """The keys or the values."""
+        """Return the keys or the values."""
         return Rounded(*(self._state[f"{name}.{part}"] for part in Rounded._fields))
 
     def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, Like, Traffic
+from saccade.caches.attend_call import Call, KeyValueSpec, Traffic
 from saccade.caches.buffers import empty
 from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.files.record import Contents
@@ -58,7 +58,7 @@ class KVCache(LayerCache):
         Leaf("key", "batch kv_heads columns head_dim"),
         Leaf("value", "batch kv_heads columns value_dim"),
     )
-    keeps_order = hands_on_all = True
+    keeps_order = exposes_all_keys = True
     needs_softmax: ClassVar[bool] = False
     block_size: int = 1  # room is taken in multiples of it
 
@@ -70,22 +70,22 @@ class KVCache(LayerCache):
 
     @property
     def key(self) -> Tensor | None:
-        """The keys, ``[batch, kv_heads, length, head_dim]``: a view, to look at; None before the first call."""
+        """The keys, ``[batch, kv_heads, length, head_dim]``: a view, to read; None before the first call."""
         return self._state["key"][:, :, : self.length] if self._state else None
 
     @property
     def value(self) -> Tensor | None:
-        """The values, ``[batch, kv_heads, length, value_dim]``: a view, to look at; None before the first call."""
+        """The values, ``[batch, kv_heads, length, value_dim]``: a view, to read; None before the first call."""
         return self._state["value"][:, :, : self.length] if self._state else None
 
     @property
     def kv_positions(self) -> range | Tensor:
-        """Where the tokens held stand: a range, or int64 ``[batch, length]``, -1 where none does."""
+        """The positions of the stored tokens: a range, or int64 ``[batch, length]``, -1 for padding."""
         return self._tokens.given
 
     @property
     def exact_len(self) -> int:
-        """How many of the columns held, from the first on, come of attention to everything that the mask allows."""
+        """The number of columns, from the first on, computed with attention to everything that the mask allows."""
         return self.length
 
     def advance(self, call: Call) -> Tensor:
@@ -110,7 +110,7 @@ class KVCache(LayerCache):
         return out
 
     def _bytes_read(self, matrix: AttentionMatrix, held: int) -> int:
-        """How many of the bytes held the query of a step needs. Under a causal rule several queries need nearly all."""
+        """Return how many of the stored bytes the query of a step needs; several causal queries need nearly all."""
         batch, _, _, kv_len = matrix.shape
         tiles = matrix.ingredients.plan.tiles
         needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
@@ -118,7 +118,7 @@ class KVCache(LayerCache):
         return held * min(batch * kv_len, columns) // max(1, batch * kv_len)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
-        """Remember tokens whose keys and values are known, such as those of a prefix, without attending to them.
+        """Store tokens whose keys and values are known, such as those of a prefix, without attending to them.
 
         Args:
             key: ``[batch, kv_heads, len, head_dim]``.
@@ -139,7 +139,7 @@ class KVCache(LayerCache):
         tokens, _ = Positions(range(0)).extended(tokens, batch, key.device)
         self._written("key", 0, key)
         self._written("value", 0, value)
-        self._tokens, self._like = tokens, Like.of(key, value)
+        self._tokens, self._spec = tokens, KeyValueSpec.of(key, value)
         self._traffic = Traffic(0, key.nbytes + value.nbytes)
 
     def restore(self, contents: Contents) -> None:
@@ -148,7 +148,7 @@ class KVCache(LayerCache):
             self._written(name, 0, self._state.pop(name))
 
     def _written(self, name: str, start: int, new: Tensor) -> Tensor:
-        """Write columns behind the first ``start`` of a leaf; a view of all of them.
+        """Write columns behind the first ``start`` of a leaf; return a view of all of them.
 
         Cost: a copy of ``new``; now and then, one of everything.
         """
@@ -160,7 +160,7 @@ class KVCache(LayerCache):
         return x.narrow(2, 0, stop)
 
     def _moved(self, name: str, start: int, stop: int, new: Tensor) -> Tensor:
-        """A leaf in memory of its own, with room for ``stop`` columns at least; the first ``start`` are kept."""
+        """Return a leaf in new memory with room for at least ``stop`` columns; the first ``start`` are copied."""
         old = self._state.get(name)
         size, room = (self.block_size, self.max_len) if name in ("key", "value") else (1, None)
         if room is None:
@@ -180,7 +180,7 @@ class KVCache(LayerCache):
         return made
 
     def _why_not_cropped(self, length: int) -> None:
-        """It goes back to any length."""
+        """Return None: it goes back to any length."""
 
     def _empty(self) -> None:
         self._crop(0)

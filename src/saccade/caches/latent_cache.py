@@ -96,5 +96,5 @@ class LatentCache(KVCache):
         super()._check_restored(contents, state | {"value": self._of(key)})
 
     def _of(self, key: Tensor) -> Tensor:
-        """The values that stand in keys."""
+        """Return the values that are part of the keys."""
         return key[..., : self.latent_dim]

@@ -48,7 +48,7 @@ class Cache:
 
     @property
     def flat(self) -> tuple[LayerCache, ...]:
-        """The caches of all layers, those of inner Caches included."""
+        """The caches of all layers, including those of inner Caches."""
         found: list[LayerCache] = []
         for layer in self._layers:
             found.extend(layer.flat if isinstance(layer, Cache) else [layer])
@@ -56,23 +56,23 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """Columns held of the model's own tokens; what a cross-attention remembers does not count."""
+        """The number of columns of the model's own tokens; a cross-attention's context does not count."""
         own = self._own
         return 0 if own is None else own.length
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held by all layers."""
+        """The bytes of memory of all layers."""
         return sum(layer.nbytes for layer in self._layers)
 
     @property
     def traffic(self) -> Traffic:
-        """What the last pass through all layers read and appended."""
+        """The bytes that the last pass through all layers read and appended."""
         each = [layer.traffic for layer in self._layers]
         return Traffic(sum(one.bytes_read for one in each), sum(one.bytes_appended for one in each))
 
     def positions(self, q_len: int) -> range | Tensor | None:
-        """Where the next tokens will stand: a range, or int64 ``[batch, q_len]`` where batch items differ."""
+        """Return the positions of the next tokens: a range, or int64 ``[batch, q_len]`` if batch items differ."""
         own = self._own
         return None if own is None else own.positions(q_len)
 
@@ -88,7 +88,7 @@ class Cache:
             layer.crop(length)
 
     def fork(self) -> Cache:
-        """An independent copy; memory is shared until one of the two writes."""
+        """Return an independent copy; memory is shared until one of the two writes."""
         return Cache(layer.fork() for layer in self._layers)
 
     def __len__(self) -> int:

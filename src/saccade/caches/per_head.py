@@ -24,7 +24,7 @@ def attend_by_head(
     portions: Sequence[slice] = (),
     sees_all: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Run attention in which each key head reads its own columns, and put the results of all heads together.
+    """Run attention in which each key head reads its own columns, and concatenate the results of all heads.
 
     Key heads of all items are rows of one table, ``item * kv_heads + head``. Where nothing tells heads apart, rows are
     run as batch items, many at once. Otherwise heads are run together, if all hold the same tokens, or one by one: each
@@ -69,7 +69,7 @@ def attend_by_head(
 
 
 def _of_rows(where: Positions, batch: int, kv_heads: int) -> Callable[[slice], GivenPositions]:
-    """Positions of batch items as those of their key heads."""
+    """Return a function from rows of key heads to the positions of their batch items."""
     if where.run is not None:
         return lambda own: where
     table = where.on().expand(batch, -1).repeat_interleave(kv_heads, 0)

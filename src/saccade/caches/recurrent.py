@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, Like, Traffic
+from saccade.caches.attend_call import Call, KeyValueSpec, Traffic
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache, Leaf
+from saccade.caches.files.record import Contents
 from saccade.support.errors import unsupported
 from saccade.support.validation import integer
-
-if TYPE_CHECKING:
-    from saccade.caches.files.record import Contents
 
 __all__ = ["Memory", "Recurrent", "RecurrentCache"]
 
@@ -40,12 +38,12 @@ class Memory(NamedTuple):
 
     @property
     def peaks(self) -> Tensor:
-        """`peak`, written out."""
+        """`peak` as a tensor."""
         return self.state.new_zeros(self.state.shape[:2]) if self.peak is None else self.peak
 
     @property
     def taints(self) -> Tensor:
-        """`tainted`, written out."""
+        """`tainted` as a tensor."""
         whole = self.state
         return self.tainted if self.tainted is not None else whole.new_zeros(whole.shape[:2], dtype=torch.bool)
 
@@ -55,7 +53,7 @@ class Recurrent(Protocol):
     """A matrix of new tokens only, to which a `Memory` stands for all tokens before."""
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """The product with the values of old and new tokens, and what is to be remembered of all of them."""
+        """Return the product with the values of old and new tokens, and the memory after all of them."""
         ...
 
 
@@ -105,7 +103,7 @@ class RecurrentCache(LayerCache):
         self._source: Hashable = None
 
     def advance(self, call: Call) -> Tensor:
-        """The sums are read and written as a whole, however many tokens come."""
+        """Attend with one sweep: the sums are read and written as a whole, however many tokens come."""
         if call.dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
             hint = "KVCache() keeps the tokens themselves"
@@ -127,7 +125,7 @@ class RecurrentCache(LayerCache):
 
     @property
     def _memory(self) -> Memory | None:
-        """What is held, of use in the mode of this call."""
+        """The stored memory, usable in the current gradient mode."""
         if not self._state:
             return None
         held = {name: usable(x) for name, x in self._state.items()}
@@ -135,8 +133,8 @@ class RecurrentCache(LayerCache):
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         numbers, tensors = super().state()
-        if self._like is not None:
-            sizes = {"head_dim": self._like.head_dim, "value_dim": self._like.value_dim}
+        if self._spec is not None:
+            sizes = {"head_dim": self._spec.head_dim, "value_dim": self._spec.value_dim}
             numbers |= {**sizes, "source": _listed(self._source)}
         return numbers, tensors
 
@@ -152,15 +150,15 @@ class RecurrentCache(LayerCache):
     def _why_not_cropped(self, length: int) -> str:
         return f"it holds one sum over {self.length} tokens, from which the last ones cannot be taken"
 
-    def _check_like(self, where: str, held: Like, new: Like) -> None:
+    def _check_spec(self, where: str, held: KeyValueSpec, new: KeyValueSpec) -> None:
         # What is held are sums of features: the width of keys is the mechanism's, and narrower floats are widened.
         is_wide = held.dtype == torch.float64, new.dtype == torch.float64
         dtype = held.dtype if is_wide[0] == is_wide[1] else new.dtype
-        super()._check_like(where, held, new._replace(head_dim=held.head_dim, dtype=dtype))
+        super()._check_spec(where, held, new._replace(head_dim=held.head_dim, dtype=dtype))
 
 
 def _listed(source: Hashable) -> Any:
-    """A source as JSON: lists for tuples.
+    """Return a source as JSON: lists for tuples.
 
     Raises:
         UnsupportedError: something else is in it than numbers, strings and None.
@@ -174,7 +172,7 @@ def _listed(source: Hashable) -> Any:
 
 
 def _hashable(contents: Contents) -> Hashable:
-    """The source that a file tells of."""
+    """Return the source in a file."""
 
     def made(told: object) -> Hashable:
         if isinstance(told, list):

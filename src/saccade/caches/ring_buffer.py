@@ -1,4 +1,4 @@
-"""RingCache: tokens in slots, each the place of the one that it makes forgotten; constant memory."""
+"""RingCache: tokens in slots, where a new token overwrites the one that it replaces; constant memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.files.record import Contents
 from saccade.caches.next_position import Upcoming
-from saccade.masks import Mask
+from saccade.masks import Mask, Segments
 from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.support.validation import integer
 
-__all__ = ["RingCache"]
+__all__ = ["RingCache", "SegmentCache"]
 
 _FARTHEST = 1 << 62  # beyond all positions
 Index = Tensor | slice
@@ -52,7 +53,7 @@ class RingCache(LayerCache):
 
     @property
     def kv_positions(self) -> Tensor:
-        """Where the tokens held stand, int64 ``[batch | 1, slots]``, in no order; -1 where none is."""
+        """The positions of the stored tokens, int64 ``[batch | 1, slots]``, in no order; -1 for an empty slot."""
         return self._state["table"] if self._state else torch.full((1, self._slots), -1)
 
     def advance(self, call: Call) -> Tensor:
@@ -84,7 +85,7 @@ class RingCache(LayerCache):
         self._tokens = self._tokens._replace(length=length, at=length)
 
     def _step(self, call: Call, table: Tensor, *, is_run: bool) -> Tensor:
-        """One token: it takes the place of the one that leaves, and attends to what is held."""
+        """Attend with one token, which replaces the token that leaves."""
         before = self._write(call, table)
         used = min(self.length + 1, self._slots) if is_run else self._slots  # slots fill up one by one
         try:
@@ -108,7 +109,7 @@ class RingCache(LayerCache):
         return out
 
     def _long(self, call: Call, table: Tensor) -> Tensor:
-        """Several tokens: each sees its own part of what is held and of the others."""
+        """Attend with several tokens, each of which sees its part of stored and new tokens."""
         keys, values, kv_positions = self._joined(call, table)
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
         mask, where = self._with_rule(call.mask), call.positions
@@ -116,7 +117,7 @@ class RingCache(LayerCache):
         return matrix.matmul(values, dropout_p=call.dropout_p)
 
     def _joined(self, call: Call, table: Tensor) -> tuple[Tensor, Tensor, GivenPositions]:
-        """Keys and values that are held, and then the new ones, and where they stand."""
+        """Return stored keys and values followed by the new ones, and their positions."""
         if not self._state:
             return call.key, call.value, call.positions
         held = self._state["table"]
@@ -126,26 +127,28 @@ class RingCache(LayerCache):
         return torch.cat([self._held_keys(), call.key], 2), values, kv_positions
 
     def _held_keys(self) -> Tensor:
-        """The keys that are held, as they came."""
+        """Return the stored keys, not rotated."""
         return self._state["keys"]
 
     def _placed(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[Mask | None, Tensor, Tensor]:
-        """The mask of a step, and where its query and the slots stand."""
+        """Return the mask of a step, and the positions of its query and of the slots."""
         return self._with_rule(call.mask), q_table, table
 
     def _seen(self, x: Tensor, place: int) -> Tensor:
-        """Of keys or values in their slots those that the rule shows a query, where tokens stand at 0, 1, 2, …"""
+        """Return the slots of keys or values that the mask shows a query at ``place``, if positions are 0, 1, 2, …"""
         return x[:, :, : min(place + 1, self._slots)]
 
     def _with_rule(self, rule: Mask | None) -> Mask:
         return self.rule if rule is None else self.rule & rule
 
     def _new_leaves(self, key: Tensor, value: Tensor) -> dict[str, tuple[Tensor, int]]:
-        """What has slots: its new tokens, and how many slots; fewer than all are for the first positions."""
+        """Return the new tokens of each leaf with slots, and its number of slots; fewer than all are for the first
+        positions.
+        """
         return {"keys": (key, self._slots), "values": (value, self._slots)}
 
     def _make_own(self, call: Call, table: Tensor) -> None:
-        """Take memory that may be written to, with a row of the table for each item where items differ."""
+        """Allocate memory that may be written to, with a row of the table for each item if items differ."""
         key, value = call.key, call.value
         if not self._state:
             # Zeros: what is in a slot without a token is hidden, but must not be NaN.
@@ -159,12 +162,12 @@ class RingCache(LayerCache):
             self._state["table"] = self._state["table"].repeat(len(table), 1)
 
     def _write(self, call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
-        """Keep of the new tokens what later ones need; returns what was overwritten, and where."""
+        """Store what later tokens need of the new ones; return what was overwritten, and where."""
         self._make_own(call, table)
         return self._put(self._state, call._replace(key=call.key.detach(), value=call.value.detach()), table)
 
     def _put(self, leaves: dict[str, Tensor], call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
-        """Write the new tokens that are kept into their slots; returns what was overwritten, and where."""
+        """Write the new tokens to store into their slots; return what was overwritten, and where."""
         new = {name: x for name, (x, _) in self._new_leaves(call.key, call.value).items()}
         new["table"] = table[:, None, :, None]
         before, all_kept = [], self._kept(call.positions.run, table, _FARTHEST)
@@ -181,7 +184,9 @@ class RingCache(LayerCache):
         return before
 
     def _kept(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
-        """Items, columns and slots of the new tokens before ``stop`` that later ones need; None if there is none."""
+        """Return items, columns and slots of the new tokens before ``stop`` that later ones need; None if there is
+        none.
+        """
         if run is not None and len(run) == 1:
             place, sinks = run[0], self._kept_first
             slot = place if place < sinks else sinks + (place - sinks) % self._kept_last
@@ -191,7 +196,7 @@ class RingCache(LayerCache):
         return rows if len(table) > 1 else slice(None), columns, self._slot(table[rows, columns])
 
     def _slot(self, positions: Tensor) -> Tensor:
-        """Where a token is kept: the first ones for good, the others in turn."""
+        """Return the slot of each token: a fixed one for the first positions, the others in turn."""
         later = self._kept_first + (positions - self._kept_first) % self._kept_last
         return torch.where(positions < self._kept_first, positions, later)
 
@@ -214,3 +219,50 @@ class RingCache(LayerCache):
             is_wrong |= table != torch.where(slot < self.length, newest, -1)
         if bool(is_wrong.any()) or (self.is_run and (isinstance(after, Tensor) or after != self.length)):
             raise contents.misfit("table")
+
+
+class SegmentCache(RingCache):
+    r"""Keys and values of the open segment and of the ``memory`` tokens before it; all others are forgotten.
+
+    It equals the dense run with the layer's mask ``& masks.Segments(segment, memory)``: any causal mask, any split of
+    the text into calls, ragged batches too. Segments are counted in positions, so that each item has its own.
+
+    Gradients flow to the keys and values of the call itself; what is remembered is a constant. To train as the paper
+    does, give the text in calls of one segment.
+
+    Args:
+        segment: positions of a segment, at least 1.
+        memory: tokens before the open segment that are kept, at least 0.
+
+    Raises:
+        ValueError: sizes out of range, tokens that stand before earlier ones, or another batch than before.
+        UnsupportedError: a crop to where tokens are missing, or a mechanism that does not take the mask.
+
+    Cost: memory ``batch * kv_heads * (segment + memory) * (head_dim + value_dim)`` elements, taken at once, and 8 bytes
+    for each token held of each item (of all, if they stand alike). A step reads what is held.
+
+    Example:
+        >>> import torch
+        >>> from saccade import masks, mechanisms
+        >>> softmax, cache = mechanisms.Softmax(), SegmentCache(4, 2)
+        >>> q, k, v = (torch.randn(1, 2, 20, 8) for _ in range(3))
+        >>> parts = [cache.attend(softmax, *(x[:, :, i : i + 1] for x in (q, k, v))) for i in range(20)]
+        >>> dense = softmax(q, k, mask=masks.Segments(4, 2)) @ v
+        >>> torch.allclose(torch.cat(parts, 2), dense, atol=1e-5), cache.nbytes
+        (True, 816)
+
+    Reference: Dai et al. 2019, arXiv:1901.02860, section 3.2 (Transformer-XL).
+    """
+
+    settings = ("segment", "memory")
+    equivalent_run = "the dense run with masks.Segments(segment, memory)"
+
+    def __init__(self, segment: int, memory: int):
+        where = "SegmentCache"
+        self.segment, self.memory = integer(where, "segment", segment), integer(where, "memory", memory, 0)
+        super().__init__(Segments(self.segment, self.memory), 0, self.segment + self.memory)
+
+    def _seen(self, x: Tensor, place: int) -> Tensor:
+        first = max(0, place // self.segment * self.segment - self.memory) % self._slots
+        stop = place % self._slots + 1
+        return x[:, :, first:stop] if first < stop else torch.cat([x[:, :, first:], x[:, :, :stop]], 2)

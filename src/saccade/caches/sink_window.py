@@ -67,7 +67,7 @@ class SinkWindowCache(RingCache):
         Leaf("sinks", "batch kv_heads sink_tokens head_dim", is_optional=True),
         *RingCache.leaves[2:],
     )
-    equals = "the dense run with masks.streaming(sink_tokens, window)"
+    equivalent_run = "the dense run with masks.streaming(sink_tokens, window)"
 
     def __init__(self, sink_tokens: int, window: int, *, rotary: Rotary | None = None):
         where, rule, hint = "SinkWindowCache", "be a saccade Rotary or None", "the layer's own, for instance mha.rotary"
@@ -90,7 +90,7 @@ class SinkWindowCache(RingCache):
         return torch.cat([self._state["sinks"], keys[:, :, self.sink_tokens :]], 2) if "sinks" in self._state else keys
 
     def _long(self, call: Call, table: Tensor) -> Tensor:
-        """Several tokens: each sees its own window, of what is held and of the others."""
+        """Attend with several tokens, each of which sees its own window of stored and new tokens."""
         if self.rotary is None or not table.numel() or int(table.max()) < self._slots:
             return super()._long(call, table)
         keys, values, kv_positions = self._joined(call, table)
@@ -120,7 +120,7 @@ class SinkWindowCache(RingCache):
         return made | {"sinks": (key, self.sink_tokens)} if self.rotary is not None and self.sink_tokens else made
 
     def _turn_sinks(self, rotary: Rotary, q_table: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Move the first tokens up to the window; returns positions inside the cache, of the query and of the slots."""
+        """Rotate the first tokens up to the window; return the positions of query and slots inside the cache."""
         shift = (q_table - (self._slots - 1)).clamp(min=0)  # [batch | 1, 1]; of an item without a token 0
         first = torch.arange(table.shape[1], device=table.device) < self.sink_tokens
         inside = torch.where(first | (table < 0), table, table - shift)
@@ -161,7 +161,7 @@ class SinkWindowCache(RingCache):
 
 
 def _merged(outs: list[Tensor], logs: list[Tensor]) -> Tensor:
-    """One softmax of several over different keys."""
+    """Merge softmaxes over different keys into one."""
     log = torch.stack(logs)
     total = log.logsumexp(0)
     shares = (log - total).nan_to_num(nan=0.0).exp() * ~total.isinf()

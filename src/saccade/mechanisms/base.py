@@ -28,18 +28,18 @@ class Mechanism(AnswersCalls, nn.Module):
 
     @property
     def treats_heads_alike(self) -> bool:
-        """Whether products and the mask alone matter to its matrices, the same in every head.
+        """True if its matrices depend on dot products and the mask alone, alike in every head.
 
         Caches then hand over heads as batch items, and say where tokens stand only where the mask asks.
         """
         return False
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
-        """Why this mask cannot be had; an empty tuple means that it can."""
+        """Return why the mechanism cannot take this mask; an empty tuple if it can."""
         return ()
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """An empty cache that fits: by default a `saccade.caches.KVCache`, which is exact for every mechanism.
+        """Return an empty cache that fits: by default a `saccade.caches.KVCache`, which is exact for every mechanism.
 
         Args:
             max_len: room for so many tokens, taken at once; None to grow.
@@ -47,7 +47,7 @@ class Mechanism(AnswersCalls, nn.Module):
         return KVCache(max_len)
 
     def with_bias(self, bias: Tensor | Bias) -> Mechanism:
-        """The same with a bias added to its scores, for one call.
+        """Return this mechanism with a bias added to its scores, for one call.
 
         Raises:
             UnsupportedError: it has no scores to which anything could be added, or has a bias already.
@@ -58,7 +58,7 @@ class Mechanism(AnswersCalls, nn.Module):
         )
 
     def _stood_in_for_by(self, other: M) -> M:
-        """``other``, which runs for this one in one call: who listens to this one hears it."""
+        """Return ``other`` with the hooks of this mechanism, since it runs in its place for one call."""
         for hooks in _HOOKS:
             setattr(other, hooks, getattr(self, hooks))
         return other
@@ -73,4 +73,6 @@ class Mechanism(AnswersCalls, nn.Module):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> Matrix:
-        """The matrix for ``query [batch, heads, q_len, head_dim]`` and ``key [batch, kv_heads, kv_len, head_dim]``."""
+        """Return the matrix for ``query [batch, heads, q_len, head_dim]`` and ``key [batch, kv_heads, kv_len,
+        head_dim]``.
+        """

@@ -40,23 +40,23 @@ class Inputs(NamedTuple):
 
     @property
     def wide(self) -> torch.dtype:
-        """What is computed in: float64 for float64 inputs, else float32."""
+        """The dtype of computations: float64 for float64 inputs, else float32."""
         return wide_dtype(self.query.dtype)
 
     @property
     def is_placed(self) -> bool:
-        """Whether somebody said where the tokens stand: then a position below 0 means that none does."""
+        """True if positions were passed: a position below 0 then means padding."""
         return self.q_positions is not None or self.kv_positions is not None
 
     @property
     def starts(self) -> tuple[int | None, int | None]:
-        """Where the first query and key stand, if the others follow them one by one; None for those that do not."""
+        """The positions of the first query and the first key, if the others follow one by one; None if not."""
         q, kv = self.q_positions, self.kv_positions
         first = 0 if self.is_placed else self.shape[3] - self.shape[2]
         return first if q is None else q.first, 0 if kv is None else kv.first
 
     def written_out(self) -> tuple[Tensor, Tensor]:
-        """Positions of queries and keys as int64 ``[batch | 1, len]``; -1 for no token."""
+        """Return positions of queries and keys as int64 ``[batch | 1, len]``; -1 for padding."""
         _, _, q_len, kv_len = self.shape
         q, kv = self.q_positions, self.kv_positions
         if q is None:
@@ -74,7 +74,7 @@ class Approximate(Mechanism):
 
     @abstractmethod
     def _made(self, given: Inputs) -> Matrix:
-        """The matrix."""
+        """Return the matrix of checked inputs."""
 
     def forward(
         self,
@@ -90,7 +90,7 @@ class Approximate(Mechanism):
     def _inputs(
         self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
     ) -> Inputs:
-        """What was given, checked."""
+        """Return the checked arguments."""
         where = type(self).__name__
         query, key = autocast(query), autocast(key)
         shape = check_query_key(query, key, None, where)
@@ -110,10 +110,10 @@ class Approximate(Mechanism):
 
 
 def parts_of(mask: Mask) -> tuple[Mask, ...]:
-    """The rules that a mask joins by ``&``; the mask itself if it joins none."""
+    """Return the masks that a mask joins by ``&``; the mask itself if it joins none."""
     return mask.parts if isinstance(mask, And) else (mask,)
 
 
 def scale_of(scale: float | None, head_dim: int) -> float:
-    """The scale of dot products, ``head_dim ** -0.5`` for None."""
+    """Return the scale of dot products, ``head_dim ** -0.5`` for None."""
     return max(1, head_dim) ** -0.5 if scale is None else scale

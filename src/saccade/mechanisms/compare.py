@@ -105,7 +105,7 @@ class _Case(NamedTuple):
     mask: object
 
     def at(self, length: int) -> _Case:
-        """The same for so many keys."""
+        """Return the same case for another number of keys."""
         q_len, kv_len = self.query.shape[2], self.key.shape[2]
         if length == kv_len:
             return self
@@ -118,7 +118,7 @@ class _Case(NamedTuple):
 
 
 def _names(mechanisms: Sequence[Mechanism]) -> list[str]:
-    """Class names, with as much of what they were told as it takes to tell them apart."""
+    """Return class names, with as many arguments as it takes to distinguish them."""
     told = [(type(one).__name__, one.extra_repr()) for one in mechanisms]
     plain = [name for name, _ in told]
     first = [f"{name}({what.split(',')[0]})" for name, what in told]
@@ -159,7 +159,7 @@ def _median_and_worst(x: Tensor) -> tuple[float, float]:
 
 
 def crossing(ratios: dict[int, float]) -> int | None:
-    """From which length on a ratio, given at some lengths, stays at least 1; None if it does not at the last."""
+    """Return the length from which on a ratio, known at some lengths, stays at least 1; None if it ends below 1."""
     since: int | None = None
     later: tuple[int, float] | None = None
     for length, ratio in sorted(ratios.items(), reverse=True):
@@ -174,7 +174,7 @@ def crossing(ratios: dict[int, float]) -> int | None:
 
 
 def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int]:
-    """Where to time, the own length always among it."""
+    """Return the lengths at which to time, which always include the actual one."""
     kv_len = case.key.shape[2]
     if lengths is None:
         lengths = [kv_len // 8, kv_len // 4, kv_len // 2, kv_len, 2 * kv_len, 4 * kv_len]
@@ -192,7 +192,7 @@ def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int
 
 
 def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int]) -> list[dict[int, float]]:
-    """Seconds of a product by length, exact attention first; NaN at a length that a mechanism does not take."""
+    """Return seconds of a product by length, exact attention first; NaN at a length that a mechanism does not take."""
     own = case.key.shape[2]
     found: list[dict[int, float]] = [{} for _ in mechanisms]
     for length in lengths:
@@ -229,7 +229,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _peak_bytes(call: Callable[[], object], device: torch.device) -> float:
-    """Most bytes that a call holds at a time beside what was there before."""
+    """Return the most bytes that a call allocates at a time."""
     if device.type != "cuda":
         return float(counted(call).most)
     _wait(device)

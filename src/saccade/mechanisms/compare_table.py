@@ -42,7 +42,7 @@ class Compared(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """In words, by the median error: "close" up to 1 %, "rough" up to 10 %, else "too far off to be of use"."""
+        """The median error in words: "close" up to 1 %, "rough" up to 10 %, else "too far off to be of use"."""
         if self.reasons:
             return "refused: " + "; ".join(self.reasons)
         if math.isnan(self.error_median):

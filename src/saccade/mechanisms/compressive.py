@@ -41,7 +41,7 @@ class CompressiveMatrix(Sum):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """The product where ``memory`` stands for all tokens before these, and what is to be remembered.
+        """Return the product after a ``memory`` of all earlier tokens, and the new memory.
 
         See `saccade.mechanisms.segments.segment_matrix.EarlierSegments.advance_segments`.
         """
@@ -127,7 +127,7 @@ class CompressiveMemory(Approximate):
         return tuple(found)
 
     def new_cache(self, max_len: int | None = None) -> CompressiveCache:
-        """An empty `saccade.caches.CompressiveCache`: the memory, and the open segment."""
+        """Return an empty `saccade.caches.CompressiveCache`: the memory, and the open segment."""
         return CompressiveCache(max_len)
 
     def _made(self, given: Inputs) -> CompressiveMatrix:

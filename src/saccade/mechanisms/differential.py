@@ -70,13 +70,13 @@ class Differential(Mechanism):
     lambda_k2: nn.Parameter
 
     def reset_parameters(self) -> None:
-        """Normal vectors of spread 0.1, so that λ begins near λ_init."""
+        """Draw normal vectors of spread 0.1, so that λ begins near λ_init."""
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=_SPREAD)
 
     @property
     def weight(self) -> Tensor:
-        """λ, how much of the second map is taken away: a tensor of one number, float32 or wider, differentiable."""
+        """λ, the weight of the second map: a tensor of one number, float32 or wider, differentiable."""
         pairs = ((self.lambda_q1, self.lambda_k1), (self.lambda_q2, self.lambda_k2))
         plus, minus = ((q.to(wide_dtype(q.dtype)) * k).sum().exp() for q, k in pairs)
         return plus - minus + self.lambda_init
@@ -104,7 +104,7 @@ class Differential(Mechanism):
         return first - self.weight * second
 
     def with_bias(self, bias: Tensor | Bias) -> Differential:
-        """The same with a bias added to the scores of both maps, for one call."""
+        """Return this mechanism with a bias added to the scores of both maps, for one call."""
         if self.bias is not None:
             reason = "it has a bias already"
             raise unsupported("Differential", "bias", [reason])

@@ -64,7 +64,7 @@ class GatedLinear(GatedRecurrence):
 
     @classmethod
     def retnet(cls, num_heads: int) -> GatedLinear:
-        """Retention: factors of ``1 - 2 ** -5`` to ``1 - 2 ** -(4 + num_heads)``.
+        """Return RetNet's retention: factors of ``1 - 2 ** -5`` to ``1 - 2 ** -(4 + num_heads)``.
 
         Queries and keys are to be rotated before, as RetNet has it (`saccade.positions.Rotary`).
         """
@@ -73,7 +73,7 @@ class GatedLinear(GatedRecurrence):
 
     @classmethod
     def lightning(cls, num_heads: int, layer: int = 0, num_layers: int = 1) -> GatedLinear:
-        """Lightning attention of MiniMax: rates of ALiBi's slopes, smaller in later layers; no scale.
+        """Return MiniMax's lightning attention: rates of ALiBi's slopes, smaller in later layers; no scale.
 
         Args:
             num_heads: a power of two.

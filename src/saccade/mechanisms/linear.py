@@ -90,7 +90,7 @@ class Linear(FeatureMechanism):
 
 
 def _map_of(feature_map: FeatureMapName | FeatureMap) -> FeatureMap:
-    """The function of a name, or the function given."""
+    """Return the function of that name, or the function itself."""
     if isinstance(feature_map, str):
         hint = "a function of your own will do, too"
         return _MAPS[one_of("Linear", "feature_map", feature_map, _MAPS, hint=hint)]

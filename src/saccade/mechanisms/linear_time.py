@@ -37,7 +37,7 @@ class LinearTimeMatrix(Matrix):
         self.shape, self.kv_heads, self.dtype, self.device = shape, kv_heads, dtype, device
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """``A @ value`` in linear time; see `Matrix.matmul`. With dropout, pair by pair: in quadratic time."""
+        """Return ``A @ value`` in linear time; see `Matrix.matmul`. With dropout, pair by pair: in quadratic time."""
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         dropout.check(dropout_p, type(self).__name__)
         dropout.check_seed(seed, type(self).__name__)
@@ -48,10 +48,10 @@ class LinearTimeMatrix(Matrix):
 
     @abstractmethod
     def _times(self, value: Tensor) -> Tensor:
-        """The product with a value of the right shape and dtype; in float32 or wider."""
+        """Return the product with a value of the right shape and dtype; in float32 or wider."""
 
     def _pieces(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[tuple[slice, slice, range]]:
-        """Batch items, heads and rows of each block that was asked for: all if they are few, else rows of one head."""
+        """Yield batch items, heads and rows of each requested block: all if they are few, else rows of one head."""
         self._check_part(batch, head, rows)
         items = range(self.shape[0]) if batch is None else range(batch, batch + 1)
         heads = range(self.shape[1]) if head is None else range(head, head + 1)

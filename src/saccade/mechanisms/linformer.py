@@ -87,7 +87,7 @@ class Linformer(Approximate):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Each slot the mean of equally many neighbouring positions, give or take one."""
+        """Set each slot to the mean of equally many neighbouring positions, give or take one."""
         slots = torch.arange(self.kv_len) * self.rank // self.kv_len
         means = nn.functional.one_hot(slots, self.rank).mT.to(torch.float32)
         means = means / means.sum(1, keepdim=True)
@@ -127,7 +127,7 @@ class Linformer(Approximate):
         return own if self.scale is None else f"{own}, scale={self.scale}"
 
     def _columns(self, projection: Tensor, tokens: Tokens) -> Tensor:
-        """What slots take of the keys at these positions, ``[batch | 1, kv_heads | 1, rank, kv_len]``."""
+        """Return the weights of keys at these positions in each slot, ``[batch | 1, kv_heads | 1, rank, kv_len]``."""
         columns = projection[:, :, tokens.keys.clamp(min=0)].movedim(2, 0)
         hidden = unless_none(tokens.hidden)
         return columns if hidden is None else columns.masked_fill(hidden[:, None, None], 0.0)
@@ -150,7 +150,7 @@ class LinformerMatrix(LowRankMatrix):
         self.projection, self._hidden = projection, tokens.hidden
 
     def slots(self) -> Tensor:
-        """How much each query attends to each slot, ``[batch, heads, q_len, rank]``; these rows sum to 1."""
+        """Return the weight of each slot for each query, ``[batch, heads, q_len, rank]``; these rows sum to 1."""
         return self._without_lost(self.left.matrix().to_dense())
 
     def _gathered(self, value: Tensor) -> Tensor:

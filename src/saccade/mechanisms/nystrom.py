@@ -117,7 +117,7 @@ class NystromMatrix(LowRankMatrix):
 
 
 def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Means of equally many neighbours, those that are hidden left out.
+    """Return means of equally many neighbours, without the hidden ones.
 
     Args:
         x: ``[batch, heads, len, width]``.
@@ -140,7 +140,7 @@ def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor
 
 
 def pseudo_inverse(matrix: Tensor, iterations: int | None) -> Tensor:
-    r"""The Moore-Penrose inverse of each matrix, exactly or in some steps.
+    r"""Return the Moore-Penrose inverse of each matrix, exactly or in some steps.
 
     .. math:: Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))), \qquad
               Z_0 = A^\top / (\lVert A \rVert_1 \lVert A \rVert_\infty)

@@ -148,7 +148,7 @@ class Performer(FeatureMechanism):
         return of_query, of_key, (*self._source(), self.num_features, self.kind, scale)
 
     def _source(self) -> tuple[Hashable, ...]:
-        """Equal for equal directions, as far as anybody may look."""
+        """Return a key that is equal for equal directions, as far as these can be read."""
         if self.directions is None:
             return self.seed, int(self.draws) if is_readable(self.draws) else None, self.orthogonal
         if not is_readable(self.directions):

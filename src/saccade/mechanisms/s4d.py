@@ -93,11 +93,11 @@ class S4D(Approximate):
         return (*why_no_sum(mask), f"{name} is not causal: a state knows what came before")
 
     def new_cache(self, max_len: int | None = None) -> RecurrentCache:
-        """An empty `saccade.caches.RecurrentCache`: the state, of constant size."""
+        """Return an empty `saccade.caches.RecurrentCache`: the state, of constant size."""
         return RecurrentCache(max_len)
 
     def modes(self) -> Modes:
-        """The state space in steps of one token."""
+        """Return the state space in steps of one token."""
         wide = widest_dtype(self.weight.device)
         rate = torch.complex(-self.log_rate.to(wide).exp(), self.frequency.to(wide))
         turn = rate * self.log_step.to(wide).exp()[:, None]

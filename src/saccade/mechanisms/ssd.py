@@ -61,7 +61,7 @@ class SSD(Recurrence):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> RecurrenceMatrix:
-        """The matrix; ``step`` is Δ, at least 0, ``[batch, num_heads, kv_len]``; 1 when None."""
+        """Return the matrix; ``step`` is Δ, at least 0, ``[batch, num_heads, kv_len]``; 1 when None."""
         given = self._inputs(query, key, mask, q_positions, kv_positions)
         batch, _, _, length = given.shape
         if step is None:

@@ -91,11 +91,11 @@ class TopK(Mechanism):
 
     @property
     def index_key(self) -> Tensor | None:
-        """What the scorer knows of the call's keys besides themselves; None for nothing."""
+        """Tensors that the scorer needs of the call's keys besides themselves; None for none."""
         return self.scorer.index_key if isinstance(self.scorer, Scorer) else None
 
     def with_index_key(self, index_key: Tensor) -> TopK:
-        """The same with the index keys of all tokens so far: what a cache asks for."""
+        """Return this mechanism with the index keys of all tokens so far; a cache calls it."""
         assert isinstance(self.scorer, Scorer)  # who has index keys is one
         return TopK(self.scorer.with_index_key(index_key), self.k, self.block_size, softmax=self.softmax)
 
@@ -151,7 +151,7 @@ class _Function(NamedTuple):
     size: int
 
     def scores(self, rows: range, stop: int) -> Tensor:
-        """Scores of some rows."""
+        """Return the scores of some rows."""
         scores = self.function(self.query, self.key, rows)
         instance("TopK", "scorer", scores, Tensor, "answer with a tensor of scores")
         kv_len = self.key.shape[2]

@@ -53,15 +53,15 @@ class BlockFolder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the files take."""
+        """The bytes that the files take."""
         return sum(file.size for file in self._files())
 
     def path(self, key: str) -> Path:
-        """Where a block is."""
+        """Return the path of a block."""
         return self._folder / key[:2] / f"{key}.block"
 
     def has(self, key: str) -> bool:
-        """Whether a block has a file; a link, or a file in a folder that is one, is none of ours."""
+        """Return whether a block has a file; a link, or a file in a linked folder, does not count."""
         path = self.path(key)
         try:
             return stat.S_ISDIR(os.lstat(path.parent).st_mode) and stat.S_ISREG(os.lstat(path).st_mode)
@@ -69,18 +69,18 @@ class BlockFolder:
             return False
 
     def read(self, key: str) -> bytes | None:
-        """What a block holds; None where it is missing, went meanwhile, or is another user's."""
+        """Return the contents of a block; None if it is missing, was removed meanwhile, or may not be read."""
         try:
             return read_plain(self.path(key)) if self.has(key) else None
         except OSError:
             return None
 
     def remove(self, key: str) -> None:
-        """Remove a block that is damaged, if it may be."""
+        """Remove a damaged block, if that is permitted."""
         _removed(self.path(key))
 
     def touch(self, keys: Sequence[str]) -> None:
-        """Say that blocks were used now; the end of a text a little earlier, so that it goes before the beginning."""
+        """Mark blocks as used now; ends of texts slightly earlier, so that they are removed before beginnings."""
         now = time.time_ns()
         for i, key in enumerate(keys):
             if self.has(key):
@@ -120,7 +120,7 @@ class BlockFolder:
             raise value_error(where, "folder", rule, f"{len(left)} that may not, such as {left[0]}")
 
     def _files(self) -> list[_File]:
-        """All files that count: blocks, and unfinished ones."""
+        """Return all files that count: blocks, and unfinished ones."""
         with _said("PrefixStore", self._folder):
             folders = [Path(entry.path) for entry in _entries(self._folder) if entry.is_dir(follow_symlinks=False)]
         found: list[_File] = []
@@ -132,7 +132,7 @@ class BlockFolder:
 
     @contextlib.contextmanager
     def _locked(self, where: str) -> Iterator[None]:
-        """One process at a time makes room and writes; the system ends the lock of a process that is killed."""
+        """Let one process at a time make room and write; the system releases the lock of a process that is killed."""
         try:
             import fcntl  # noqa: PLC0415  not on every system
         except ModuleNotFoundError:
@@ -150,7 +150,7 @@ class BlockFolder:
 
 
 def _removed(path: Path) -> bool:
-    """Remove a file that was found to be ours; whether it is gone."""
+    """Remove a file; return whether it is gone."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -164,7 +164,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _counted(entry: os.DirEntry[str]) -> _File | None:
-    """The file, if it is one that counts."""
+    """Return the file of an entry, if it counts."""
     is_unfinished = _UNFINISHED.fullmatch(entry.name) is not None
     if not (is_unfinished or _BLOCK.fullmatch(entry.name)) or not entry.is_file(follow_symlinks=False):
         return None
@@ -179,7 +179,7 @@ def _counted(entry: os.DirEntry[str]) -> _File | None:
 
 @contextlib.contextmanager
 def _said(where: str, path: Path) -> Iterator[None]:
-    """Put in a sentence what stands in the way at a place; a full or broken disk stays an OSError."""
+    """Turn an OSError about a path into a ValueError; a full or broken disk stays an OSError."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""PrefixStore: keys and values of texts that begin alike, kept in a folder and shared by prompts and processes."""
+"""PrefixStore: keys and values of common prefixes, stored in a folder for prompts and processes to share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from saccade.caches.cache import LayerCache
 from saccade.caches.files.block_store import BlockFolder
@@ -18,7 +18,7 @@ from saccade.caches.model_cache import Cache
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import instance, integer
 
-__all__ = ["PrefixStore"]
+__all__ = ["PrefixStore", "fingerprint"]
 
 _KIND = "block of a prefix"
 
@@ -93,11 +93,11 @@ class PrefixStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the files take, those of other models and salts in the folder included."""
+        """The bytes that the files take, including files of other models and salts in the folder."""
         return self._blocks.nbytes
 
     def find(self, tokens: Sequence[int]) -> int:
-        """How many tokens at the beginning of a text are there: files are looked for, not read."""
+        """Return how many tokens at the beginning of a sequence are stored; files are looked up, not read."""
         chain = self._chain("PrefixStore.find", tokens)
         return self.block_size * next((i for i, key in enumerate(chain) if not self._blocks.has(key)), len(chain))
 
@@ -182,7 +182,7 @@ class PrefixStore:
         return f"PrefixStore({str(self.folder)!r}, {self.max_bytes}, block_size={self.block_size})"
 
     def _chain(self, where: str, tokens: Sequence[int]) -> list[str]:
-        """The keys of the full blocks of a text."""
+        """Return the keys of the full blocks of a sequence."""
         given = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
         if not is_list or not all(type(token) is int for token in given):
@@ -194,7 +194,7 @@ class PrefixStore:
         return chain
 
     def _block(self, key: str, tokens: list[int], layers: int) -> list[Tensor] | None:
-        """Keys and values of each layer; None if there are none, or none that can be trusted."""
+        """Return the keys and values of each layer; None if the block is missing or damaged."""
         raw = self._blocks.read(key)
         if raw is None:
             return None
@@ -211,7 +211,7 @@ class PrefixStore:
         return None
 
     def _fits(self, key: Tensor, value: Tensor) -> bool:
-        """Whether these can be keys and values of a block."""
+        """Return whether tensors can be the keys and values of a block."""
         is_alike = key.dim() == value.dim() == 4 and key.shape[:3] == value.shape[:3] and key.dtype == value.dtype
         return is_alike and key.is_floating_point() and (len(key), key.shape[2]) == (1, self.block_size)
 
@@ -221,12 +221,12 @@ def _hash(parts: list[object]) -> str:
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    """Whether blocks cannot be those of one text: their widths or types are others."""
+    """Return whether blocks cannot belong to one sequence, since their widths or types differ."""
     return one.shape != other.shape or one.dtype != other.dtype
 
 
 def _one_text(where: str, layer: KVCache) -> dict[str, Tensor]:
-    """Keys and values of a layer; raises unless they are those of one text from 0 on."""
+    """Return the keys and values of a layer; raise unless they are those of one sequence from 0 on."""
     key, value = layer.key, layer.value
     if not isinstance(layer.kv_positions, range) or layer.kv_positions != range(layer.length):
         raise value_error(where, "cache", "hold tokens at 0, 1, 2, …", "others", hint="one text, unpadded")
@@ -237,7 +237,7 @@ def _one_text(where: str, layer: KVCache) -> dict[str, Tensor]:
 
 
 def _layers(where: str, cache: Cache | LayerCache) -> list[KVCache]:
-    """The caches of all layers; raises unless each holds all keys."""
+    """Return the caches of all layers; raise unless each stores all keys."""
     instance(where, "cache", cache, (Cache, LayerCache), "be a cache")
     found: list[KVCache] = []
     for layer in cache.flat if isinstance(cache, Cache) else (cache,):
@@ -246,3 +246,42 @@ def _layers(where: str, cache: Cache | LayerCache) -> list[KVCache]:
             raise unsupported(where, "PrefixStore", [reason], hint="KVCache and BlockSelectCache do")
         found.append(layer)
     return found
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Return a SHA-256 over a model's weights, their dtypes, its configuration and its structure.
+
+    Two models with the same fingerprint make the same keys and values of the same tokens at the same positions; a
+    changed weight, dtype, base of the rotation, mask or adapter changes it. What is no part of the module (autocast, a
+    mask given with the call, an image before the text) does not: that is for the ``salt`` of a `PrefixStore`.
+
+    Args:
+        model: a module; its ``config``, if it has one, counts as well.
+
+    Returns:
+        64 hexadecimal digits, the same in every process.
+
+    Raises:
+        TypeError: not a module.
+
+    Cost: reads every weight once.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> before = fingerprint(layer)
+        >>> with torch.no_grad():
+        ...     _ = layer.bias.add_(1)
+        >>> fingerprint(layer) == before
+        False
+    """
+    if not isinstance(model, nn.Module):
+        raise type_error("fingerprint", "model", "be a torch module", type(model).__name__)
+    digest = hashlib.sha256()
+    digest.update(f"{type(model).__qualname__}\n{model!r}\n{getattr(model, 'config', None)!r}\n".encode())
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name in sorted(tensors):
+        x = tensors[name].detach()
+        digest.update(f"{name} {x.dtype} {list(x.shape)}\n".encode())
+        if x.numel():
+            digest.update(x.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -14,18 +14,17 @@ from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cache import LayerCache
 from saccade.caches.compressive_cache import CompressiveCache
 from saccade.caches.cross_cache import CrossCache
+from saccade.caches.eviction import HeavyHitterCache, SnapKVCache
 from saccade.caches.files.record import Contents, MisfitError
 from saccade.caches.files.tensor_files import checked_path, encoded, read_tensors, write_whole
-from saccade.caches.heavy_hitter import HeavyHitterCache
 from saccade.caches.indexed_cache import IndexedCache
 from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.latent_cache import LatentCache
 from saccade.caches.model_cache import Cache
 from saccade.caches.recurrent import RecurrentCache
-from saccade.caches.segment_cache import SegmentCache
+from saccade.caches.ring_buffer import SegmentCache
 from saccade.caches.sink_window import SinkWindowCache
-from saccade.caches.snap_kv import SnapKVCache
 from saccade.scorers import BlockBounds, BlockMeans, BlockScorer
 from saccade.support.errors import type_error, unsupported, value_error
 
@@ -142,7 +141,7 @@ def _check_fingerprint(where: str, fingerprint: object) -> None:
 
 
 def _written(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor], where: str) -> dict[str, Any]:
-    """What describes a cache; its tensors are added under names that begin with ``name``."""
+    """Return the description of a cache; add its tensors under names that begin with ``name``."""
     if isinstance(cache, Cache):
         layers = [_written(layer, f"{name}{i}.", tensors, where) for i, layer in enumerate(cache)]
         return {"kind": "Cache", "layers": layers}
@@ -153,7 +152,7 @@ def _written(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor], w
 
 
 def _read(tree: object, name: str, tensors: dict[str, Tensor], depth: int = 0) -> Cache | LayerCache:
-    """A cache as a file tells of it; nothing that it says is believed unseen.
+    """Return the cache that a file describes; every part is checked.
 
     Raises:
         MisfitError: no cache that was saved could have been told so.
@@ -173,7 +172,7 @@ def _read(tree: object, name: str, tensors: dict[str, Tensor], depth: int = 0) -
 
 
 def _settings(cache: LayerCache, where: str) -> dict[str, Any]:
-    """The kind and the settings of a cache.
+    """Return the kind and the settings of a cache.
 
     Raises:
         UnsupportedError: a cache, or a part of one, that a file cannot name.
@@ -206,7 +205,7 @@ def _settings(cache: LayerCache, where: str) -> dict[str, Any]:
 
 
 def _new_cache(contents: Contents) -> LayerCache:
-    """An empty cache of the kind and with the settings that a file says."""
+    """Return an empty cache of the kind and with the settings in a file."""
     kind = _KINDS.get(contents.kind)
     if kind is None:
         raise MisfitError("tells of a cache of another kind")
@@ -248,7 +247,7 @@ def _rotary(contents: Contents) -> encodings.Rotary:
 
 
 def _is_word(value: object) -> bool:
-    """Whether a setting may be a scaling's: a number that a tensor can be multiplied by, several, a switch, or none."""
+    """Return whether a value may be a scaling's setting: a number that scales a tensor, several, a bool, or None."""
     if isinstance(value, list):
         return all(isinstance(own, float) for own in value)
     return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53)

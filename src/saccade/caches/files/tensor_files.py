@@ -26,7 +26,7 @@ _PIECE = 1 << 24  # bytes that one write is asked to take
 
 
 def checked_path(where: str, name: str, path: object) -> Path:
-    """A place in the file system; raises unless it was given as a string or a path."""
+    """Return a path; raise unless it is a string or a path."""
     if isinstance(path, os.PathLike):
         path = os.fspath(path)
     if not isinstance(path, str):
@@ -35,7 +35,7 @@ def checked_path(where: str, name: str, path: object) -> Path:
 
 
 def encoded(where: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> memoryview:
-    """A file as bytes: a header that names and describes the tensors, then the tensors.
+    """Return a file as bytes: a header that names and describes the tensors, then the tensors.
 
     Args:
         where: the user's function, for the error.
@@ -56,7 +56,7 @@ def encoded(where: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any])
 
 
 def write_whole(path: Path, data: memoryview) -> None:
-    """Write a file beside its place and rename it when it is on the disk: readers find the old one or the new one.
+    """Write a file beside its path and rename it once it is on the disk: readers find the old one or the new one.
 
     A process that is killed leaves at most a file ``.NAME.*.part`` behind, which nobody reads.
     """
@@ -79,7 +79,7 @@ def write_whole(path: Path, data: memoryview) -> None:
 
 
 def read_tensors(where: str, path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a file, by name, and what is said about them.
+    """Return the tensors of a file, by name, and their description.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -96,7 +96,7 @@ def read_tensors(where: str, path: Path, kind: str) -> tuple[dict[str, Tensor], 
 
 
 def read_plain(path: Path) -> bytes:
-    """What a file holds. A link is not followed, and nothing is awaited from a pipe.
+    """Return the contents of a file. Links are not followed, and pipes are not waited for.
 
     Raises:
         OSError: there is no such file, or it may not be read.
@@ -107,7 +107,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def decoded(where: str, raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors in the bytes of a file, by name, and what is said about them; raises as `read_tensors`."""
+    """Return the tensors in the bytes of a file, by name, and their description; raise as `read_tensors`."""
     try:
         from safetensors import SafetensorError  # noqa: PLC0415  imported when used
         from safetensors.torch import load  # noqa: PLC0415
@@ -132,7 +132,7 @@ def decoded(where: str, raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[
 
 
 def _about(raw: bytes) -> dict[str, Any] | None:
-    """What saccade wrote into the header of a file that is in the format; None if it did not write it."""
+    """Return saccade's description in the header of a file; None if saccade did not write it."""
     try:
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         about = json.loads(header["__metadata__"][_WORD])
@@ -142,7 +142,7 @@ def _about(raw: bytes) -> dict[str, Any] | None:
 
 
 def _fits(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
-    """Whether what is said of tensors and the tensors are those of the checksum."""
+    """Return whether description and tensors match the checksum."""
     try:
         own = _checksum({key: x for key, x in about.items() if key != "checksum"}, tensors)
     except RecursionError:
@@ -160,7 +160,7 @@ def _checksum(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A new name is on the disk when its folder is; some systems cannot be asked for it."""
+    """Flush a folder, so that a new name is on the disk; some systems do not support it."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -31,13 +31,13 @@ class Line(NamedTuple):
     segments: Tensor | None = None
 
     def turned(self) -> Line:
-        """Seen from the keys: rows and keys have changed places, and so has the direction."""
+        """Return the line of the transposed product: rows and keys exchanged, in the other direction."""
         if self.row_logs is None or self.key_logs is None:
             return self
         return Line(-self.key_logs, -self.row_logs, self.segments)
 
     def at(self, part: slice) -> Line:
-        """Of some tokens."""
+        """Return the line of some tokens."""
         return Line(*(None if x is None else x[..., part] for x in self))
 
 
@@ -58,7 +58,7 @@ class Summed(NamedTuple):
 def chunked_sums(
     a: Tensor, b: Tensor, c: Tensor, line: Line, *, reverse: bool = False, before: Summed | None = None
 ) -> Summed:
-    """The sums of `saccade.mechanisms.features.prefix_sums`, without derivatives, after those of earlier tokens."""
+    """Return `saccade.mechanisms.features.prefix_sums` after those of earlier tokens, without derivatives."""
     batch, heads, length, width = a.shape
     groups = min(heads, b.shape[1])
     out = a.new_empty(batch, heads, length, c.shape[3])
@@ -97,11 +97,11 @@ class Carried(NamedTuple):
 
     @classmethod
     def nothing(cls, batch: int, groups: int, like: Tensor) -> Carried:
-        """Before the first key."""
+        """Return the value before the first key."""
         return cls(like.new_full((batch, groups), _FLOOR), None)
 
     def share_of(self, line: Line) -> Tensor:
-        """What each of the next rows takes of the state, ``[batch | 1, groups | 1, len]``."""
+        """Return the share of the state that each of the next rows takes, ``[batch | 1, groups | 1, len]``."""
         logs = torch.zeros_like(self.peak)[..., None]
         if line.row_logs is not None:
             logs = self.peak[..., None] - line.row_logs
@@ -113,7 +113,7 @@ class Carried(NamedTuple):
     def advanced(
         self, state: Tensor, keys: Tensor, brought: Tensor, line: Line, *, last: int
     ) -> tuple[Tensor, Carried]:
-        """The state with more keys, whose last one (in the direction of the sum) is at ``last``."""
+        """Return the state with more keys, whose last one (in the direction of the sum) is at ``last``."""
         segment, peak, take, keep = self.segment, self.peak, torch.ones_like(self.peak)[..., None], None
         logs = line.key_logs
         if line.segments is not None:
@@ -140,7 +140,7 @@ def _triangle_of(scores: Tensor, size: int, reverse: bool) -> Tensor:
 
 
 def _pair_weights(line: Line, reverse: bool) -> Tensor:
-    """How much of a key a row takes, ``[batch | 1, groups | 1, len, len]``; 0 where the key comes later."""
+    """Return the share of a key that a row takes, ``[batch | 1, groups | 1, len, len]``; 0 for later keys."""
     weights: Tensor | int = 1
     if line.row_logs is not None and line.key_logs is not None:
         weights = (line.key_logs[:, :, None] - line.row_logs[..., None]).clamp_(max=0.0).exp_()
@@ -151,14 +151,14 @@ def _pair_weights(line: Line, reverse: bool) -> Tensor:
 
 
 def _spread(scores: Tensor, size: int, weights: Tensor) -> Tensor:
-    """Scores of several heads, ``[batch, groups, heads * size, others * size]``, times weights that they share."""
+    """Multiply scores of several heads, ``[batch, groups, heads * size, others * size]``, by shared weights."""
     batch, groups, rows, columns = scores.shape
     pairs = scores.view(batch, groups, rows // size, size, columns // size, size)
     return (pairs * weights).view(scores.shape)
 
 
 def _scaled(rows: Tensor, factors: Tensor) -> Tensor:
-    """``[batch, groups, heads * size, width]`` times one factor for each token, ``[batch | 1, groups | 1, size]``."""
+    """Multiply ``[batch, groups, heads * size, width]`` by token factors ``[batch | 1, groups | 1, size]``."""
     batch, groups, _, width = rows.shape
     if factors.shape[2] == 1:
         return rows * factors[..., None]

@@ -93,7 +93,7 @@ class FeatureMatrix(LinearTimeMatrix):
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether rows are distributions: no feature is below 0, and no eps takes a share.
+        """True if rows are distributions: no feature is below 0, and eps is 0.
 
         Cost: reads all features.
         """
@@ -111,7 +111,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return out if nan is None else out.masked_fill(nan[..., None], math.nan)
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are written out for every head."""
+        """Return ``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are repeated for every head."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._spoilt is None and is_surely_finite(x)):
             return super().rmatmul(x)  # who is touched by what is found pair by pair
@@ -121,7 +121,7 @@ class FeatureMatrix(LinearTimeMatrix):
             return self._scatter(self._without_hidden(rows)).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """The product where these are new tokens and ``memory`` stands for all before, and the memory after them.
+        """Return the product for new tokens after a ``memory`` of all earlier ones, and the memory after them.
 
         Raises:
             ValueError: a mask that is not causal, or a memory of other features or another mask.
@@ -176,7 +176,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return rows if hidden is None else rows.masked_fill(hidden[:, None, :, None], 0.0)
 
     def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
-        """Rows, bool ``[batch, heads, q_len]``, that may attend to a bad key, or see anything and are spoilt."""
+        """Return rows that may attend to a bad key, or are spoilt and see anything: bool ``[batch, heads, q_len]``."""
         found = None if bad is None else self._rows_that_see(bad)
         if self._spoilt is None:
             return found
@@ -184,11 +184,13 @@ class FeatureMatrix(LinearTimeMatrix):
         return spoilt if found is None else found | spoilt
 
     def _rows_that_see(self, keys: Tensor) -> Tensor:
-        """Rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads, kv_len]``."""
+        """Return rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads,
+        kv_len]``.
+        """
         return rows_that_see(self, self._order, self.visible, keys)
 
     def _line_after(self, memory: Memory | None) -> Line:
-        """Weights and segments of tokens that go on where a memory ends."""
+        """Return weights and segments of tokens that follow a memory."""
         segments, floor = self.visible.kv_documents, None
         if memory is not None and segments is not None and memory.segment is not None:
             segments = torch.maximum(segments, memory.segment[:, None])  # no token, no new document
@@ -199,7 +201,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return line_of(self._logs, segments, floor)
 
     def _tainted_by(self, bad: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor]:
-        """The rows that may attend to a bad key, old or new, and where one is remembered now."""
+        """Return the rows that may attend to a bad key, old or new, and where the memory holds one now."""
         line, marks = Line(segments=line.segments), bad[..., None].to(self._key.dtype)
         before = memory
         if memory is not None:
@@ -210,7 +212,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return self._without_hidden(out) > 0.5, state[..., 0, 0] > 0.5
 
     def _gather(self, c: Tensor) -> Tensor:
-        """What c, ``[batch, kv_heads, kv_len, width]``, sums to over the keys that each row may attend to."""
+        """Sum c, ``[batch, kv_heads, kv_len, width]``, over the keys that each row may attend to."""
         if self._order is None or 0 in self.shape:
             key = self._key if self._logs is None else self._key * _relative(self._logs)[..., None]
             return product(self._query, key.mT @ c)
@@ -219,7 +221,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return order.rows_of(prefix_sums(a, b, c, order.line(self._logs)))
 
     def _piece(self, value: Tensor) -> int | None:
-        """How many tokens to sum and divide at a time, whole chunks of them; None for all.
+        """Return how many tokens to sum and divide at a time, whole chunks of them; None for all.
 
         Fresh memory for the sums of a long text costs as much as they do.
         """
@@ -231,7 +233,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return None if needs and torch.is_grad_enabled() else size
 
     def _in_pieces(self, value: Tensor, size: int) -> Tensor:
-        """The normalised sums of a long text, without a graph."""
+        """Return the normalised sums of a long sequence, without a graph."""
         assert self._order is not None  # it was looked at
         line, summed = self._order.line(self._logs), None
         out = value.new_empty(*self.shape[:3], value.shape[3])
@@ -243,7 +245,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return self._without_hidden(out)
 
     def _scatter(self, x: Tensor) -> Tensor:
-        """What x, ``[batch, heads, q_len, width]``, sums to over the rows that may attend to each key."""
+        """Sum x, ``[batch, heads, q_len, width]``, over the rows that may attend to each key."""
         key = self._key.repeat_interleave(self._heads_per_key, 1)
         logs = None if self._logs is None else self._logs.repeat_interleave(self._heads_per_key, 1)
         if self._order is None or 0 in self.shape:
@@ -255,12 +257,12 @@ class FeatureMatrix(LinearTimeMatrix):
 
 
 def _with_ones(value: Tensor) -> Tensor:
-    """A last column of ones, which sums to the denominator."""
+    """Append a column of ones, which sums to the denominator."""
     return torch.cat([value, value.new_ones(*value.shape[:3], 1)], -1)
 
 
 def _divided(x: Tensor, total: Tensor, eps: float) -> Tensor:
-    """Rows divided by their totals and eps; 0 where there is nothing to divide, and nothing flows back there."""
+    """Divide rows by their totals and eps; a row with total 0 is 0 and gets no gradient."""
     empty = total == 0
     if eps:  # what adds up to 0 may be something
         empty = empty & (x == 0).all(-1, keepdim=True)
@@ -269,7 +271,7 @@ def _divided(x: Tensor, total: Tensor, eps: float) -> Tensor:
 
 
 def _relative(logs: Tensor) -> Tensor:
-    """``exp(logs)`` up to one factor for all along the last axis; the largest is 1."""
+    """Return ``exp(logs)`` up to a common factor along the last axis; the largest is 1."""
     if not logs.shape[-1]:
         return logs
     peak = logs.amax(-1, keepdim=True)

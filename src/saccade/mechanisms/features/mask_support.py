@@ -17,7 +17,7 @@ _BECAUSE = "a sum over keys is all that is kept of them"
 
 
 def why_no_sum(mask: Mask) -> tuple[str, ...]:
-    """Why no sum over keys has this mask.
+    """Return why no sum over keys can implement this mask.
 
     Empty for Causal, Documents, masks that hide keys and do nothing else (Padding), and what ``&`` joins of them.
     """
@@ -97,7 +97,7 @@ class Visible:
         return not self.causal and self.hidden_rows is self.hidden_keys is self.q_documents is None
 
     def allowed(self, batch: slice, rows: range, columns: range) -> Tensor:
-        """Which pairs the mask allows, by its own definition: bool ``[batch, 1, rows, columns]``."""
+        """Return the pairs that the mask allows, by its own definition: bool ``[batch, 1, rows, columns]``."""
         items = torch.arange(batch.start, batch.stop, device=self.q_positions.device)
         q = self.q_positions if len(self.q_positions) == 1 else self.q_positions[batch]
         kv = self.kv_positions if len(self.kv_positions) == 1 else self.kv_positions[batch]
@@ -110,12 +110,12 @@ class Visible:
 
 
 def _inner(part: Mask) -> tuple[Mask, ...]:
-    """The rules inside of documents."""
+    """Return the masks inside documents."""
     return parts_of(part.rule) if isinstance(part, Documents) and part.rule is not None else ()
 
 
 def _any(marks: list[Tensor]) -> Tensor | None:
-    """What some of the marks mark; None where surely nothing is."""
+    """Return the union of marks; None if nothing is certainly marked."""
     if not marks:
         return None
     found = marks[0]
@@ -125,7 +125,7 @@ def _any(marks: list[Tensor]) -> Tensor | None:
 
 
 def _documents(mask: Documents, positions: Tensor) -> Tensor:
-    """The document at each position, -1 for none."""
+    """Return the document at each position, -1 for none."""
     longest = max(map(len, mask.lengths))
     padded = [(*item, *(0 for _ in range(longest - len(item)))) for item in mask.lengths]
     ends = torch.tensor(padded, dtype=torch.int64, device=positions.device).reshape(len(padded), longest).cumsum(1)
@@ -135,7 +135,7 @@ def _documents(mask: Documents, positions: Tensor) -> Tensor:
 
 
 def _offset(given: Inputs, q: Tensor, kv: Tensor, causal: bool) -> int | None:
-    """The number of keys before the first query's own one, where all follow one another; None where they do not."""
+    """Return the number of keys before the first query's own one, if all follow one another; else None."""
     q_len, kv_len = given.shape[2:]
     q_start, kv_start = given.starts
     if q_start is not None and kv_start is not None:

@@ -25,7 +25,8 @@ class FeatureMechanism(Approximate):
 
     @abstractmethod
     def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, Hashable]:
-        """Features of queries and keys, ``[batch, heads, len, head_dim]`` in float32 or wider, all of them finite.
+        """Return features of queries and keys, ``[batch, heads, len, head_dim]`` in float32 or wider, all of them
+        finite.
 
         The third value is equal for features that may be summed together.
         """
@@ -34,7 +35,7 @@ class FeatureMechanism(Approximate):
         return why_no_sum(mask)
 
     def new_cache(self, max_len: int | None = None) -> RecurrentCache:
-        """An empty `saccade.caches.RecurrentCache`, of constant size."""
+        """Return an empty `saccade.caches.RecurrentCache`, of constant size."""
         return RecurrentCache(max_len)
 
     def _made(self, given: Inputs) -> FeatureMatrix:
@@ -47,7 +48,7 @@ class FeatureMechanism(Approximate):
 
 
 def _finite(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Tokens with 0 for those that are not finite, and which these are; None where there are surely none."""
+    """Return tokens with 0 in place of non-finite ones, and which these are; None if there are certainly none."""
     if is_surely_finite(x):
         return x.to(dtype), None
     bad = ~torch.isfinite(x.detach()).all(-1)

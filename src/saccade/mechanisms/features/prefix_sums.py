@@ -43,7 +43,7 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
 
 
 def continued(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor, Carried]:
-    """`prefix_sums` that begin with a memory, the state after the last key, and what the weights in it mean."""
+    """Return `prefix_sums` that begin with a memory, the state after the last key, and the meaning of its weights."""
     out = prefix_sums(a, b, c, line)
     if memory is None:
         carried = Carried.nothing(len(a), b.shape[1], a.detach())
@@ -76,7 +76,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _derivatives(ctx: Any, grad: Tensor, run: Callable[..., Tensor]) -> tuple[Tensor | None, ...]:
-    """Sums again: of the gradient in the place of what was brought, forwards or backwards."""
+    """Sum again, forwards or backwards, with the gradient in place of the values."""
     a, b, c, *own = ctx.saved_tensors
     line, reverse, wanted = Line(*own), ctx.reverse, ctx.needs_input_grad
     turned = line.turned()
@@ -89,7 +89,7 @@ def _derivatives(ctx: Any, grad: Tensor, run: Callable[..., Tensor]) -> tuple[Te
 
 
 def _mapped(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Tensor], *args: Any) -> tuple[Tensor, int]:
-    """Under ``torch.func.vmap``: the mapped axis becomes part of the batch."""
+    """Return the result under ``torch.func.vmap``: the mapped axis becomes part of the batch."""
     *tensors, reverse = args
     size, dim = info.batch_size, in_dims[0]
     batch = tensors[0].shape[0 if dim is None or dim else 1]
@@ -118,7 +118,7 @@ class _PrefixSums(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
-        """Sums again, once for each of what they are linear in; at least one of the three changes."""
+        """Sum again, once for each argument in which the sums are linear; at least one of the three changes."""
         a, b, c, *line = ctx.saved_tensors
         threes = ((da, b, c), (a, db, c), (a, b, dc))
         changed = [three for three in threes if all(x is not None for x in three)]

@@ -42,7 +42,7 @@ def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator:
 
 
 def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
-    r"""φ(x), with :math:`E[\phi(x) \cdot \phi(y)] = e^{x \cdot y}` over the draws of the projection.
+    r"""Return φ(x), with :math:`E[\phi(x) \cdot \phi(y)] = e^{x \cdot y}` over the draws of the projection.
 
     positive: :math:`e^{\omega x - |x|^2/2}` · hyperbolic: that of ω and -ω · trigonometric: :math:`e^{|x|^2/2}` times
     sine and cosine of ωx.
@@ -77,14 +77,14 @@ def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
 
 
 def drawn(seed: int, number: int, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
-    """The directions of a draw, float64 ``[num_features, head_dim]``: a function of seed, number and width."""
+    """Return the directions of a draw, float64 ``[num_features, head_dim]``: a function of seed, number and width."""
     entropy = np.random.SeedSequence([seed, number, head_dim])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
     return directions(num_features, head_dim, orthogonal=orthogonal, generator=generator)
 
 
 def drawn_unread(seed: int, number: Tensor, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
-    """The same where nobody may look at the number: one operation, which looks when the program runs."""
+    """Return the directions of a draw whose number cannot be read yet: an operation reads it at run time."""
     return _operation(number, str(seed), num_features, head_dim, orthogonal)  # a seed may exceed 64 bits
 
 

@@ -40,12 +40,12 @@ class Order(NamedTuple):
 
     @property
     def is_sorted(self) -> bool:
-        """Whether queries and keys have places of their own."""
+        """True if queries and keys have separate places."""
         return self.order is not None
 
     @classmethod
     def of(cls, visible: Visible, q_len: int, kv_len: int) -> Order:
-        """The shortest line that serves a causal mask, or one with documents."""
+        """Return the shortest line for a causal mask, or for one with documents."""
         past = visible.offset
         if visible.causal and past is not None and 0 <= past <= kv_len - q_len:
             length, documents = past + q_len, visible.kv_documents
@@ -66,31 +66,31 @@ class Order(NamedTuple):
         return cls(0, kv_len, q_len + kv_len, segments, order)
 
     def with_rows(self, x: Tensor) -> Tensor:
-        """``[batch, heads, q_len, width]`` in line, 0 at the places of keys alone."""
+        """Return ``[batch, heads, q_len, width]`` in line, 0 at places that only keys have."""
         if self.order is None:
             return F.pad(x, (0, 0, self.past, 0)) if self.past else x
         return _taken(F.pad(x, (0, 0, self.kv_len, 0)), self.order)
 
     def with_keys(self, x: Tensor) -> Tensor:
-        """``[batch, groups, kv_len, width]`` in line, 0 at the places of queries alone."""
+        """Return ``[batch, groups, kv_len, width]`` in line, 0 at places that only queries have."""
         if self.order is None:
             return x if self.length == self.kv_len else x[:, :, : self.length]
         return _taken(F.pad(x, (0, 0, 0, self.length - self.kv_len)), self.order)
 
     def rows_of(self, x: Tensor) -> Tensor:
-        """What stands at the places of queries, ``[batch, heads, q_len, width]``."""
+        """Return the entries at the places of queries, ``[batch, heads, q_len, width]``."""
         if self.order is None:
             return x[:, :, self.past :]
         return _taken(x, self.order.argsort(1)[:, self.kv_len :])
 
     def keys_of(self, x: Tensor) -> Tensor:
-        """What stands at the places of keys, ``[batch, heads, kv_len, width]``; 0 for one that is in no place."""
+        """Return the entries at the places of keys, ``[batch, heads, kv_len, width]``; 0 for a key without a place."""
         if self.order is None:
             return F.pad(x, (0, 0, 0, self.kv_len - self.length))
         return _taken(x, self.order.argsort(1)[:, : self.kv_len])
 
     def rows_after(self, marks: Tensor) -> Tensor:
-        """The rows that take a marked key: bool ``[batch, groups, q_len]`` of bool ``[batch, groups, kv_len]``."""
+        """Return rows that take a marked key: bool ``[batch, groups, q_len]`` of bool ``[batch, groups, kv_len]``."""
         places = torch.arange(self.length, device=marks.device)
         marked = self.with_keys(marks[..., None])[..., 0]
         last = torch.where(marked, places, -1).cummax(-1).values
@@ -101,7 +101,7 @@ class Order(NamedTuple):
         return self.rows_of((last >= first)[..., None])[..., 0]
 
     def line(self, logs: Tensor | None) -> Line:
-        """Weights and segments for logs of the keys, ``[batch, groups, kv_len]``."""
+        """Return weights and segments for logs of the keys, ``[batch, groups, kv_len]``."""
         if logs is not None and self.order is None:
             logs = logs[..., : self.length]
         elif logs is not None and self.order is not None:
@@ -111,7 +111,7 @@ class Order(NamedTuple):
 
 
 def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None = None) -> Line:
-    """Rows take out the largest log so far: what comes later has no say in it, not even by rounding to 0.
+    """Return a line whose rows divide by the largest weight so far: later keys do not affect it, not even by rounding.
 
     Args:
         logs: ``[batch, groups, len]``; -inf for a key that nobody takes.
@@ -137,7 +137,9 @@ def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None =
 
 
 def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: Tensor) -> Tensor:
-    """Rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads | 1, kv_len]``."""
+    """Return rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads | 1,
+    kv_len]``.
+    """
     if visible.hidden_keys is not None:
         keys = keys & ~visible.hidden_keys[:, None]
     rows = keys.any(-1, keepdim=True).expand(-1, -1, matrix.shape[2]) if order is None else order.rows_after(keys)
@@ -173,7 +175,7 @@ def check_memory(
 
 
 def _taken(x: Tensor, order: Tensor) -> Tensor:
-    """Rows of ``[batch, heads, len, width]`` in the order ``[batch | 1, places]``."""
+    """Return rows of ``[batch, heads, len, width]`` in the order ``[batch | 1, places]``."""
     if len(order) == 1:
         return x.index_select(2, order[0])
     return x.gather(2, order[:, None, :, None].expand(len(x), x.shape[1], order.shape[1], x.shape[3]))

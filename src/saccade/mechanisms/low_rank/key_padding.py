@@ -35,7 +35,7 @@ class Tokens(NamedTuple):
 
     @classmethod
     def of(cls, given: Inputs) -> Tokens:
-        """Those of checked inputs."""
+        """Return the tokens of checked inputs."""
         rows, keys = given.written_out()
         lost, hidden = _nowhere(given, rows), hidden_at(given, keys)
         query = given.query.to(given.wide).masked_fill(lost[:, None, :, None], 0.0)
@@ -44,7 +44,7 @@ class Tokens(NamedTuple):
 
 
 def hidden_at(given: Inputs, positions: Tensor) -> Tensor:
-    """Whether the mask hides keys at positions ``[batch | 1, len]``: bool ``[batch, len]``."""
+    """Return whether the mask hides keys at positions ``[batch | 1, len]``: bool ``[batch, len]``."""
     hidden = _nowhere(given, positions)
     if isinstance(given.rule, Full):
         return hidden
@@ -54,7 +54,7 @@ def hidden_at(given: Inputs, positions: Tensor) -> Tensor:
 
 
 def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
-    """Why a mask cannot be had that does more than hide keys; empty for one that does not."""
+    """Return why a mask that does more than hide keys is not supported; empty for one that does not."""
     return tuple(
         f"{type(part).__name__} lets queries see different keys: {because}"
         for part in parts_of(mask)
@@ -63,5 +63,5 @@ def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
 
 
 def _nowhere(given: Inputs, positions: Tensor) -> Tensor:
-    """Where no token stands, bool ``[batch, len]``."""
+    """Return which positions are padding, bool ``[batch, len]``."""
     return ((positions < 0) & given.is_placed).expand(given.shape[0], -1)

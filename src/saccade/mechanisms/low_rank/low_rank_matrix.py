@@ -41,21 +41,21 @@ class LowRankMatrix(LinearTimeMatrix):
 
     @abstractmethod
     def _gathered(self, value: Tensor) -> Tensor:
-        """``right @ value``: what the slots hold of a value, ``[batch, kv_heads or heads, slots, width]``."""
+        """Return ``right @ value``, the slots' sums of a value: ``[batch, kv_heads or heads, slots, width]``."""
 
     @abstractmethod
     def _scattered(self, x: Tensor) -> Tensor:
-        """``right.mT @ x`` for ``x [batch, heads, slots, width]``."""
+        """Return ``right.mT @ x`` for ``x [batch, heads, slots, width]``."""
 
     @abstractmethod
     def _right(self, items: slice, heads: slice) -> Tensor:
-        """The right side of some heads, written out: ``[batch | 1, heads or their groups, slots, kv_len]``."""
+        """Return the right side of some heads, dense: ``[batch | 1, heads or their groups, slots, kv_len]``."""
 
     def _times(self, value: Tensor) -> Tensor:
         return self._without_lost(self.left.times(self._gathered(value.to(self.left.query.dtype))))
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """``A.mT @ x`` in linear time; see `Matrix.rmatmul`."""
+        """Return ``A.mT @ x`` in linear time; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         with without_autocast(self.device):
             rows = self._without_lost(x.to(self.left.query.dtype))

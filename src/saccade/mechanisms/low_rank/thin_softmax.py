@@ -30,7 +30,7 @@ class NarrowSoftmax(NamedTuple):
     scale: float
 
     def matrix(self) -> AttentionMatrix:
-        """As a lazy matrix."""
+        """Return the softmax as a lazy matrix."""
         if is_readable(self.hidden):
             mask = ~self.hidden[:, None, None] if bool(self.hidden.any()) else None
             return AttentionMatrix(self.query, self.key, mask, scale=self.scale)
@@ -39,13 +39,13 @@ class NarrowSoftmax(NamedTuple):
         return AttentionMatrix(self.query, self.key, bias=bias[:, None, None], scale=self.scale)
 
     def times(self, value: Tensor) -> Tensor:
-        """The product with a value, of which hidden columns take no part, whatever they hold."""
+        """Return the product with a value; hidden columns take no part, whatever they hold."""
         if not is_readable(self.hidden):
             value = value.masked_fill(self.hidden[:, None, :, None], 0.0)  # the term makes a weight 0, and 0 * NaN NaN
         return self.matrix().matmul(value)  # a compiler takes "@" for a product of tensors
 
     def weights(self, items: slice, heads: slice, rows: range) -> Tensor:
-        """Some rows, written out."""
+        """Return some rows, dense."""
         groups = groups_of(heads, self.query.shape[1], self.key.shape[1])
         scores = product(self.query[items, heads, rows.start : rows.stop], self.key[items, groups].mT) * self.scale
         hidden = self.hidden[items, None, None]

@@ -83,18 +83,18 @@ class Group(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """How many."""
+        """The number of chunks."""
         return self.key.shape[0]
 
 
 def scaled(x: Tensor, factor: Tensor | None, marks: Tensor | None) -> Tensor:
-    """Times two factors; None for 1."""
+    """Multiply by two factors; None for 1."""
     x = x if factor is None else x * factor
     return x if marks is None else x * marks
 
 
 def _both(decays: Decays, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """What queries read of keys, and what keys recall of those before them."""
+    """Return what queries read of keys, and what keys recall of those before them."""
     if decays.table is None and decays.sums is not None:
         return decays.products(query, key), decays.products(key, key).tril_(-1)
     both = decays.products(torch.cat([query, key], 2), key)
@@ -102,7 +102,7 @@ def _both(decays: Decays, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def forwards(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs like the value, ``[chunks, lines, CHUNK, value_dim]``, and the state after them.
+    """Return outputs like the value, ``[chunks, lines, CHUNK, value_dim]``, and the state after them.
 
     Args:
         group: the chunks.
@@ -114,7 +114,7 @@ def forwards(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor
 
 
 def written_by(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """What tokens write, u, like the value, and the states: ``[chunks + 1, lines, head_dim, value_dim]``.
+    """Return what tokens write, u, like the value, and the states: ``[chunks + 1, lines, head_dim, value_dim]``.
 
     The states are those before each chunk and after the last.
     """
@@ -134,7 +134,7 @@ def written_by(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tens
 
 
 def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The transposed product: what reaches what each token writes, and the transposed states.
+    """Return the transposed product: the gradient of what each token writes, and the transposed states.
 
     Args:
         group: the chunks.
@@ -160,7 +160,7 @@ def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def after(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
-    """The segment of the state before some tokens, where the line begins with that of ``segment``."""
+    """Return the segment of the state before some tokens, if the line begins with that of ``segment``."""
     if rule.segments is None or span.start == 0:
         return segment
     return rule.segments[:, span.start - 1]
@@ -169,7 +169,7 @@ def after(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
 def _apart(
     segments: Tensor, segment: Tensor, allowed: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Pairs of one segment, tokens of the first and of the last one of a chunk, and whether a chunk has just one."""
+    """Return pairs of one segment, tokens of a chunk's first and last segment, and whether it has just one."""
     missing = -segments.shape[1] % CHUNK
     whole = torch.cat([segments, segments[:, -1:].expand(-1, missing)], 1) if missing else segments
     before = torch.cat([segment[:, None], whole], 1)[:, :-1:CHUNK].mT  # [chunks, lines]
@@ -181,5 +181,5 @@ def _apart(
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:
-    """Products chunk by chunk: one call for all of them."""
+    """Multiply chunk by chunk, in one call for all of them."""
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])

@@ -45,7 +45,7 @@ class Decays(NamedTuple):
 
     @classmethod
     def of(cls, decay: Tensor | None, allowed: Tensor, dtype: torch.dtype) -> Decays:
-        """Of log decays, float64 ``[chunks, lines, CHUNK, 1 | head_dim]``."""
+        """Return the decays for log decays, float64 ``[chunks, lines, CHUNK, 1 | head_dim]``."""
         if decay is None:
             return cls(None, allowed, None, None, None)
         sums, table = decay.cumsum(2), None
@@ -54,13 +54,13 @@ class Decays(NamedTuple):
         return cls(sums, allowed, table, sums.exp().to(dtype), (sums[:, :, -1:] - sums).exp_().to(dtype))
 
     def kept(self, like: Tensor) -> Tensor:
-        """What is left of a state at the end of its chunk, ``[chunks, lines, 1 | head_dim, 1]``."""
+        """Return the share of a state that is left at the end of its chunk, ``[chunks, lines, 1 | head_dim, 1]``."""
         if self.from_start is None:
             return like.new_ones(len(like), 1, 1, 1)
         return self.from_start[:, :, -1, :, None]
 
     def products(self, a: Tensor, k: Tensor) -> Tensor:
-        """``sum_c a_ic k_jc exp(sums_ic - sums_jc)`` where allowed, 0 elsewhere; ``[..., rows, CHUNK]``.
+        """Return ``sum_c a_ic k_jc exp(sums_ic - sums_jc)`` where allowed, 0 elsewhere; ``[..., rows, CHUNK]``.
 
         Args:
             a: ``[chunks, lines, CHUNK, head_dim]``, or several such below one another for decays of one number.
@@ -84,7 +84,8 @@ class Decays(NamedTuple):
         return self._hidden(found[:, :, None])[:, :, 0]
 
     def gradients(self, grad: Tensor, a: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of `products` with respect to ``a`` and ``k``; that of the sums is ``a * da`` and ``-k * dk``.
+        """Return the gradients of `products` with respect to ``a`` and ``k``; that of the sums is ``a * da`` and ``-k *
+        dk``.
 
         Several ``a`` may stand below one another.
         """
@@ -116,12 +117,12 @@ class Decays(NamedTuple):
 
     @property
     def _is_mild(self) -> bool:
-        """Whether a decay can be written as a quotient. Where nobody may look it counts as strong."""
+        """True if a decay can be written as a quotient; False if its values cannot be read."""
         sums = self.sums
         return sums is not None and is_readable(sums) and sums.numel() > 0 and bool(sums.amin() > _SAFE)
 
     def _hidden(self, pairs: Tensor) -> Tensor:
-        """0 where not allowed; pairs are ``[chunks, lines, several, CHUNK, CHUNK]``."""
+        """Set pairs to 0 where not allowed; they are ``[chunks, lines, several, CHUNK, CHUNK]``."""
         allowed = self.allowed if self.allowed.dim() == 2 else self.allowed[:, :, None]
         return pairs.masked_fill(~allowed, 0.0)
 

@@ -43,7 +43,7 @@ class Recurrence(Approximate):
         return (*why_no_sum(mask), f"{name} is not causal: a token reads what those before it have written")
 
     def new_cache(self, max_len: int | None = None) -> RecurrentCache:
-        """An empty `saccade.caches.RecurrentCache`: the state, of constant size."""
+        """Return an empty `saccade.caches.RecurrentCache`: the state, of constant size."""
         return RecurrentCache(max_len)
 
     def _made(self, given: Inputs) -> RecurrenceMatrix:
@@ -97,7 +97,7 @@ class GatedRecurrence(Recurrence):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> RecurrenceMatrix:
-        """The matrix.
+        """Return the matrix.
 
         Args:
             query: ``[batch, heads, q_len, head_dim]``.
@@ -119,7 +119,7 @@ class GatedRecurrence(Recurrence):
 
 
 def _gate(where: str, name: str, x: Tensor, given: Inputs) -> Tensor:
-    """A gate as ``[batch, heads, kv_len, width]``, checked."""
+    """Return a checked gate as ``[batch, heads, kv_len, width]``."""
     instance(where, name, x, Tensor, "be a tensor")
     (batch, kv_len), head_dim = (given.shape[0], given.shape[3]), given.key.shape[3]
     shapes = f"[{batch}, heads, {kv_len}]" + (f" or [{batch}, heads, {kv_len}, {head_dim}]" if name == "decay" else "")
@@ -148,7 +148,9 @@ def _check_heads(where: str, given: Inputs, decay: Tensor | None, beta: Tensor |
 
 
 def _bad(x: Tensor) -> Tensor | None:
-    """Tokens that are not finite, bool ``[batch, heads, len]``; None where there are surely none. -inf is a decay."""
+    """Return tokens that are not finite, bool ``[batch, heads, len]``; None if there are certainly none. -inf is a
+    decay.
+    """
     if is_surely_finite(x):
         return None
     return (x.detach().isnan() | (x.detach() == torch.inf)).any(-1) if x.shape[3] else None
@@ -165,7 +167,7 @@ def _any(marks: list[Tensor | None]) -> Tensor | None:
 
 
 def _clean(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """In a wide dtype, 0 for what is not finite."""
+    """Return a tensor in a wide dtype, with 0 for non-finite tokens."""
     if x is None:
         return None
     return x.to(dtype) if is_surely_finite(x) else torch.where(x.isfinite(), x, 0.0).to(dtype)

@@ -18,7 +18,7 @@ __all__ = ["product", "transposed"]
 
 
 def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What tokens read, and the state after the last one. Differentiable in all but the segments.
+    """Return the outputs of the tokens, and the state after the last one. Differentiable in all but the segments.
 
     Args:
         rule: of the tokens.
@@ -38,7 +38,7 @@ def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
 
 
 def transposed(rule: Rule, x: Tensor, segment: Tensor | None) -> Tensor:
-    """``A.mT @ x``: the same sweep from the last token to the first.
+    """Return ``A.mT @ x``: the same sweep from the last token to the first.
 
     Args:
         rule: of the tokens.
@@ -75,7 +75,7 @@ def _swept(
     scale: float,
     is_delta: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, the last state, and the states before each group, ``[groups, lines, head_dim, value_dim]``."""
+    """Return the output, the last state, and the states before each group, ``[groups, lines, head_dim, value_dim]``."""
     rule, spans = Rule(query, key, decay, beta, segments, scale, is_delta), list(groups_of(key.shape[1]))
     out, kept = torch.empty_like(value), state.new_empty(len(spans), *state.shape)
     for i, span in enumerate(spans):
@@ -99,7 +99,7 @@ def _gradients(
     grad: Tensor,
     grad_state: Tensor,
 ) -> list[Tensor]:
-    """Gradients of query, key, decay, beta, value and state; empty ones for what is None."""
+    """Return the gradients of query, key, decay, beta, value and state; empty ones for None."""
     rule = Rule(query, key, decay, beta, segments, scale, is_delta)
     given = (query, key, decay, beta, value)
     found = [query.new_empty(0) if x is None else torch.empty_like(x) for x in given]
@@ -118,7 +118,7 @@ def _gradients(
 def _gradients_of(
     group: Group, value: Tensor, state: Tensor, grad: Tensor, grad_state: Tensor
 ) -> tuple[tuple[Tensor | None, ...], Tensor]:
-    """Those of query, key, decay, beta and value in a group, and that of the state that comes in.
+    """Return the gradients of query, key, decay, beta and value in a group, and of the state that comes in.
 
     No derivative of an exponential is taken: with the sums of log decays, a query or key that reads gains what its own
     gradient says, and a key that writes loses it.
@@ -151,7 +151,7 @@ def _gradients_of(
 
 
 def _unweighted(group: Group, value: Tensor, new: Tensor, before: Tensor) -> Tensor:
-    """What tokens write, divided by beta."""
+    """Return what tokens write, divided by beta."""
     if group.recalled is None or group.beta is None:
         return value
     if is_readable(group.beta) and bool((group.beta != 0).all()):
@@ -185,7 +185,7 @@ def _derivatives(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
-    """The same where gradients of gradients are wanted: step by step, and every state is kept."""
+    """Return the gradients in differentiable form: step by step, storing every state."""
     query, key, decay, beta, segments, value, _, segment, state = ctx.saved_tensors
     rule = Rule(query, key, decay, beta, segments, ctx.scale, ctx.is_delta)
     given = (query, key, decay, beta, value, state)
@@ -199,7 +199,7 @@ def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor 
 def _told_of(
     bad: Tensor, segments: Tensor | None, found: list[Tensor], state: Tensor, segment: Tensor | None
 ) -> list[Tensor]:
-    """NaN in the gradients of those tokens, and of the state, that some row with a gradient of NaN has read."""
+    """Write NaN into the gradients of tokens, and of the state, that a row with a NaN gradient has read."""
     marks = bad.flip(1).int().cumsum(1).flip(1)  # such rows from here on
     before = marks[:, :1, 0] > 0
     if segments is not None and segment is not None:

@@ -92,11 +92,11 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def key(self) -> Tensor | None:
-        """Keys up to that of the last query, ``[batch, heads, len, head_dim]``; None where tokens are not in order."""
+        """The keys up to that of the last query, ``[batch, heads, len, head_dim]``; None if tokens are not in order."""
         return None if self._order.is_sorted else self._rule.key.unflatten(0, self.shape[:2])
 
     def of_heads(self, heads: Sequence[int]) -> RecurrenceMatrix:
-        """The matrix of chosen heads, counted from 0, in the order in which they are named; their lines are copied."""
+        """Return the matrix of some heads, counted from 0, in the order listed; their lines are copied."""
         own, (batch, there, q_len, kv_len) = copy.copy(self), self.shape
         own.shape, own.kv_heads = (batch, len(heads), q_len, kv_len), len(heads)
         lines = [item * there + head for item in range(batch) for head in heads]
@@ -107,7 +107,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return own
 
     def below(self, earlier: RecurrenceMatrix) -> RecurrenceMatrix | None:
-        """The rows of an earlier call on the first of these tokens, and these rows below them, as one matrix.
+        """Return one matrix with the rows of an earlier call on the first of these tokens above these rows.
 
         None where the calls have masks, or rows between them are missing.
         """
@@ -131,7 +131,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return own
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """``A.mT @ x`` in linear time, the same sweep from the last token to the first; see `Matrix.rmatmul`."""
+        """Return ``A.mT @ x`` in linear time, the same sweep from the last token to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._spoilt is None and is_surely_finite(x)):
             return super().rmatmul(x)  # who is touched by what is found pair by pair
@@ -141,7 +141,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return F.pad(found, (0, 0, 0, self.shape[3] - found.shape[2])).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """The product where these are new tokens and ``memory`` stands for all before, and the memory after them.
+        """Return the product for new tokens after a ``memory`` of all earlier ones, and the memory after them.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
@@ -196,7 +196,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
                 yield Block(slice(b, b + 1), heads, own, (range(length),), weights)
 
     def _by_sweep(self, folds: Sequence[Fold[Any, Any]], outline: Outline) -> dict[int, Any]:
-        """Column sums are one product."""
+        """Return column sums, which are one product."""
         places = [place for place, fold in enumerate(folds) if type(fold) is Received]
         if not places:
             return {}
@@ -216,7 +216,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
     def _product(
         self, rule: Rule, value: Tensor, state: Tensor | None, segment: Tensor | None, blind: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Output for the rows, 0 for those that see nothing, and the state of each key head after them."""
+        """Return the output of the rows, 0 for rows that see nothing, and the state of each key head after them."""
         dtype, (batch, heads, q_len, _) = rule.key.dtype, self.shape
         value = self._lines(self._order.with_keys(value.to(dtype)))
         if state is None:
@@ -231,7 +231,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return out if blind is None else out.masked_fill(blind[..., None], 0.0), last
 
     def _transposed(self, rule: Rule, x: Tensor) -> Tensor:
-        """``A.mT @ x`` for some lines, where x lies on their last rows."""
+        """Return ``A.mT @ x`` for some lines, where x belongs to their last rows."""
         wanted = [one for one in (*rule.tensors, x) if one is not None and one.requires_grad]
         if not is_transformed() and not (torch.is_grad_enabled() and wanted):
             return transposed(rule, x, None if rule.segments is None else rule.segments[:, 0])
@@ -244,18 +244,18 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return found
 
     def _lines(self, x: Tensor) -> Tensor:
-        """``[batch, heads | fewer, len, width]`` as lines, one for every head."""
+        """Return ``[batch, heads | fewer, len, width]`` as lines, one for every head."""
         heads = self.shape[1]
         return (x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)).flatten(0, 1)
 
     @property
     def _segment(self) -> Tensor | None:
-        """Of a state that holds nothing: that of the first token."""
+        """The segment of an empty state: that of the first token."""
         segments = self._rule.segments
         return None if segments is None or not segments.shape[1] else segments[:, 0]
 
     def _after(self, memory: Memory) -> tuple[Rule, Tensor | None]:
-        """The rule where the tokens go on behind a memory, and the memory's segment for every line."""
+        """Return the rule of tokens that follow a memory, and the memory's segment for every line."""
         rule = self._rule
         if rule.segments is None or memory.segment is None:
             return rule, self._segment
@@ -264,7 +264,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return rule._replace(segments=torch.maximum(rule.segments, segment[:, None])), segment
 
     def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
-        """Rows, bool ``[batch, heads, q_len]``, that come after a bad token, or see anything and are spoilt."""
+        """Return rows that follow a bad token, or are spoilt and see anything: bool ``[batch, heads, q_len]``."""
         found = None if bad is None else rows_that_see(self, self._order, self.visible, bad)
         if self._spoilt is None:
             return found
@@ -274,7 +274,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def _blind(self) -> Tensor | None:
-        """Rows that see nothing, bool ``[batch | 1, heads, q_len]``; None where there are surely none."""
+        """Rows that see nothing, bool ``[batch | 1, heads, q_len]``; None if there are certainly none."""
         if self.visible.hidden_rows is self.visible.hidden_keys is None:
             return None
         anything = torch.ones(self.shape[0], 1, self.shape[3], dtype=torch.bool, device=self.device)
@@ -283,7 +283,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
     def _touched(
         self, bad: Tensor, segments: Tensor | None, before: Tensor, segment: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Rows that come after a bad token, old or new, and whether one is in the state now."""
+        """Return the rows that follow a bad token, old or new, and whether the state holds one now."""
         groups, heads = bad.shape[1], self.shape[1]
         whole = torch.cat([before[..., None], bad], 2).to(torch.int64)
         if segments is None or segment is None:

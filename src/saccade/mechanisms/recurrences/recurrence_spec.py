@@ -41,24 +41,25 @@ class Rule(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All that is a tensor."""
+        """All tensors of the rule."""
         return self[:5]
 
     def of(self, lines: slice | list[int], length: int) -> Rule:
-        """The first tokens of some lines."""
+        """Return the first tokens of some lines."""
         decay, beta, segments = (None if x is None else x[lines, :length] for x in self[2:5])
         query, key = self.query[lines, :length], self.key[lines, :length]
         return Rule(query, key, decay, beta, segments, self.scale, self.is_delta)
 
 
 def groups_of(length: int) -> Iterator[slice]:
-    """The tokens of each group, in order."""
+    """Yield the tokens of each group, in order."""
     for start in range(0, length, GROUP):
         yield slice(start, min(start + GROUP, length))
 
 
 def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
-    """Tokens ``[lines, len, width]`` in chunks, ``[chunks, lines, CHUNK, width]``, with zeros behind the last one.
+    """Cut tokens ``[lines, len, width]`` into chunks, ``[chunks, lines, CHUNK, width]``, with zeros behind the last
+    one.
 
     Chunks lead, so that each is contiguous: products read it as it lies.
     """
@@ -69,5 +70,5 @@ def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def joined(chunks: Tensor, length: int) -> Tensor:
-    """The tokens of chunks again, ``[lines, length, width]``."""
+    """Join the tokens of chunks, ``[lines, length, width]``."""
     return chunks.transpose(0, 1).flatten(1, 2)[:, :length]

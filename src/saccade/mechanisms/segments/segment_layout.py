@@ -37,7 +37,7 @@ class Tokens(NamedTuple):
 
     @classmethod
     def pair(cls, given: Inputs, q: Tensor, kv: Tensor, segment: int) -> tuple[Tokens, Tokens]:
-        """Of queries and keys that stand at ``q`` and ``kv``, int64 ``[batch | 1, len]``."""
+        """Return the layouts of queries and keys at positions ``q`` and ``kv``, int64 ``[batch | 1, len]``."""
         tables = [x.div(segment, rounding_mode="floor").clamp(min=-1) for x in (q, kv)]
         starts = [start for start in given.starts if start is not None]
         if None not in given.starts:
@@ -70,16 +70,16 @@ class Tokens(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of places."""
+        """The number of places."""
         return self.spans[-1].stop if self.spans else 0
 
     def of(self, items: slice) -> Tokens:
-        """Of some batch items."""
+        """Return the layout of some batch items."""
         is_one = self.places is None or len(self.places) == 1
         return self if is_one else self._replace(places=self.places[items])  # type: ignore[index]  # they are there
 
     def in_line(self, x: Tensor) -> Tensor:
-        """``[batch, heads, len, width]`` at their places; 0 at those that hold nothing."""
+        """Move ``[batch, heads, len, width]`` to their places; 0 at empty places."""
         if self.places is None:
             return x[:, :, self.first :] if self.first else x
         length = x.shape[2]
@@ -88,7 +88,7 @@ class Tokens(NamedTuple):
         return _taken(F.pad(x, (0, 0, 0, 1)), index[:, : self.size])
 
     def back(self, x: Tensor) -> Tensor:
-        """What stands at their places, ``[batch, heads, len, width]``; 0 for tokens without one."""
+        """Return the entries at the tokens' places, ``[batch, heads, len, width]``; 0 for tokens without one."""
         if self.places is None:
             return F.pad(x, (0, 0, self.first, 0)) if self.first else x
         return _taken(F.pad(x, (0, 0, 0, 1)), self.places)

@@ -62,13 +62,13 @@ class EarlierSegments(LinearTimeMatrix):
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether rows are distributions: with the linear update; those of the first segment are 0."""
+        """True if rows are distributions: with the linear update; those of the first segment are 0."""
         return not self._is_delta
 
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """The product where a memory stands for all tokens before these, and what is to be remembered.
+        """Return the product after a memory of all earlier tokens, and the new memory.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
@@ -95,7 +95,7 @@ class EarlierSegments(LinearTimeMatrix):
         return out, after, tainted, is_open
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """``A.mT @ x`` in linear time, from the last segment to the first; see `saccade.matrix.Matrix.rmatmul`."""
+        """Return ``A.mT @ x`` in linear time, from the last segment to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._spoilt is None and is_surely_finite(x)):
             return super().rmatmul(x)  # who is touched by what is found pair by pair
@@ -132,7 +132,7 @@ class EarlierSegments(LinearTimeMatrix):
         return out if nan is None else out.masked_fill(nan[..., None], math.nan)
 
     def _product(self, value: Tensor, memory: Tensor | None, is_open: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The product, and the memory after the tokens that are not open."""
+        """Return the product, and the memory after the tokens that are not open."""
         lines, spans = self._rows.in_line(self._features(self._query, self._spoilt)), self._columns.spans
         empty = lines.new_zeros(self.shape[0], self.kv_heads, lines.shape[3], value.shape[3] + 1)
         state = empty if memory is None else memory
@@ -150,7 +150,7 @@ class EarlierSegments(LinearTimeMatrix):
         return self._rows.back(torch.cat(outs, 2)), memory if keys is None else state
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """In line: queries over what they sum to, keys, and keys over what they sum to in the state before them."""
+        """Return, in line: queries over their sums, keys, and keys over their sums in the state before them."""
         lines, keys = self._rows.in_line(self._features(self._query, self._spoilt)), self._keys(None)
         norm = keys.new_zeros(*keys.shape[:2], keys.shape[3], 1)
         totals = [lines[..., :0, :1]], [keys[..., :0, :1]]
@@ -164,7 +164,7 @@ class EarlierSegments(LinearTimeMatrix):
         return lines, keys, recalled
 
     def _rows_of(self, parts: tuple[Tensor, ...], items: slice, heads: slice, groups: slice, own: slice) -> Tensor:
-        """Some rows, ``[items, heads, rows, kv_len]``: each is read from its own segment back to the first."""
+        """Return some rows, ``[items, heads, rows, kv_len]``: each is read from its own segment back to the first."""
         lines, share = parts[0][items, heads, own], (heads.stop - heads.start) // max(1, groups.stop - groups.start)
         keys, recalled = (x[items, groups].repeat_interleave(share, 1) for x in parts[1:])
         begins = self._rows.segments.expand(self.shape[0], -1)[items, None, own, None]
@@ -182,7 +182,7 @@ class EarlierSegments(LinearTimeMatrix):
         return F.elu(clean.to(wide_dtype(x.dtype))) + 1.0
 
     def _keys(self, is_open: Tensor | None) -> Tensor:
-        """What keys write, in line: 0 for those that are hidden, open or bad."""
+        """Return what keys write, in line: 0 for hidden, open or bad ones."""
         made = self._features(self._key, self._tainted)
         for marks in (self._hidden, is_open):
             made = made if marks is None else made.masked_fill(marks[:, None, :, None], 0.0)
@@ -190,7 +190,7 @@ class EarlierSegments(LinearTimeMatrix):
         return self._columns.in_line(made)
 
     def _clean(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Values with 0 for those that are not finite, and the keys by which somebody gets a NaN."""
+        """Return values with 0 for non-finite ones, and the keys that give some query a NaN."""
         worthless = _bad(value)
         if worthless is None:
             return value, self._bad_keys(self._tainted)
@@ -198,17 +198,19 @@ class EarlierSegments(LinearTimeMatrix):
         return value.masked_fill(worthless[..., None], 0.0), self._bad_keys(bad)
 
     def _bad_keys(self, bad: Tensor | None) -> Tensor | None:
-        """Of bad keys, bool ``[batch, kv_heads, kv_len]``, those that somebody may see; None for none."""
+        """Return bad keys that some query may see, bool ``[batch, kv_heads, kv_len]``; None for none."""
         return None if bad is None else bad & self._visible[:, None]
 
     @property
     def _visible(self) -> Tensor:
-        """Keys that somebody may see, bool ``[batch | 1, kv_len]``."""
+        """The keys that some query may see, bool ``[batch | 1, kv_len]``."""
         stands = self._columns.segments >= 0
         return stands if self._hidden is None else stands & ~self._hidden
 
     def _nan_rows(self, bad: Tensor | None, memory: Tensor | None, tainted: Tensor | None) -> Tensor | None:
-        """Rows, bool ``[batch, heads, q_len]``, that see a bad key, or are spoilt and see anything; None for none."""
+        """Return rows that see a bad key, or are spoilt and see anything, bool ``[batch, heads, q_len]``; None for
+        none.
+        """
         rows, share, found = self._rows.segments[:, None], self.shape[1] // max(1, self.kv_heads), []
         if bad is not None:
             found.append(rows > self._first(bad).repeat_interleave(share, 1)[..., None])
@@ -222,18 +224,18 @@ class EarlierSegments(LinearTimeMatrix):
         return functools.reduce(torch.logical_or, found) if found else None
 
     def _first(self, keys: Tensor) -> Tensor:
-        """The first segment of some keys, bool ``[batch, groups, kv_len]``; one behind all others for none."""
+        """Return the first segment of some keys, bool ``[batch, groups, kv_len]``; one behind all others for none."""
         segments = torch.where(keys, self._columns.segments[:, None], _NEVER)
         return F.pad(segments, (0, 1), value=_NEVER).amin(-1)
 
 
 def _bad(x: Tensor) -> Tensor | None:
-    """Tokens that are not finite, bool ``[batch, heads, len]``; None where there are surely none."""
+    """Return tokens that are not finite, bool ``[batch, heads, len]``; None if there are certainly none."""
     return None if is_surely_finite(x) else ~torch.isfinite(x.detach()).all(-1)
 
 
 def _divided(sums: Tensor) -> Tensor:
-    """All columns over the last one; 0 where that is 0, and nothing flows back there."""
+    """Divide all columns by the last one; a row with 0 there is 0 and gets no gradient."""
     total = sums[..., -1:]
     empty = total == 0
     out = sums[..., :-1] / total.masked_fill(empty, math.inf)

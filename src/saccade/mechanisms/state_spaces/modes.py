@@ -30,7 +30,7 @@ class Modes(NamedTuple):
     skip: Tensor
 
     def kernel(self, length: int, dtype: torch.dtype) -> Tensor:
-        """``y`` for a single 1, ``[channels, length]``: powers of a are products of two, each from a short list."""
+        """Return ``y`` for a single 1, ``[channels, length]``: powers of a are products of two from short lists."""
         if not length:
             return self.skip.new_zeros(len(self.skip), 0, dtype=dtype)
         width = max(1, math.isqrt(length - 1) + 1)
@@ -41,7 +41,7 @@ class Modes(NamedTuple):
         return torch.cat([found[:, :1] + self.skip[:, None].to(dtype), found[:, 1:]], 1)
 
     def advance(self, value: Tensor, state: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
-        """What a state adds to outputs, and the state after these tokens.
+        """Return the part of outputs that a state contributes, and the state after these tokens.
 
         Args:
             value: ``[batch, channels, len]``.
@@ -72,7 +72,7 @@ class Modes(NamedTuple):
         return (torch.cat(added, 2) if added else value), state
 
     def step(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and state, token by token; arguments as in `advance`."""
+        """Return outputs and state, token by token; arguments as in `advance`."""
         factor, weight, out = self.log_factor.exp().to(state.dtype), self.weight.to(state.dtype), []
         for one in value.unbind(2):
             state = factor * state + one[..., None]
@@ -80,7 +80,7 @@ class Modes(NamedTuple):
         return (torch.stack(out, 2) if out else value), state
 
     def run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and state, in the way that is faster: piece by piece, since FFTs that leave the cache cost more."""
+        """Return outputs and state in the faster way: piece by piece, since FFTs that leave the cache cost more."""
         if value.shape[2] <= _FEW:
             return self.step(value, state)
         kernel, out = self.kernel(min(value.shape[2], _PIECE), value.dtype), []
@@ -91,20 +91,20 @@ class Modes(NamedTuple):
         return torch.cat(out, 2), state
 
     def convolve(self, x: Tensor) -> Tensor:
-        """Outputs alone, ``[batch, channels, len]``, where nothing came before."""
+        """Return the outputs alone, ``[batch, channels, len]``, without a state before them."""
         if x.shape[2] <= _PIECE:
             return convolved(self.kernel(x.shape[2], x.dtype), x)
         wide = torch.complex128 if x.dtype == torch.float64 else torch.complex64
         return self.run(x, torch.zeros(*x.shape[:2], self.weight.shape[1], dtype=wide, device=x.device))[0]
 
     def _powers(self, exponents: Tensor) -> Tensor:
-        """The factors to each power, complex128 ``[powers, channels, modes]``."""
+        """Return the factors to each power, complex128 ``[powers, channels, modes]``."""
         place = exponents.to(self.log_factor.device, torch.float64)
         return (self.log_factor * place[:, None, None]).exp()
 
 
 def convolved(kernel: Tensor, x: Tensor) -> Tensor:
-    """``y_i = sum_{j <= i} kernel_{i-j} x_j`` along the last axis, by FFT, padded so that nothing comes round."""
+    """Return ``y_i = sum_{j <= i} kernel_{i-j} x_j`` along the last axis, by FFT, padded against wrap-around."""
     length = x.shape[-1]
     if not x.numel():
         return x

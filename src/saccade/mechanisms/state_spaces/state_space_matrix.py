@@ -65,11 +65,11 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def kernel(self, length: int | None = None) -> Tensor:
-        """What a channel makes of a single 1, ``[channels, length]``; as long as there are keys when None."""
+        """Return a channel's response to a single 1, ``[channels, length]``; as long as the keys when None."""
         return self.modes.kernel(self.shape[3] if length is None else length, self._wide)
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """``A.mT @ x``: the convolution from the last token to the first; see `Matrix.rmatmul`."""
+        """Return ``A.mT @ x``: the convolution from the last token to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not is_surely_finite(x):
             return super().rmatmul(x)  # who is touched by what is found pair by pair
@@ -85,7 +85,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return out.to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """The product where these are new tokens and ``memory`` stands for all before, and the memory after them.
+        """Return the product for new tokens after a ``memory`` of all earlier ones, and the memory after them.
 
         Args:
             value: ``[batch, channels, len, value_dim]``.
@@ -151,12 +151,12 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return out.masked_fill(~there[:, None, :, None], 0.0)
 
     def _convolved(self, value: Tensor) -> Tensor:
-        """Tokens ``[batch, channels, len, width]`` of one text from its start on."""
+        """Return the outputs for tokens ``[batch, channels, len, width]`` of one sequence from its start on."""
         found = self.modes.convolve(value.movedim(3, 1).flatten(0, 1))
         return found.unflatten(0, (value.shape[0], value.shape[3])).movedim(1, 3)
 
     def _run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens ``[batch, channels, len, width]`` of one text behind a state; each column is a batch of its own."""
+        """Return outputs for tokens ``[batch, channels, len, width]`` after a state; each column is its own batch."""
         batch, _, _, width = value.shape
         columns = value.movedim(3, 1).flatten(0, 1)  # [batch * width, channels, len]
         parts = state.movedim(3, 1).flatten(0, 1).unflatten(2, (2, -1))
@@ -165,20 +165,24 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return tuple(x.unflatten(0, (batch, width)).movedim(1, 3) for x in (made, after))
 
     def _ranks(self) -> tuple[Tensor, Tensor]:
-        """Which token of its text each one is, hidden ones aside, and which text: int64 ``[batch | 1, length]``."""
+        """Return the index of each token in its sequence, without hidden ones, and its sequence: int64 ``[batch | 1,
+        length]``.
+        """
         texts, there = self.visible.kv_documents, self._there(slice(None))
         texts = torch.zeros_like(there[:1], dtype=torch.int64) if texts is None else texts[:, : self._length]
         return there.long().cumsum(1) - 1, texts  # only differences within a text count
 
     def _there(self, items: slice) -> Tensor:
-        """Tokens that are not hidden, bool ``[batch | 1, length]``: others take no time, write and read nothing."""
+        """Return tokens that are visible, bool ``[batch | 1, length]``: others take no time, write and read nothing."""
         hidden = self.visible.hidden_keys
         if hidden is None:
             return torch.ones(1, self._length, dtype=torch.bool, device=self.device)
         return ~(hidden if len(hidden) == 1 else hidden[items])[:, : self._length]
 
     def _runs(self) -> Iterator[_Run]:
-        """Texts of each batch item, without hidden tokens; all items at once where nothing tells them apart."""
+        """Yield the sequences of each batch item, without hidden tokens; all items at once if nothing distinguishes
+        them.
+        """
         hidden, texts = self.visible.hidden_keys, self.visible.kv_documents
         if not self._length:
             return
@@ -195,7 +199,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
                 yield _Run(slice(item, item + 1), places[own == segment], segment)
 
     def _segment_after(self, segment: Tensor | None, run: _Run, batch: int) -> Tensor | None:
-        """The text of the last token of each item, once a run is over."""
+        """Return the sequence of the last token of each item, after a run."""
         if self.visible.kv_documents is None:
             return None
         known = self.visible.kv_documents[:, 0] if segment is None else segment
@@ -205,7 +209,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
 
 
 def _put(whole: Tensor, run: _Run, part: Tensor) -> Tensor:
-    """``[batch, channels, len, width]`` with the tokens of a run replaced; nothing is written in place."""
+    """Return ``[batch, channels, len, width]`` with the tokens of a run replaced; nothing is written in place."""
     if run.items == slice(None) and part.shape[2] == whole.shape[2]:
         return part
     places = run.places
