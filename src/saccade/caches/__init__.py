@@ -1,4 +1,4 @@
-"""What a layer remembers of the tokens it has seen, so that the next ones need not begin anew."""
+"""Caches: what a layer stores of earlier tokens, so that new ones need not recompute it."""
 
 from saccade.caches.attend_call import Call, MakesMatrix, Traffic
 from saccade.caches.block_select import BlockSelectCache

@@ -1,4 +1,4 @@
-"""Call: what a cache is asked, checked; and what it needs of those who ask."""
+"""Call: one checked call of a cache, and what a cache requires of a mechanism."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Call", "KeyValueSpec", "MakesMatrix", "Traffic"]
 
 
 class MakesMatrix(Protocol):
-    """What a cache needs of a mechanism: to be called. It knows no mechanism, one is passed in.
+    """A mechanism as a cache sees it: a function from queries and keys to a matrix.
 
     One that declares ``treats_heads_alike``, as `saccade.mechanisms.Mechanism` does, may be faster.
     """
@@ -43,10 +43,10 @@ class Call(NamedTuple):
     """One call of `LayerCache.attend`, checked.
 
     Args:
-        mechanism, query, key, value, dropout_p: as they were given.
-        mask: the rule on positions; None for no rule.
-        positions: where the new tokens stand.
-        kv_positions: where all tokens so far stand, in a cache that keeps their order; else the new ones.
+        mechanism, query, key, value, dropout_p: as passed.
+        mask: on positions; None for no mask.
+        positions: of the new tokens.
+        kv_positions: of all tokens so far, in a cache that keeps their order; else of the new ones.
         where: the function, for errors.
     """
 
@@ -98,7 +98,7 @@ class Call(NamedTuple):
 
 
 class KeyValueSpec(NamedTuple):
-    """What keys and values are like: those that come must be like those held."""
+    """Sizes, dtype and device of keys and values: new ones must match those stored."""
 
     batch: int
     kv_heads: int

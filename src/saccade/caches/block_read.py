@@ -14,7 +14,7 @@ from saccade.masks.rules.key_ranges import KeyRanges
 
 __all__ = ["BlockRead", "VisibleColumns"]
 
-_AT_ONCE = 1 << 23  # bytes of keys that are gathered at once: they are read again while still in a core's cache
+_AT_ONCE = 1 << 23  # bytes of keys that are gathered at once: small enough that they stay in a core's cache
 
 
 class BlockRead:
@@ -23,7 +23,7 @@ class BlockRead:
     Args:
         keys, values: of all tokens, ``[batch, kv_heads, room, width]``, with room for whole blocks.
         chosen: finished blocks, int64 ``[batch, kv_heads, blocks]``.
-        spare: which of these are not to be seen, bool of the same shape; None if none is.
+        spare: which of these are hidden, bool of the same shape; None if none is.
         unfinished: columns of the unfinished block.
         size: columns of a block.
     """
@@ -35,14 +35,14 @@ class BlockRead:
         start, stop = unfinished.start, unfinished.stop
         self.newest: tuple[Tensor, Tensor] | None = None  # with gradients, in place of the last column
         self._start, self._stop, self._size = start, stop, size
-        # A block is a row. Sizes are written out: of no elements, none could be told from the others.
+        # A block is a row. Sizes are explicit, since -1 is ambiguous for tensors without elements.
         count = keys.shape[:3].numel() // size
         self._blocks = keys.view(count, size * keys.shape[3]), values.view(count, size * values.shape[3])
-        held = keys.shape[2] // size  # blocks allocated for each key head
+        per_head = keys.shape[2] // size  # blocks allocated for each key head
         rows = torch.arange(chosen.shape[0] * chosen.shape[1], device=chosen.device)[:, None]
-        # The unfinished block is read as a whole one, and what stands behind its last column is cut off.
+        # The unfinished block is read as a whole one, and the columns behind its last one are cut off.
         read = F.pad(chosen, (0, 1), value=start // size) if stop > start else chosen
-        self._index = rows * held + read.flatten(0, 1)
+        self._index = rows * per_head + read.flatten(0, 1)
         self.count = chosen.shape[2] * size + stop - start
 
     @property
@@ -98,18 +98,18 @@ class BlockRead:
     def _gathered(self, name: str, table: Tensor, rows: slice) -> Tensor:
         index = self._index[rows]
         shape = (index.numel(), table.shape[1])
-        # A graph keeps what it has seen: then the memory is not used again.
+        # A graph keeps its inputs: with one, the memory is not reused.
         out = reused(name, shape, table) if self.newest is None else table.new_empty(shape)
         torch.index_select(table, 0, index.flatten(), out=out)
         return out.view(len(index), index.shape[1] * self._size, table.shape[1] // self._size)[:, : self.count]
 
 
 class VisibleColumns(NamedTuple):
-    """Which columns the new token of a step may see, and where they stand.
+    """The columns that the new token of a step may see, and their positions.
 
     Args:
         allowed: bool ``[batch | 1, heads | 1, 1, columns]``; None if all are.
-        real: where a token stands, bool ``[batch | 1, columns]``.
+        real: bool ``[batch | 1, columns]``, False at padding.
         is_all_real: whether there is no padding.
         kv_positions: a range, or int64 ``[batch, columns]``.
     """
@@ -122,9 +122,11 @@ class VisibleColumns(NamedTuple):
     @classmethod
     def of(cls, call: Call) -> VisibleColumns:
         """Return the columns that the only token of a call sees."""
-        device, rule, held = call.query.device, call.mask, call.kv_positions.given
-        if isinstance(held, range) and call.sees_all_before:
-            return cls(None, torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, len(held)), True, held)
+        device, rule, kv_positions = call.query.device, call.mask, call.kv_positions.given
+        if isinstance(kv_positions, range) and call.sees_all_before:
+            return cls(
+                None, torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, len(kv_positions)), True, kv_positions
+            )
         kv = call.kv_positions.on(device)
         real = kv >= 0
         allowed = real[:, None, None]
@@ -133,7 +135,7 @@ class VisibleColumns(NamedTuple):
             b = torch.arange(batch, device=device)[:, None, None, None]
             h = torch.arange(heads, device=device)[None, :, None, None]
             allowed = allowed & rule.allows(b, h, call.table[:, None, :, None], kv[:, None, None, :])
-        return cls(allowed, real, isinstance(held, range) or bool(real.all()), held)
+        return cls(allowed, real, isinstance(kv_positions, range) or bool(real.all()), kv_positions)
 
     def tokens(self, blocks: int, size: int) -> Tensor:
         """Return the number of tokens in each of the first blocks, int64 ``[batch | 1, blocks]``."""

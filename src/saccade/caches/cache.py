@@ -1,4 +1,4 @@
-"""LayerCache: what one attention layer remembers, as settings and a state from which everything else follows."""
+"""LayerCache: the memory of one attention layer, as settings and a state."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _NO_TOKENS = Positions(range(0))
 
 
 class LayerCache(AnswersCalls):
-    """What one attention layer remembers. An object of its own, handed from call to call; no module holds one.
+    """The memory of one attention layer: an object that is passed from call to call; no module stores one.
 
     The law of every cache: a prefill, then extend and decode steps of any sizes, equal the full run, for every causal
     mask. A cache that forgets says in ``equivalent_run`` which other run it equals.
 
-    A cache of one's own names its ``settings`` and ``leaves``, and says in `advance` what comes out of a call and what
-    stays of it. `fork`, `reorder`, ``crop(0)``, `nbytes`, ``repr`` and `state` follow.
+    A custom cache names its ``settings`` and ``leaves``; its `advance` returns the output of a call and stores what
+    later calls need. `fork`, `reorder`, ``crop(0)``, `nbytes`, ``repr`` and `state` follow.
 
     Attributes:
-        settings: arguments of the constructor, kept as attributes of the same names.
-        leaves: the tensors of the state, batch first; they are in ``_state``, by name, as soon as something is held.
+        settings: arguments of the constructor, stored as attributes of the same names.
+        leaves: the tensors of the state, batch first; they are in ``_state``, by name, once the cache has tokens.
         numbers: attributes that belong to the state as well, ints and bools.
-        keeps_order: whether columns are held in the order in which they came, so that positions may be anything.
-        exposes_all_keys: whether the mechanism is handed the keys of all tokens so far, in their order.
+        keeps_order: whether columns are stored in the order in which they came, so that any positions are allowed.
+        exposes_all_keys: whether the mechanism gets the keys of all tokens so far, in their order.
         max_len: most columns; None for any number.
         equivalent_run: the run without a cache that this one equals.
     """
@@ -59,11 +59,11 @@ class LayerCache(AnswersCalls):
     max_len: int | None = None
 
     _state: dict[str, Tensor]
-    _shared: set[str]  # leaves whose memory a fork may hold as well: nobody writes there
+    _shared: set[str]  # leaves whose memory a fork may share: they are not written to
     _tokens: Positions | Upcoming
     _spec: KeyValueSpec | None
     _traffic: Traffic
-    _region: Region = OUTSIDE  # in which it was made, forked or emptied
+    _region: Region = OUTSIDE  # in which the cache was constructed, forked or emptied
 
     def __init__(self) -> None:
         self._forget()
@@ -101,15 +101,15 @@ class LayerCache(AnswersCalls):
         positions: GivenPositions = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
-        """Remember new keys and values, and attend to all that is remembered.
+        """Store new keys and values, and attend to all stored ones.
 
         Args:
-            mechanism: makes the matrix of queries and keys.
+            mechanism: returns the matrix of queries and keys.
             query: ``[batch, heads, q_len, head_dim]``.
             key: ``[batch, kv_heads, q_len, head_dim]``, of the new tokens only.
             value: ``[batch, kv_heads, q_len, value_dim]``.
-            mask: who may attend to whom, read at positions.
-            positions: where the new tokens stand; `positions` of the cache when None; -1 means no token.
+            mask: which pairs may attend, evaluated at positions.
+            positions: of the new tokens; `positions` of the cache when None; -1 means padding.
             dropout_p: of the weights in this product.
 
         Returns:
@@ -129,11 +129,11 @@ class LayerCache(AnswersCalls):
         tokens = self._tokens
         new = tokens.next(q_len) if positions is None else Positions.of(positions, where, length=q_len, batch=batch)
         if isinstance(tokens, Upcoming):
-            tokens, held = tokens.extended(new, batch, key.device, where), new
+            tokens, kv_positions = tokens.extended(new, batch, key.device, where), new
         else:
             tokens, new = tokens.extended(new, batch, key.device)
-            held = tokens
-        out = self.advance(Call(mechanism, query, key, value, mask, new, held, dropout_p, where))
+            kv_positions = tokens
+        out = self.advance(Call(mechanism, query, key, value, mask, new, kv_positions, dropout_p, where))
         self._tokens = tokens  # only now do the new columns count
         if self._spec is None and self._state:
             self._spec = KeyValueSpec.of(key, value)
@@ -161,7 +161,7 @@ class LayerCache(AnswersCalls):
         self._shared.clear()
 
     def crop(self, length: int) -> None:
-        """Forget all columns but the first ``length``; a cache that cannot says why, and goes back to 0 at least."""
+        """Forget all columns but the first ``length``; raise if that is not possible. 0 always is."""
         where = f"{type(self).__name__}.crop"
         check_crop(where, length, self.length)
         if length == 0:
@@ -200,7 +200,7 @@ class LayerCache(AnswersCalls):
         return numbers, tensors
 
     def restore(self, contents: Contents) -> None:
-        """Take up the state of another cache with the same settings; nothing that a file says is believed unseen."""
+        """Take over the state of another cache with the same settings; everything in a file is checked."""
         if contents.is_empty(self.leaves):
             return
         state, sizes, like = contents.state(self.leaves, self._sizes(contents))
@@ -216,8 +216,8 @@ class LayerCache(AnswersCalls):
         self._state, self._spec = state, like
 
     def __repr__(self) -> str:
-        told = [f"{name}={getattr(self, name)!r}" for name in (*self.settings, "length", "nbytes")]
-        return f"{type(self).__name__}({', '.join(told)})"
+        settings = [f"{name}={getattr(self, name)!r}" for name in (*self.settings, "length", "nbytes")]
+        return f"{type(self).__name__}({', '.join(settings)})"
 
     def check_not_replayed(self, where: str) -> None:
         """Raise where gradient checkpointing replays a change of this cache.
@@ -246,7 +246,7 @@ class LayerCache(AnswersCalls):
         return "what later tokens did to it cannot be undone"
 
     def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Raise where new keys and values do not fit together, those before, or ``max_len``."""
+        """Raise if new keys and values do not match each other, those before, or ``max_len``."""
         if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
             check_tensors(where, query, key, value)
         q, k, v = query.shape, key.shape, value.shape
@@ -264,12 +264,12 @@ class LayerCache(AnswersCalls):
         """Return these batch items of a leaf, in new memory."""
         return x[rows]
 
-    def _check_spec(self, where: str, held: KeyValueSpec, new: KeyValueSpec) -> None:
-        """Raise where new keys and values cannot stand beside those held, which are unlike them."""
+    def _check_spec(self, where: str, stored: KeyValueSpec, new: KeyValueSpec) -> None:
+        """Raise if new keys and values do not match those stored."""
         hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
-        for name, old, own in zip(KeyValueSpec._fields, held, new, strict=True):
-            if old != own:
-                was, got = (str(x).removeprefix("torch.") for x in (old, own))
+        for name, old, received in zip(KeyValueSpec._fields, stored, new, strict=True):
+            if old != received:
+                was, got = (str(x).removeprefix("torch.") for x in (old, received))
                 what = f"{name} of {'value' if name == 'value_dim' else 'key'}"
                 error = type_error if name == "dtype" else value_error
                 raise error(where, what, f"be {was}, as in the cache", got, hint=hint)
@@ -279,4 +279,4 @@ class LayerCache(AnswersCalls):
         return {}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        """Raise where a file says what no such cache could have written; reads the cache's own numbers."""
+        """Raise if no such cache could have written the file; reads the cache's numbers."""

@@ -22,13 +22,12 @@ _CONTEXT = Shapes("key [batch, kv_heads, len, head_dim]", "value [batch, kv_head
 
 
 class CrossCache(LayerCache):
-    """What cross-attention remembers: the projected context, from the first call on.
+    """The memory of cross-attention: the projected context, from the first call on.
 
     ``mha(x, context, cache=cache)`` projects the context in the first call only; from then on the context may be left
     out, and if given must have the same shape. Its contents are not compared.
 
-    The cache does not count queries: where they stand matters only to masks and rotations, and is then told with
-    ``positions``.
+    The cache does not count queries: their positions matter only to masks and rotations; pass ``positions`` then.
 
     Example:
         >>> import torch
@@ -48,7 +47,7 @@ class CrossCache(LayerCache):
     )
     exposes_all_keys = True
 
-    _run: range | None  # where the context stands, if that is a range
+    _run: range | None  # positions of the context, if they are a range
     _is_new: bool
 
     @property
@@ -80,7 +79,7 @@ class CrossCache(LayerCache):
         """Return None: the cache counts no queries."""
 
     def fill(self, key: Tensor, value: Tensor, *, kv_positions: GivenPositions = None) -> None:
-        """Remember a context: ``key [batch, kv_heads, len, head_dim]`` and ``value [batch, kv_heads, len, value_dim]``.
+        """Store a context: ``key [batch, kv_heads, len, head_dim]`` and ``value [batch, kv_heads, len, value_dim]``.
 
         Raises:
             ValueError: it is filled already, or the shapes do not fit.
@@ -91,16 +90,16 @@ class CrossCache(LayerCache):
             hint = "a new context: a new cache"
             raise value_error(where, "cache", "be empty", f"one of {self.length} keys", hint=hint)
         _CONTEXT.check(where, key, value)
-        stands = None
+        checked = None
         if kv_positions is not None:
             batch, _, length, _ = key.shape
-            stands = Positions.of(kv_positions, where, "kv_positions", length=length, batch=batch).given
-        # As they are where gradients must reach the context; else copies, so that nothing is shared with the caller.
+            checked = Positions.of(kv_positions, where, "kv_positions", length=length, batch=batch).given
+        # Not copied if gradients must reach the context; else copies, so that nothing is shared with the caller.
         self._state = {name: x if x.requires_grad else x.clone() for name, x in (("key", key), ("value", value))}
-        if isinstance(stands, Tensor):
-            self._state["kv_positions"] = torch.atleast_2d(stands).clone()
+        if isinstance(checked, Tensor):
+            self._state["kv_positions"] = torch.atleast_2d(checked).clone()
         else:
-            self._run = stands
+            self._run = checked
         self._spec = KeyValueSpec.of(key, value)
         self._is_new = True
 
@@ -120,7 +119,7 @@ class CrossCache(LayerCache):
         Args:
             mechanism, query, mask, dropout_p: see `LayerCache.attend`.
             key, value: of the context, in the first call (or `fill`); None after that.
-            positions: where the queries stand, if the mask asks.
+            positions: of the queries, if the mask needs them.
 
         Raises:
             ValueError: no context yet, or a second one.
@@ -137,8 +136,8 @@ class CrossCache(LayerCache):
             kv_positions = range(self.length)
         matrix = mechanism(query, keys, mask=mask, q_positions=positions, kv_positions=kv_positions)
         out = matrix.matmul(values, dropout_p=dropout_p)
-        held = keys.nbytes + values.nbytes
-        self._traffic, self._is_new = Traffic(held, held if self._is_new else 0), False
+        nbytes = keys.nbytes + values.nbytes
+        self._traffic, self._is_new = Traffic(nbytes, nbytes if self._is_new else 0), False
         return out
 
     def crop(self, length: int) -> None:
@@ -152,12 +151,12 @@ class CrossCache(LayerCache):
         if not contents.has("key"):
             return
         state, _, _ = contents.state(self.leaves, {})
-        run, told = None, contents.value("kv_positions")
-        if "kv_positions" not in state and told is not None:
-            is_range = isinstance(told, list) and len(told) == 3 and all(type(x) is int for x in told)
-            if not is_range or not told[2] or max(map(abs, told)) > 1 << 40:
+        run, saved = None, contents.value("kv_positions")
+        if "kv_positions" not in state and saved is not None:
+            is_range = isinstance(saved, list) and len(saved) == 3 and all(type(x) is int for x in saved)
+            if not is_range or not saved[2] or max(map(abs, saved)) > 1 << 40:
                 raise contents.misfit("kv_positions")
-            run = range(*told)
+            run = range(*saved)
         self.fill(state["key"], state["value"], kv_positions=state.get("kv_positions", run))
         self._is_new = False
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -13,10 +15,11 @@ from saccade.caches.cache import LayerCache, Leaf
 from saccade.caches.files.record import Contents
 from saccade.caches.next_position import Upcoming
 from saccade.caches.per_head import attend_by_head
-from saccade.caches.recent_rows import MOST, GivenByEach, by_kv_head, with_rows
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import Positions
-from saccade.statistics import Fold, Received
+from saccade.statistics import Block, Fold, Received
+from saccade.statistics.fold import Outline
+from saccade.statistics.row_block import as_slice
 from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import Shapes, integer
@@ -24,16 +27,17 @@ from saccade.support.validation import Shapes, integer
 __all__ = ["EvictingCache", "Held", "HeavyHitterCache", "SnapKVCache"]
 
 _SCORES = Shapes("scores [batch, kv_heads, columns]")
+_MOST_ROWS = 32  # last queries whose weights are stored one by one, so that `crop` can subtract them
 _RECENT = (("earlier", "columns"), ("rows", "queries columns"))
 
 
 class Held(NamedTuple):
-    """The tokens that each key head holds, oldest first, and padding before them.
+    """The tokens that each key head stores, oldest first, with padding before them.
 
     Args:
         key, value: ``[batch, kv_heads, columns, width]``.
-        table: where the tokens stand, int64 ``[batch, kv_heads, columns]``; -1 for nobody.
-        received: attention that each token has got from the queries that judge, summed over the heads that share the
+        table: positions of the tokens, int64 ``[batch, kv_heads, columns]``; -1 for padding.
+        received: attention that each token received from the voting queries, summed over the heads that share the
             keys, float32 or float64 ``[batch, kv_heads, columns]``.
     """
 
@@ -56,31 +60,31 @@ class Held(NamedTuple):
 class EvictingCache(LayerCache):
     r"""Keeps for each key head the last ``recent`` tokens and, of the others, those with the highest `score`.
 
-    A rule of one's own defines `score` alone. After every call, whatever exceeds ``budget`` goes. A call reads what was
-    held before it and its own tokens, so that a prompt is exact. Padding, wherever it stands, takes no token's place.
+    A custom rule defines `score` alone. After every call, tokens beyond ``budget`` are evicted. A call reads the tokens
+    stored before it and its own, so that a prompt is exact. Padding, at any position, takes no token's place.
 
-    Equals, call by call, the dense run in which the tokens that its key head let go before are hidden; as long as no
-    more than ``budget`` tokens came, the run with a `KVCache`. What goes is gone.
+    Equals, call by call, the dense run in which the tokens that the key head evicted before are hidden; while at most
+    ``budget`` tokens came, the run with a `KVCache`. Evicted tokens cannot be read again.
 
-    `crop` goes on as if the last tokens had never come. It is possible as long as nothing was let go (where
-    ``evict_once``, for all tokens after the first call), for as many tokens as did not judge, or for the last 32.
+    `crop` continues as if the last tokens had never come. It is possible while nothing was evicted (with
+    ``evict_once``, for all tokens after the first call), for tokens that did not vote, or for the last 32.
 
     Args:
-        budget: tokens that each key head holds after a call.
+        budget: tokens that each key head stores after a call.
         recent: last tokens that stay; half of the budget when None.
 
     Attributes:
-        voting_queries: how many of a call's last queries count in what tokens received; None for all, 0 for none: then
-            nothing is summed up, and ``received`` is 0.
-        evict_once: whether tokens go after the first call only.
+        voting_queries: how many of a call's last queries count in ``received``; None for all, 0 for none: then nothing
+            is summed, and ``received`` is 0.
+        evict_once: whether tokens are evicted after the first call only.
 
     Raises:
-        ValueError: sizes out of range, tokens that stand before earlier ones, or another batch than before.
-        UnsupportedError: a crop that is not possible, or, if somebody judges, a matrix whose rows are no distributions.
+        ValueError: sizes out of range, tokens at positions before earlier ones, or another batch than before.
+        UnsupportedError: an impossible crop, or, with voting queries, a matrix whose rows are no distributions.
 
-    Cost: memory ``batch * kv_heads * budget`` keys and values, and 12 bytes for each (16 in float64); as long as
-    nothing was let go, and all calls judge, 132 bytes more. A call sweeps its weights a second time, a prompt of n
-    tokens so n²/2 of them, in O(n) memory.
+    Cost: memory ``batch * kv_heads * budget`` keys and values, and 12 bytes for each (16 in float64); while
+    nothing was evicted and all queries vote, 132 bytes more. A call computes its weights a second time, n²/2 of them
+    for a prompt of n tokens, in O(n) memory.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -107,7 +111,7 @@ class EvictingCache(LayerCache):
     evict_once: ClassVar[bool] = False
 
     _tokens: Upcoming
-    _in_order_from: int  # columns whose order is not known any more, since padding was moved before tokens
+    _in_order_from: int  # columns whose order is unknown, since padding was moved before tokens
 
     def __init__(self, budget: int, *, recent: int | None = None):
         super().__init__()
@@ -121,7 +125,7 @@ class EvictingCache(LayerCache):
         """Return the score of each token, ``[batch, kv_heads, columns]``; tokens with the highest scores stay.
 
         Args:
-            held: all that is held, before something is let go; what stands at -1 goes first, whatever its score.
+            held: all stored tokens, before the eviction; padding is evicted first, whatever its score.
         """
         raise NotImplementedError(f"{type(self).__name__} must define score(held)")
 
@@ -139,9 +143,9 @@ class EvictingCache(LayerCache):
             pairs = zip((before["key"], before["value"], before["table"]), (keys, values, table), strict=True)
             keys, values, table = (torch.cat(pair, 2) for pair in pairs)
         judging = None if before and self.evict_once else _judging(call, self.voting_queries)
-        is_recent = judging is call and not self.evict_once and 0 < q_len <= MOST
-        is_recent &= table.shape[2] == self.length + q_len <= self.budget  # nothing was let go
-        question = GivenByEach() if is_recent else Received() if judging is call else None
+        is_recent = judging is call and not self.evict_once and 0 < q_len <= _MOST_ROWS
+        is_recent &= table.shape[2] == self.length + q_len <= self.budget  # nothing was evicted
+        question = _AllWeights() if is_recent else Received() if judging is call else None
         out, *received = self._asked(call, keys, values, table, question)
         if judging is not None and judging is not call:
             received = list(self._asked(judging, keys, values, table, Received(), product=False))
@@ -150,16 +154,16 @@ class EvictingCache(LayerCache):
             summed[..., : -q_len or None] = before["received"]
         recent = {name: x for name, x in before.items() if name in dict(_RECENT) and not q_len}
         if is_recent:
-            recent = with_rows(before, summed, by_kv_head(received[0], keys.shape[1]))
+            recent = _with_rows(before, summed, _by_kv_head(received[0], keys.shape[1]))
             summed = recent["earlier"] + recent["rows"].sum(2)
         elif received:
-            summed += by_kv_head(received[0], keys.shape[1])
+            summed += _by_kv_head(received[0], keys.shape[1])
         held = Held(keys.detach(), values.detach(), table, summed)
         is_padding = table < 0
         if bool((is_padding[..., 1:] & ~is_padding[..., :-1]).any()):
             held, recent, self._in_order_from = held.at(_padding_first(table)), {}, self.length + q_len
         self._traffic = Traffic(held.nbytes, held.nbytes // max(1, table.shape[2]) * q_len)
-        if before or q_len:  # a call of no tokens before all others is no prompt
+        if before or q_len:  # an empty first call is no prompt
             goes = table.shape[2] > self.budget and not (before and self.evict_once)
             self._state = (self._best(held) if goes else held)._asdict() | recent
         return out
@@ -179,11 +183,13 @@ class EvictingCache(LayerCache):
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor, ...]:
             return (*(call.product(matrix, v) if product else ()), *(matrix.ask(question) if question else ()))
 
-        if not self._state:  # all heads hold the same tokens yet
+        if not self._state:  # all heads still store the same tokens
             where = {"q_positions": call.positions, "kv_positions": call.kv_positions}
             return finish(call.mechanism(call.query, keys, mask=call.mask, **where), values)
-        k, v, stand = (x.flatten(0, 1) for x in (keys, values, table))
-        return attend_by_head(call, keys.shape[1], lambda own: (k[own], v[own]), lambda own: stand[own], finish)
+        k, v, positions = (x.flatten(0, 1) for x in (keys, values, table))
+        return attend_by_head(
+            call, keys.shape[1], lambda rows: (k[rows], v[rows]), lambda rows: positions[rows], finish
+        )
 
     def _best(self, held: Held) -> Held:
         """Return the last ``recent`` columns, and the others with the highest scores; ``budget`` in all."""
@@ -210,9 +216,9 @@ class EvictingCache(LayerCache):
 
     def _crop(self, length: int) -> None:
         gone = self.length - length
-        kept = self._state["table"].shape[2] - gone
+        columns = self._state["table"].shape[2] - gone
         self._state = {
-            name: x[:, :, :kept].clone() if name != "rows" else x[:, :, : x.shape[2] - gone, :kept].clone()
+            name: x[:, :, :columns].clone() if name != "rows" else x[:, :, : x.shape[2] - gone, :columns].clone()
             for name, x in self._state.items()
         }
         if "rows" in self._state:
@@ -254,11 +260,11 @@ def _padding_first(table: Tensor) -> Tensor:
 class HeavyHitterCache(EvictingCache):
     r"""Keeps for each key head the tokens that were attended to most, and the last ones.
 
-    After every call, whatever exceeds ``budget`` goes: of the tokens before the last ``recent``, those that received
-    least attention from all queries so far, summed over the heads that share the keys. A sum favours early tokens,
-    which more queries have seen, and what goes is gone: a fact that is asked for late may not be there.
+    After every call, tokens beyond ``budget`` are evicted: of the tokens before the last ``recent``, those that
+    received least attention from all queries so far, summed over the heads that share the keys. A sum favours early
+    tokens, which more queries have seen. A fact that a late question needs may have been evicted.
 
-    Equals, raises and costs what an `EvictingCache` does in which all queries judge.
+    Equivalent run, errors and cost are those of an `EvictingCache` in which all queries vote.
 
     Args:
         budget, recent: see `EvictingCache`.
@@ -278,28 +284,27 @@ class HeavyHitterCache(EvictingCache):
 
 
 class SnapKVCache(EvictingCache):
-    r"""Keeps of a prompt what its last tokens attended to; what comes after it is kept as a whole.
+    r"""Keeps the tokens of a prompt that its last tokens attended to, and all tokens after it.
 
     Once, after the first call, each key head keeps the last ``window`` tokens and, of those before, the
     ``budget - window`` that received most attention from these last ones: summed over them and over the heads that
-    share the keys, then averaged over ``pool`` neighbouring tokens, so that what is kept has some context. Padding
-    neither judges nor takes a token's place; an item that is nothing but padding in the first call keeps all tokens.
+    share the keys, then averaged over ``pool`` neighbouring tokens, so that they keep some context. Padding
+    neither votes nor takes a token's place; an item of padding alone in the first call keeps all tokens.
 
-    Equals the dense run, and after the first call that in which the tokens are hidden that a key head let go. It
-    depends on the question standing at the end of the prompt: what only a later question asks for may be gone.
+    Equals the dense run, and after the first call the dense run in which the tokens that a key head evicted are hidden.
+    It relies on the question being at the end of the prompt: tokens that only a later question needs may be gone.
 
     Args:
         budget: tokens of the first call that each key head keeps.
-        window: last tokens of the first call, which judge and are kept; at most the budget.
+        window: last tokens of the first call, which vote and are kept; at most the budget.
         pool: neighbouring tokens that are averaged, an odd number.
 
     Raises:
         ValueError: sizes that do not fit together, or what an `EvictingCache` refuses.
-        UnsupportedError: a crop into a first call of which tokens were let go, or a matrix whose rows are no
-            distributions.
+        UnsupportedError: a crop into a first call after an eviction, or a matrix whose rows are no distributions.
 
     Cost: memory ``batch * kv_heads * (budget + later tokens)`` keys and values, and 12 bytes for each (16 in float64).
-    Judging costs a sweep over ``window`` rows, once.
+    Voting costs one pass over ``window`` rows, once.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -326,3 +331,41 @@ class SnapKVCache(EvictingCache):
 
     def score(self, held: Held) -> Tensor:
         return F.avg_pool1d(held.received, self.pool, 1, self.pool // 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class _AllWeights(Fold[Tensor, Tensor]):
+    """All weights, ``[batch, heads, q_len, kv_len]``, which `saccade.statistics.Received` sums. For few queries."""
+
+    def start(self, outline: Outline) -> Tensor:
+        return torch.zeros(outline.shape, dtype=outline.dtype, device=outline.device)
+
+    def add(self, state: Tensor, block: Block) -> Tensor:
+        for span, weights in block.by_range(block.weights):
+            state[block.batch, block.heads, as_slice(block.rows), as_slice(span)] = weights
+        return state
+
+    def merge(self, state: Tensor, other: Tensor) -> Tensor:
+        return state + other
+
+    def finish(self, state: Tensor) -> Tensor:
+        return state
+
+
+def _by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
+    """Sum ``[batch, heads, ...]`` over the heads that share keys."""
+    return x.unflatten(1, (kv_heads, x.shape[1] // kv_heads)).sum(2)
+
+
+def _with_rows(before: Mapping[str, Tensor], summed: Tensor, new: Tensor) -> dict[str, Tensor]:
+    """Return the weights of the last queries, one by one, and the sum of those of all earlier ones.
+
+    Args:
+        before: the result without the new queries; empty if earlier weights are not stored one by one.
+        summed: sums of earlier weights, ``[batch, kv_heads, columns]``, 0 for new tokens.
+        new: weights of the new queries, ``[batch, kv_heads, queries, columns]``.
+    """
+    more, rows, earlier = new.shape[2], new, summed
+    if "rows" in before:
+        rows, earlier = torch.cat([F.pad(before["rows"], (0, more)), new], 2), F.pad(before["earlier"], (0, more))
+    return {"earlier": earlier + rows[:, :, :-_MOST_ROWS].sum(2), "rows": rows[:, :, -_MOST_ROWS:]}

@@ -1,4 +1,4 @@
-"""IndexedCache: all keys and values, and what a scorer knows of each key."""
+"""IndexedCache: all keys and values, and the index keys of a scorer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class IndexedCache(KVCache):
     """Keys and values of all tokens, and the index keys by which a scorer ranks them: exact for `TopK`.
 
     Each call brings a mechanism with the index keys of its new tokens, ``TopK(LightningIndexer(q, k, w), …)``; the
-    cache hands it on with those of all tokens so far.
+    cache passes the mechanism on with the index keys of all tokens so far.
 
     Args:
         max_len: as of `KVCache`.
@@ -63,11 +63,11 @@ class IndexedCache(KVCache):
         self._traffic = self._traffic._replace(bytes_read=self._traffic.bytes_read + known.nbytes)
         return out
 
-    def _bytes_read(self, matrix: AttentionMatrix, held: int) -> int:
+    def _bytes_read(self, matrix: AttentionMatrix, stored: int) -> int:
         rule, (_, groups, kv_len, _) = matrix.ingredients.rule, matrix.ingredients.key.shape
         if not isinstance(rule, SelectedBlocks):
-            return super()._bytes_read(matrix, held)
-        return held * rule.keys_read(groups, kv_len) // (len(rule.index) * groups * kv_len)
+            return super()._bytes_read(matrix, stored)
+        return stored * rule.keys_read(groups, kv_len) // (len(rule.index) * groups * kv_len)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
         reason = "index keys would be missing"

@@ -19,7 +19,7 @@ from saccade.support.validation import integer
 __all__ = ["Int8Cache", "Rounded"]
 
 _MOST = 127  # the largest code; the smallest is -127
-_AT_ONCE = 1 << 21  # bytes of keys that are made floats at once: they are read again while in a core's cache
+_AT_ONCE = 1 << 21  # bytes of keys that are converted at once: small enough that they stay in a core's cache
 
 
 class Rounded(NamedTuple):
@@ -29,8 +29,8 @@ class Rounded(NamedTuple):
         codes: int8 ``[batch, kv_heads, blocks * block_size, width]``.
         steps: float32 or float64 ``[batch, kv_heads, blocks, width]``: the difference between a code and the next, in
             each block and channel.
-        zeros: like ``steps``: the number that code 0 stands for.
-        rest: of the unfinished block, as it came, ``[batch, kv_heads, fewer than block_size, width]``.
+        zeros: like ``steps``: the number that code 0 represents.
+        rest: of the unfinished block, not rounded, ``[batch, kv_heads, fewer than block_size, width]``.
     """
 
     codes: Tensor
@@ -54,7 +54,7 @@ class Rounded(NamedTuple):
             return self._replace(rest=rest)
         blocks = rest[:, :, : full * size].unflatten(2, (full, size)).to(self.steps.dtype)
         least, most = blocks.amin(3), blocks.amax(3)
-        # Halves, since the sum or the difference may be larger than the dtype holds.
+        # Halves, since the sum or the difference may overflow the dtype.
         zeros, steps = most / 2 + least / 2, (most / 2 - least / 2) / _MOST
         levels = (blocks - zeros[:, :, :, None]) / steps.clamp(min=torch.finfo(steps.dtype).tiny)[:, :, :, None]
         codes = levels.round().clamp(-_MOST, _MOST).to(torch.int8)
@@ -129,10 +129,10 @@ class Int8Cache(LayerCache):
 
     def advance(self, call: Call) -> Tensor:
         new = {"key": call.key, "value": call.value}
-        held = {name: self._rounded(name) if self._state else Rounded.empty(x) for name, x in new.items()}
+        stored = {name: self._rounded(name) if self._state else Rounded.empty(x) for name, x in new.items()}
 
         def read(rows: slice) -> tuple[Tensor, Tensor]:
-            return held["key"].read(call.key, rows), held["value"].read(call.value, rows)
+            return stored["key"].read(call.key, rows), stored["value"].read(call.value, rows)
 
         batch, kv_heads, q_len, width = call.key.shape
         each = max(1, _AT_ONCE // max(1, (self.length + q_len) * width * call.key.element_size()))
@@ -141,8 +141,8 @@ class Int8Cache(LayerCache):
         moved = call.key.nbytes + call.value.nbytes
         self._traffic = Traffic(sum(x.nbytes for x in self._state.values()) + moved, moved)
         for name, x in new.items() if q_len else ():
-            parts = held[name].extended(x.detach(), self.block_size)._asdict()
-            self._state |= {f"{name}.{part}": own for part, own in parts.items()}
+            parts = stored[name].extended(x.detach(), self.block_size)._asdict()
+            self._state |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
         return out
 
     def _rounded(self, name: str) -> Rounded:
@@ -168,7 +168,7 @@ class Int8Cache(LayerCache):
         self._tokens = self._tokens.cropped(length)
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        for name in ("key", "value"):  # in files of version 0.1, code 0 stands for 0
+        for name in ("key", "value"):  # in files of version 0.1, code 0 represents 0
             state.setdefault(f"{name}.zeros", torch.zeros_like(state[f"{name}.steps"]))
 
     def _sizes(self, contents: Contents) -> dict[str, int]:

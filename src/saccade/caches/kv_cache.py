@@ -18,20 +18,20 @@ from saccade.support.validation import integer
 
 __all__ = ["KVCache", "check_softmax"]
 
-_SMALLEST = 16  # columns that a cache which grows begins with
+_SMALLEST = 16  # columns that a growing cache begins with
 
 
 class KVCache(LayerCache):
     r"""Keys and values of all tokens so far, for every mechanism: exact.
 
-    Keys and values are held as they come, with ``kv_heads`` heads. Where nothing is said, token j stands at position
-    j. In a ragged batch the caller says where tokens stand, -1 for padding on either side, and every item continues
-    after its own last token (`padded_positions` writes such positions from lengths).
+    Keys and values are stored as they come, with ``kv_heads`` heads. By default token j is at position j. In a ragged
+    batch the caller passes positions, -1 for padding on either side, and every item continues after its last token
+    (`padded_positions` computes such positions from lengths).
 
-    Gradients flow to the keys and values of the call itself; what is remembered is a constant.
+    Gradients flow to the keys and values of the call itself; stored ones are constants.
 
     Args:
-        max_len: room for so many columns is taken at the first call, and more do not fit; None to grow, by doubling.
+        max_len: most columns; the first call allocates room for all of them. None to grow, by doubling.
 
     Raises:
         ValueError: the cache is full; or a batch, heads, width, dtype or device other than before.
@@ -60,7 +60,7 @@ class KVCache(LayerCache):
     )
     keeps_order = exposes_all_keys = True
     needs_softmax: ClassVar[bool] = False
-    block_size: int = 1  # room is taken in multiples of it
+    block_size: int = 1  # room is allocated in multiples of it
 
     _tokens: Positions
 
@@ -92,7 +92,7 @@ class KVCache(LayerCache):
         key, value, start = call.key, call.value, len(self._tokens)
         keys, values = self._written("key", start, key), self._written("value", start, value)
         if torch.is_grad_enabled() and call.needs_graph:
-            # A graph must not hold views of memory that later calls write to; and new keys get their gradients.
+            # A graph must not hold views of memory that later calls write to, and new keys need gradients.
             keys = torch.cat([keys[:, :, :start], key], 2)
             values = torch.cat([values[:, :, :start], value], 2)
         matrix = call.mechanism(
@@ -109,13 +109,13 @@ class KVCache(LayerCache):
         self._traffic = Traffic(read, key.nbytes + value.nbytes)
         return out
 
-    def _bytes_read(self, matrix: AttentionMatrix, held: int) -> int:
+    def _bytes_read(self, matrix: AttentionMatrix, stored: int) -> int:
         """Return how many of the stored bytes the query of a step needs; several causal queries need nearly all."""
         batch, _, _, kv_len = matrix.shape
         tiles = matrix.ingredients.plan.tiles
         needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
         columns = sum((stop - start) * len(keys) for start, stop, keys in needed)
-        return held * min(batch * kv_len, columns) // max(1, batch * kv_len)
+        return stored * min(batch * kv_len, columns) // max(1, batch * kv_len)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
         """Store tokens whose keys and values are known, such as those of a prefix, without attending to them.
@@ -123,7 +123,7 @@ class KVCache(LayerCache):
         Args:
             key: ``[batch, kv_heads, len, head_dim]``.
             value: ``[batch, kv_heads, len, value_dim]``.
-            positions: where they stand; from 0 on when None.
+            positions: of the tokens; from 0 on when None.
 
         Raises:
             ValueError: something is held already, or the shapes do not fit.
@@ -166,18 +166,18 @@ class KVCache(LayerCache):
         if room is None:
             has = _SMALLEST if old is None else old.shape[2]
             room = max(stop, has if stop <= has or old is None else 2 * has)
-        made = empty(new, (*new.shape[:2], -(-room // size) * size, new.shape[3]))
+        grown = empty(new, (*new.shape[:2], -(-room // size) * size, new.shape[3]))
         if old is not None and start:
-            made[:, :, :start].copy_(old[:, :, :start])
-        self._state[name] = made
+            grown[:, :, :start].copy_(old[:, :, :start])
+        self._state[name] = grown
         self._shared.discard(name)
-        return made
+        return grown
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
-        made = empty(x, (len(rows), *x.shape[1:]))
+        copy = empty(x, (len(rows), *x.shape[1:]))
         for i, row in enumerate(rows.tolist()):
-            made[i, :, : self.length].copy_(x[row, :, : self.length])
-        return made
+            copy[i, :, : self.length].copy_(x[row, :, : self.length])
+        return copy
 
     def _why_not_cropped(self, length: int) -> None:
         """Return None: it goes back to any length."""
@@ -186,7 +186,7 @@ class KVCache(LayerCache):
         self._crop(0)
 
     def _crop(self, length: int) -> None:
-        self._tokens = self._tokens.cropped(length)  # the room stays, and what is in it does not count
+        self._tokens = self._tokens.cropped(length)  # the memory stays allocated
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         key, value = state["key"], state["value"]
@@ -194,7 +194,7 @@ class KVCache(LayerCache):
 
 
 def check_softmax(matrix: Matrix, call: Call) -> None:
-    """Raise unless a matrix is a softmax, of which the largest terms can be chosen."""
+    """Raise unless a matrix is a softmax, since only its largest terms can be selected."""
     if not isinstance(matrix, AttentionMatrix):
         reason = f"a {type(matrix).__name__} is no softmax, of which the largest terms could be chosen"
         hint = "KVCache() fits every mechanism"

@@ -18,7 +18,7 @@ __all__ = ["LatentCache"]
 
 
 class LatentCache(KVCache):
-    """Latents of all tokens so far, and the turned part of their keys: exact, and all that latent attention needs.
+    """Latents of all tokens so far, and the rotated part of their keys: exact, and all that latent attention needs.
 
     One tensor holds both: the first ``latent_dim`` channels of a key are its value, and only keys are held. A
     `KVCache` fits the same layers, and holds latents twice. `saccade.nn.LatentAttention.new_cache` makes one.
@@ -59,7 +59,7 @@ class LatentCache(KVCache):
 
     def advance(self, call: Call) -> Tensor:
         out, width = super().advance(call), call.key.shape[3]
-        # Values are no bytes of their own.
+        # Values are a view of the keys and take no bytes.
         self._traffic = Traffic(*(moved * width // (width + self.latent_dim) for moved in self._traffic))
         return out
 
@@ -67,9 +67,9 @@ class LatentCache(KVCache):
         if (
             key.dim() == 4
             and value.shape == (*key.shape[:3], self.latent_dim)
-            and torch.equal(value, own := self._of(key))
+            and torch.equal(value, latents := self._of(key))
         ):
-            value = own
+            value = latents
         super().fill(key, value, positions=positions)
         self._traffic = Traffic(0, key.nbytes)
 

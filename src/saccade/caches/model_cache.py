@@ -41,24 +41,24 @@ class Cache:
                 raise type_error("Cache", "layers", "be caches of layers", type(layer).__name__)
         if not self._layers:
             raise value_error("Cache", "layers", "be at least one", "none")
-        own = [id(layer) for layer in self.flat]
-        if len(set(own)) != len(own):
+        ids = [id(layer) for layer in self.flat]
+        if len(set(ids)) != len(ids):
             hint = "[KVCache() for _ in range(n)], not [KVCache()] * n"
             raise value_error("Cache", "layers", "be different objects", "the same cache twice", hint=hint)
 
     @property
     def flat(self) -> tuple[LayerCache, ...]:
         """The caches of all layers, including those of inner Caches."""
-        found: list[LayerCache] = []
+        layers: list[LayerCache] = []
         for layer in self._layers:
-            found.extend(layer.flat if isinstance(layer, Cache) else [layer])
-        return tuple(found)
+            layers.extend(layer.flat if isinstance(layer, Cache) else [layer])
+        return tuple(layers)
 
     @property
     def length(self) -> int:
         """The number of columns of the model's own tokens; a cross-attention's context does not count."""
-        own = self._own
-        return 0 if own is None else own.length
+        layers = self._own
+        return 0 if layers is None else layers.length
 
     @property
     def nbytes(self) -> int:
@@ -73,8 +73,8 @@ class Cache:
 
     def positions(self, q_len: int) -> range | Tensor | None:
         """Return the positions of the next tokens: a range, or int64 ``[batch, q_len]`` if batch items differ."""
-        own = self._own
-        return None if own is None else own.positions(q_len)
+        layers = self._own
+        return None if layers is None else layers.positions(q_len)
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
         """Keep these batch items, in this order; they may repeat, and be fewer or more than before."""

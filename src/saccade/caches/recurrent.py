@@ -1,4 +1,4 @@
-"""RecurrentCache: the sum over all keys so far, and nothing else."""
+"""RecurrentCache: the sum over all keys so far."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["Memory", "Recurrent", "RecurrentCache"]
 
 
 class Memory(NamedTuple):
-    """What is left of the keys and values so far.
+    """The sums of the keys and values so far.
 
     Attributes:
         state: ``[batch, kv_heads, features, value_dim + 1]``, sums of features times values, and of features alone; or
-            that of a recurrence, which has no denominator: ``[batch, kv_heads, head_dim, value_dim]``.
+            the state of a recurrence, which has no denominator: ``[batch, kv_heads, head_dim, value_dim]``.
         peak: ``[batch, kv_heads]``, the logarithm that was taken out of the sums; None for 0.
         segment: int64 ``[batch | 1]``, the document of the last token; None without documents.
-        tainted: bool ``[batch, kv_heads]``, where a NaN or inf was remembered; None for nowhere.
+        tainted: bool ``[batch, kv_heads]``, True where a NaN or inf was added; None for nowhere.
         source: equal for states of the same features; None fits all.
     """
 
@@ -50,7 +50,7 @@ class Memory(NamedTuple):
 
 @runtime_checkable
 class Recurrent(Protocol):
-    """A matrix of new tokens only, to which a `Memory` stands for all tokens before."""
+    """A matrix of new tokens, which continues from the `Memory` of all tokens before."""
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
         """Return the product with the values of old and new tokens, and the memory after all of them."""
@@ -71,7 +71,7 @@ class RecurrentCache(LayerCache):
         max_len: most tokens; None for any number. The memory is the same.
 
     Raises:
-        ValueError: no causal mask, tokens that stand before earlier ones, or another batch than before.
+        ValueError: no causal mask, tokens at positions before earlier ones, or another batch than before.
         UnsupportedError: a mechanism without features, a crop to somewhere, or dropout.
 
     Cost: memory ``batch * kv_heads * features * (value_dim + 1)`` elements; a token costs as many multiplications.
@@ -117,9 +117,9 @@ class RecurrentCache(LayerCache):
             raise unsupported(call.where, type(call.mechanism).__name__, [reason], hint=hint)
         out, memory = matrix.advance(call.value, self._memory)
         if call.key.shape[2]:
-            held = memory._replace(state=memory.state.detach())._asdict()
-            self._source = held.pop("source")
-            self._state = {name: x for name, x in held.items() if x is not None}
+            state = memory._replace(state=memory.state.detach())._asdict()
+            self._source = state.pop("source")
+            self._state = {name: x for name, x in state.items() if x is not None}
         self._traffic = Traffic(memory.state.nbytes, memory.state.nbytes)
         return out
 
@@ -128,8 +128,8 @@ class RecurrentCache(LayerCache):
         """The stored memory, usable in the current gradient mode."""
         if not self._state:
             return None
-        held = {name: usable(x) for name, x in self._state.items()}
-        return Memory(held["state"], held.get("peak"), held.get("segment"), held["tainted"], self._source)
+        stored = {name: usable(x) for name, x in self._state.items()}
+        return Memory(stored["state"], stored.get("peak"), stored.get("segment"), stored["tainted"], self._source)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         numbers, tensors = super().state()
@@ -143,18 +143,18 @@ class RecurrentCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self._source = _hashable(contents)
-        # A denominator, if there is one, is one more column.
+        # The denominator, if there is one, is one more column.
         if state["state"].shape[3] - contents.count("value_dim") not in (0, 1):
             raise contents.misfit("value_dim")
 
     def _why_not_cropped(self, length: int) -> str:
         return f"it holds one sum over {self.length} tokens, from which the last ones cannot be taken"
 
-    def _check_spec(self, where: str, held: KeyValueSpec, new: KeyValueSpec) -> None:
-        # What is held are sums of features: the width of keys is the mechanism's, and narrower floats are widened.
-        is_wide = held.dtype == torch.float64, new.dtype == torch.float64
-        dtype = held.dtype if is_wide[0] == is_wide[1] else new.dtype
-        super()._check_spec(where, held, new._replace(head_dim=held.head_dim, dtype=dtype))
+    def _check_spec(self, where: str, stored: KeyValueSpec, new: KeyValueSpec) -> None:
+        # The state sums features: keys may have any width, and narrower floats are widened.
+        is_wide = stored.dtype == torch.float64, new.dtype == torch.float64
+        dtype = stored.dtype if is_wide[0] == is_wide[1] else new.dtype
+        super()._check_spec(where, stored, new._replace(head_dim=stored.head_dim, dtype=dtype))
 
 
 def _listed(source: Hashable) -> Any:
@@ -174,11 +174,11 @@ def _listed(source: Hashable) -> Any:
 def _hashable(contents: Contents) -> Hashable:
     """Return the source in a file."""
 
-    def made(told: object) -> Hashable:
-        if isinstance(told, list):
-            return tuple(map(made, told))
-        if not isinstance(told, str | int | float | None):
+    def made(value: object) -> Hashable:
+        if isinstance(value, list):
+            return tuple(map(made, value))
+        if not isinstance(value, str | int | float | None):
             raise contents.misfit("source")
-        return told
+        return value
 
     return made(contents.value("source"))

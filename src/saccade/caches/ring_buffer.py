@@ -23,17 +23,17 @@ Index = Tensor | slice
 
 
 class RingCache(LayerCache):
-    r"""Keys and values of the first few positions and of the last ones; equals the dense run with its own `rule`.
+    r"""Keys and values of the first few positions and of the last ones; equals the dense run with its `rule`.
 
-    A base of caches that forget by position alone: a subclass says what is kept, and its rule.
+    The base of caches that evict by position alone: a subclass passes the positions to keep, and the mask.
 
     Args:
-        rule: the mask whose dense run it equals; never asks for what is not kept.
+        rule: the mask of the equivalent dense run; it shows stored tokens only.
         kept_first: positions at the beginning that are kept, at least 0.
         kept_last: last positions that are kept, the newest included, at least 1.
 
     Cost: memory ``batch * kv_heads * (kept_first + kept_last) * (head_dim + value_dim)`` elements, taken at once, and 8
-    bytes for each token held of each item (of all, if they stand alike). A step reads what is held.
+    bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
     """
 
     leaves: ClassVar[tuple[Leaf, ...]] = (
@@ -43,7 +43,7 @@ class RingCache(LayerCache):
     )
     numbers = ("is_run",)
 
-    is_run: bool  # whether tokens stand at 0, 1, 2, … in every item
+    is_run: bool  # whether positions are 0, 1, 2, … in every item
     _tokens: Upcoming
 
     def __init__(self, rule: Mask, kept_first: int, kept_last: int):
@@ -91,7 +91,7 @@ class RingCache(LayerCache):
         try:
             mask, q_positions, kv_positions = self._placed(call, table, self._state["table"][:, :used])
             keys, values = self._state["keys"], self._state["values"]
-            if call.needs_graph:  # which must not hold memory that is written to later; the new token gets gradients
+            if call.needs_graph:  # a graph must not hold memory that is written to later; the new token gets gradients
                 keys, values = keys.clone(), values.clone()
                 self._put({"keys": keys, "values": values}, call, table)
             if is_run and call.sees_all_before and call.treats_heads_alike:
@@ -102,7 +102,7 @@ class RingCache(LayerCache):
                 matrix = call.mechanism(call.query, keys, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
             out = matrix.matmul(values, dropout_p=call.dropout_p)
         except BaseException:
-            for x, index, old in before:  # a call that fails leaves no trace
+            for x, index, old in before:  # a failed call changes nothing
                 x[index] = old
             raise
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
@@ -120,9 +120,9 @@ class RingCache(LayerCache):
         """Return stored keys and values followed by the new ones, and their positions."""
         if not self._state:
             return call.key, call.value, call.positions
-        held = self._state["table"]
-        rows = max(len(held), len(table))
-        kv_positions = torch.cat([held.expand(rows, -1), table.expand(rows, -1)], 1)
+        stored = self._state["table"]
+        rows = max(len(stored), len(table))
+        kv_positions = torch.cat([stored.expand(rows, -1), table.expand(rows, -1)], 1)
         values = torch.cat([self._state["values"], call.value], 2)
         return torch.cat([self._held_keys(), call.key], 2), values, kv_positions
 
@@ -151,7 +151,7 @@ class RingCache(LayerCache):
         """Allocate memory that may be written to, with a row of the table for each item if items differ."""
         key, value = call.key, call.value
         if not self._state:
-            # Zeros: what is in a slot without a token is hidden, but must not be NaN.
+            # Zeros: an empty slot is hidden, but must not be NaN.
             sizes = self._new_leaves(key, value)
             self._state = {name: x.new_zeros(*x.shape[:2], size, x.shape[3]) for name, (x, size) in sizes.items()}
             self._state["table"] = torch.full((1, self._slots), -1, dtype=torch.int64, device=key.device)
@@ -172,15 +172,15 @@ class RingCache(LayerCache):
         new["table"] = table[:, None, :, None]
         before, all_kept = [], self._kept(call.positions.run, table, _FARTHEST)
         for name, x in leaves.items():
-            own = x[:, None, :, None] if name == "table" else x
-            # What has fewer slots is for the first positions alone.
-            has_all = own.shape[2] == self._slots
-            kept = all_kept if has_all else self._kept(call.positions.run, table, own.shape[2])
-            if kept is not None:
-                row, column, slot = kept
+            slots = x[:, None, :, None] if name == "table" else x
+            # A leaf with fewer slots stores the first positions alone.
+            has_all = slots.shape[2] == self._slots
+            places = all_kept if has_all else self._kept(call.positions.run, table, slots.shape[2])
+            if places is not None:
+                row, column, slot = places
                 index = (row, slice(None), slot)
-                before.append((own, index, own[index].detach().clone()))
-                own[index] = new[name][row, :, column]
+                before.append((slots, index, slots[index].detach().clone()))
+                slots[index] = new[name][row, :, column]
         return before
 
     def _kept(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
@@ -210,7 +210,7 @@ class RingCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self.is_run, after = contents.value("is_run") is True, self._tokens.at
-        # Each position has a slot of its own; where tokens stand one by one, it is known which ones are there.
+        # Each position belongs to one slot; if positions are 0, 1, 2, …, the length determines all of them.
         slot, table = torch.arange(self._slots, device=state["table"].device), state["table"]
         is_wrong = (table >= 0) & (self._slot(table) != slot)
         if self.is_run:
@@ -235,11 +235,11 @@ class SegmentCache(RingCache):
         memory: tokens before the open segment that are kept, at least 0.
 
     Raises:
-        ValueError: sizes out of range, tokens that stand before earlier ones, or another batch than before.
+        ValueError: sizes out of range, tokens at positions before earlier ones, or another batch than before.
         UnsupportedError: a crop to where tokens are missing, or a mechanism that does not take the mask.
 
     Cost: memory ``batch * kv_heads * (segment + memory) * (head_dim + value_dim)`` elements, taken at once, and 8 bytes
-    for each token held of each item (of all, if they stand alike). A step reads what is held.
+    for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
 
     Example:
         >>> import torch

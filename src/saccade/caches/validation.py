@@ -55,10 +55,10 @@ def checked_rows(where: str, rows: Tensor | Sequence[int], batch: int | None) ->
     return index.to(torch.int64)
 
 
-def check_crop(where: str, length: object, held: int) -> None:
+def check_crop(where: str, length: object, stored: int) -> None:
     """Raise unless ``length`` is an int from 0 to what is held."""
-    if not 0 <= integer(where, "length", length, None) <= held:
-        raise value_error(where, "length", f"be from 0 to {held}, the columns held", length)
+    if not 0 <= integer(where, "length", length, None) <= stored:
+        raise value_error(where, "length", f"be from 0 to {stored}, the columns held", length)
 
 
 class Region(NamedTuple):

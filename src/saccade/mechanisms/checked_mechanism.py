@@ -1,4 +1,4 @@
-"""Approximate: a mechanism other than softmax, which is handed queries, keys and a mask that were checked."""
+"""Approximate: the base of mechanisms other than softmax, which checks queries, keys, mask and positions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["Approximate", "Inputs", "parts_of", "scale_of"]
 
 
 class Inputs(NamedTuple):
-    """Queries and keys that fit together, and the mask for them.
+    """Checked queries, keys and mask.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``, in the dtype of the query, which is that of products.
         rule: the mask.
         shape: (batch, heads, q_len, kv_len).
-        q_positions, kv_positions: where the tokens stand; None by default.
+        q_positions, kv_positions: of the tokens; None by default.
     """
 
     query: Tensor
@@ -70,7 +70,7 @@ class Inputs(NamedTuple):
 
 
 class Approximate(Mechanism):
-    """A mechanism that makes its matrix of checked inputs."""
+    """A mechanism that computes its matrix from checked inputs."""
 
     @abstractmethod
     def _made(self, given: Inputs) -> Matrix:

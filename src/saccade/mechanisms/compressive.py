@@ -13,8 +13,7 @@ from saccade.matrix import AttentionMatrix
 from saccade.matrix.algebra import Sum
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, parts_of
 from saccade.mechanisms.features.mask_support import Visible
-from saccade.mechanisms.segments.segment_layout import Tokens
-from saccade.mechanisms.segments.segment_matrix import EarlierSegments
+from saccade.mechanisms.segments import EarlierSegments, Tokens
 from saccade.mechanisms.value_access import is_readable
 from saccade.positions import Rotary
 from saccade.support.errors import unsupported, value_error
@@ -27,28 +26,28 @@ Update = Literal["linear", "delta"]
 
 
 class CompressiveMatrix(Sum):
-    """``(1 - g) * own + g * earlier``: softmax within segments, and what a memory of those before them gives.
+    """``(1 - g) * within + g * earlier``: softmax within segments, and a memory of earlier segments.
 
     Args:
-        own: the softmax.
+        within: the softmax.
         earlier: the memory's matrix.
         gate: g, ``[heads, 1, 1]``.
     """
 
-    def __init__(self, own: AttentionMatrix, earlier: EarlierSegments, gate: Tensor):
-        super().__init__((1.0 - gate, own), (gate, earlier))
+    def __init__(self, within: AttentionMatrix, earlier: EarlierSegments, gate: Tensor):
+        super().__init__((1.0 - gate, within), (gate, earlier))
 
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """Return the product after a ``memory`` of all earlier tokens, and the new memory.
 
-        See `saccade.mechanisms.segments.segment_matrix.EarlierSegments.advance_segments`.
+        See `saccade.mechanisms.segments.EarlierSegments.advance_segments`.
         """
-        (rest, own), (gate, earlier) = self.terms
+        (rest, within), (gate, earlier) = self.terms
         assert isinstance(earlier, EarlierSegments)
         out, memory, tainted, is_open = earlier.advance_segments(value, memory, tainted)
-        return (own.matmul(value) * rest + out * gate).to(value.dtype), memory, tainted, is_open
+        return (within.matmul(value) * rest + out * gate).to(value.dtype), memory, tainted, is_open
 
 
 class CompressiveMemory(Approximate):
@@ -117,14 +116,14 @@ class CompressiveMemory(Approximate):
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         parts = parts_of(mask)
-        found = [
+        reasons = [
             f"{type(part).__name__} is neither Causal nor Padding: a memory holds whole segments of one text"
             for part in parts
             if not (isinstance(part, Causal | Full) or part.hides_keys_only)
         ]
-        if not any(isinstance(part, Causal) for part in parts) and not found:
-            found.append(f"{type(mask).__name__} is not causal: a segment is read after it was written")
-        return tuple(found)
+        if not any(isinstance(part, Causal) for part in parts) and not reasons:
+            reasons.append(f"{type(mask).__name__} is not causal: a segment is read after it was written")
+        return tuple(reasons)
 
     def new_cache(self, max_len: int | None = None) -> CompressiveCache:
         """Return an empty `saccade.caches.CompressiveCache`: the memory, and the open segment."""
@@ -140,7 +139,7 @@ class CompressiveMemory(Approximate):
         query, key = given.query, given.key
         if self.rotary is not None:
             query, key = self.rotary(query, q), self.rotary(key, kv)
-        own = AttentionMatrix(
+        within = AttentionMatrix(
             query,
             key,
             given.rule & Segments(self.segment, 0),
@@ -153,7 +152,7 @@ class CompressiveMemory(Approximate):
         earlier = EarlierSegments(
             given.query, given.key, rows, columns, hidden=visible.hidden_keys, is_delta=self.update == "delta"
         )
-        return CompressiveMatrix(own, earlier, self.gate.to(wide_dtype(self.gate.dtype)).sigmoid()[:, None, None])
+        return CompressiveMatrix(within, earlier, self.gate.to(wide_dtype(self.gate.dtype)).sigmoid()[:, None, None])
 
     def extra_repr(self) -> str:
         return f"{len(self.gate)}, segment={self.segment}, update={self.update!r}, scale={self.scale}"

@@ -17,7 +17,7 @@ from saccade.support.validation import integer, number
 
 __all__ = ["Differential"]
 
-_SPREAD = 0.1  # of the vectors that λ is made of, when they begin
+_SPREAD = 0.1  # initial spread of the vectors of λ
 
 
 class Differential(Mechanism):
@@ -31,7 +31,7 @@ class Differential(Mechanism):
     lazy sum (``A1 - lam * A2``): products are two exact ones. Weights may be below 0, and rows sum to 1 - λ.
 
     Args:
-        head_dim: width of each of the two, half of that of the queries and keys that are handed over.
+        head_dim: width of each of the two, half of that of the queries and keys.
         layer: which layer of a stack this is, from 0; decides λ_init.
         scale: of the dot products; ``head_dim ** -0.5`` when None.
 
@@ -108,11 +108,11 @@ class Differential(Mechanism):
         if self.bias is not None:
             reason = "it has a bias already"
             raise unsupported("Differential", "bias", [reason])
-        made = Differential(self.head_dim, layer=self.layer, scale=self.scale)
-        made.bias = bias
+        biased = Differential(self.head_dim, layer=self.layer, scale=self.scale)
+        biased.bias = bias
         for name, parameter in self.named_parameters():
-            setattr(made, name, parameter)
-        return self._stood_in_for_by(made)
+            setattr(biased, name, parameter)
+        return self._with_hooks(biased)
 
     def extra_repr(self) -> str:
         return f"{self.head_dim}, layer={self.layer}, scale={self.scale}"

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.masks import Mask
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
-from saccade.mechanisms.low_rank.key_padding import Tokens, why_not_keys_only
-from saccade.mechanisms.low_rank.low_rank_matrix import LowRankMatrix
-from saccade.mechanisms.low_rank.thin_softmax import NarrowSoftmax
+from saccade.mechanisms.low_rank import LowRankMatrix, NarrowSoftmax, Tokens, why_not_keys_only
 from saccade.mechanisms.value_access import unless_none
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
@@ -115,7 +113,7 @@ class Linformer(Approximate):
         return LinformerMatrix(left, projection, tokens, dtype=given.query.dtype)
 
     def _check_last(self, positions: Positions | None, kv_len: int) -> None:
-        """Raise if a key stands too far; where positions may not be looked at, reading the projection there does."""
+        """Raise for a key position beyond the projection; if positions cannot be read, indexing raises at run time."""
         ends = (0, kv_len - 1) if positions is None else positions.ends
         last = -1 if ends is None else ends[1]
         if last >= self.kv_len:
@@ -123,8 +121,8 @@ class Linformer(Approximate):
             raise value_error("Linformer", "keys", rule, f"one at {last}", hint="Performer and Nystrom take any length")
 
     def extra_repr(self) -> str:
-        own = f"{self.kv_len}, {self.rank}, share={self.share!r}"
-        return own if self.scale is None else f"{own}, scale={self.scale}"
+        text = f"{self.kv_len}, {self.rank}, share={self.share!r}"
+        return text if self.scale is None else f"{text}, scale={self.scale}"
 
     def _columns(self, projection: Tensor, tokens: Tokens) -> Tensor:
         """Return the weights of keys at these positions in each slot, ``[batch | 1, kv_heads | 1, rank, kv_len]``."""

@@ -12,8 +12,7 @@ from saccade.masks import Mask
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs
 from saccade.mechanisms.features.mask_support import Visible, why_no_sum
 from saccade.mechanisms.features.sequence_order import Order
-from saccade.mechanisms.state_spaces.modes import Modes
-from saccade.mechanisms.state_spaces.state_space_matrix import StateSpaceMatrix
+from saccade.mechanisms.state_spaces import Modes, StateSpaceMatrix
 from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import integer, number
@@ -27,13 +26,13 @@ class S4D(Approximate):
     .. math:: x_t = e^{\Delta a} x_{t-1} + u_t, \qquad y_t = 2\,\mathrm{Re} \sum_n \bar{c}_n x_{tn} + d\,u_t, \qquad
               \bar{c} = c\, \frac{e^{\Delta a} - 1}{a}
 
-    Weights depend on distance alone, and on no contents: queries and keys say how many tokens there are, and each head
-    is one channel. `saccade.nn.StateSpace` is the layer.
+    Weights depend on distance alone: queries and keys only set the number of tokens, and each head is one
+    channel. `saccade.nn.StateSpace` is the layer.
 
     Args:
         channels: heads of the matrix.
         state_dim: numbers of a state, real ones; even.
-        least_step, most_step: between which the steps Δ of the channels lie at first.
+        least_step, most_step: the initial range of the steps Δ of the channels.
 
     Attributes:
         log_step: log Δ, ``[channels]``.
@@ -78,7 +77,7 @@ class S4D(Approximate):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw steps and weights anew, and begin with the modes of S4D-Lin."""
+        """Draw new steps and weights, and start from the modes of S4D-Lin."""
         with torch.no_grad():
             self.log_step.uniform_(math.log(self.least_step), math.log(self.most_step))
             self.log_rate.fill_(math.log(0.5))

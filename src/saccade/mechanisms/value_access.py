@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.support.numerics import is_finite
 from saccade.support.torch_modes import is_plain
 
-__all__ = ["is_readable", "is_surely_finite", "taken_as_clean", "unless_none"]
+__all__ = ["is_readable", "is_surely_finite", "nonfinite_tokens", "taken_as_clean", "unless_none"]
 
 _is_clean = ContextVar("saccade_taken_as_clean", default=False)
 
@@ -30,8 +30,8 @@ def taken_as_clean() -> Iterator[None]:
 def is_readable(*tensors: Tensor) -> bool:
     """Return whether Python may read the values of tensors, and branch on them.
 
-    Not where a compiler traces, inside of a transform of ``torch.func``, or where tensors stand for others. Whoever
-    chooses by contents therefore has a way that needs none, and gives the same.
+    False under a tracing compiler, inside a transform of ``torch.func``, and for fake or meta tensors. Code that
+    branches on values needs an equivalent path without.
     """
     return all(is_plain(x) and x.device.type != "meta" for x in tensors)
 
@@ -39,6 +39,11 @@ def is_readable(*tensors: Tensor) -> bool:
 def is_surely_finite(x: Tensor) -> bool:
     """Return True if a tensor has neither NaN nor inf; False if its values cannot be read."""
     return is_finite(x) if is_readable(x) else _takes_as_clean()
+
+
+def nonfinite_tokens(x: Tensor) -> Tensor | None:
+    """Return tokens that are not finite, bool ``[batch, heads, len]``; None if there are certainly none."""
+    return None if is_surely_finite(x) else ~torch.isfinite(x.detach()).all(-1)
 
 
 def unless_none(marks: Tensor) -> Tensor | None:

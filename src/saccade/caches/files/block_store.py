@@ -1,4 +1,4 @@
-"""BlockFolder: files in a folder that any number of processes use, and that together take at most so many bytes."""
+"""BlockFolder: files in a folder that several processes share, of a limited total size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from saccade.support.errors import value_error
 
 __all__ = ["BlockFolder"]
 
-_OLD = 3600.0  # seconds after which an unfinished file belongs to a process that is gone
+_OLD = 3600.0  # seconds after which an unfinished file is taken to be left by a dead process
 _IN_THE_WAY = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENOTEMPTY),
     errno.ENXIO,
@@ -33,7 +33,7 @@ class _File(NamedTuple):
 
 
 class BlockFolder:
-    """Blocks, each a file that is named by its key; whole, or not there at all.
+    """Blocks, each a file named by its key; complete, or absent.
 
     Only files that it could have written are read, counted and removed. A link is never followed.
 
@@ -43,7 +43,7 @@ class BlockFolder:
         max_bytes: most bytes that the files may take.
 
     Raises:
-        ValueError: a place that may not be read or written, or in which something else stands.
+        ValueError: a path that may not be read or written, or that holds something else.
     """
 
     def __init__(self, where: str, folder: Path, max_bytes: int):
@@ -87,19 +87,19 @@ class BlockFolder:
                 with contextlib.suppress(OSError):
                     os.utime(self.path(key), ns=(now - 1000 * i, now - 1000 * i))
 
-    def write(self, where: str, key: str, data: memoryview, kept: set[str]) -> bool:
-        """Write a block when there is room, or room can be made of those that were not used for longest.
+    def write(self, where: str, key: str, data: memoryview, protected: set[str]) -> bool:
+        """Write a block if there is room, or if removing the least recently used blocks makes room.
 
         Args:
             where: the user's function, for the error.
             key, data: of the block.
-            kept: keys of blocks that must stay.
+            protected: keys of blocks that must stay.
         """
         with self._locked(where):
             files = self._files()
             spare = self._max_bytes - data.nbytes - sum(file.size for file in files)
             for file in sorted(files, key=lambda file: file.used):
-                if spare < 0 and file.path.stem not in kept and _removed(file.path):
+                if spare < 0 and file.path.stem not in protected and _removed(file.path):
                     spare += file.size
             if spare < 0:
                 return False
@@ -112,7 +112,7 @@ class BlockFolder:
         return True
 
     def clear(self, where: str) -> None:
-        """Remove all blocks; raises where some may not be removed, when the others are."""
+        """Remove all blocks; raise at the end if some may not be removed."""
         with self._locked(where):
             left = [file.path for file in self._files() if not _removed(file.path)]
         if left:
@@ -123,12 +123,12 @@ class BlockFolder:
         """Return all files that count: blocks, and unfinished ones."""
         with _said("PrefixStore", self._folder):
             folders = [Path(entry.path) for entry in _entries(self._folder) if entry.is_dir(follow_symlinks=False)]
-        found: list[_File] = []
+        files: list[_File] = []
         for folder in folders:
             if re.fullmatch(r"[0-9a-f]{2}", folder.name):
                 with contextlib.suppress(OSError):  # another process may have removed it, or it is another user's
-                    found += [file for entry in _entries(folder) if (file := _counted(entry)) is not None]
-        return found
+                    files += [file for entry in _entries(folder) if (file := _counted(entry)) is not None]
+        return files
 
     @contextlib.contextmanager
     def _locked(self, where: str) -> Iterator[None]:
@@ -169,12 +169,12 @@ def _counted(entry: os.DirEntry[str]) -> _File | None:
     if not (is_unfinished or _BLOCK.fullmatch(entry.name)) or not entry.is_file(follow_symlinks=False):
         return None
     try:
-        told = entry.stat(follow_symlinks=False)
-    except OSError:  # it went meanwhile
+        status = entry.stat(follow_symlinks=False)
+    except OSError:  # it was removed meanwhile
         return None
     path = Path(entry.path)
-    is_left_over = is_unfinished and time.time() - told.st_mtime > _OLD and _removed(path)
-    return None if is_left_over else _File(path, told.st_size, told.st_mtime_ns)
+    is_left_over = is_unfinished and time.time() - status.st_mtime > _OLD and _removed(path)
+    return None if is_left_over else _File(path, status.st_size, status.st_mtime_ns)
 
 
 @contextlib.contextmanager

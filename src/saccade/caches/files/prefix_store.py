@@ -36,7 +36,7 @@ class PrefixStore:
     ``max_bytes`` would be exceeded, the blocks that were not used for longest go, ends of texts before beginnings.
 
     Only files that the store could have written are read, counted and removed. A link is never followed, whatever it
-    stands in place of: what lies outside of the folder stays as it is.
+    replaces: everything outside of the folder stays as it is.
 
     Args:
         folder: made if there is none. Nothing but the store should write there.
@@ -48,7 +48,7 @@ class PrefixStore:
 
     Raises:
         TypeError, ValueError: arguments that do not fit; a folder that may not be written to, or in which something
-            stands that is none of the store's.
+            is that is none of the store's.
 
     Cost: a file of ``layers * kv_heads * block_size * (head_dim + value_dim)`` elements for each block, read once.
 
@@ -149,9 +149,9 @@ class PrefixStore:
         """
         where = "PrefixStore.put"
         layers = _layers(where, cache)
-        chain, held = self._chain(where, tokens), layers[0].length
-        if held < len(tokens):
-            raise value_error(where, "tokens", f"be held by the cache, at most {held}", len(tokens))
+        chain, length = self._chain(where, tokens), layers[0].length
+        if length < len(tokens):
+            raise value_error(where, "tokens", f"be held by the cache, at most {length}", len(tokens))
         states = [_one_text(where, layer) for layer in layers]
         written, known = 0, 0
         for i, key in enumerate(chain[: min(layer.exact_len for layer in layers) // self.block_size]):
@@ -204,9 +204,9 @@ class PrefixStore:
         except ValueError:
             tensors, about = {}, {}
         is_it = about.get("key") == key and about.get("tokens") == tokens and set(tensors) == set(names)
-        found = [tensors[name] for name in names] if is_it else []
-        if found and all(self._fits(*pair) for pair in zip(found[::2], found[1::2], strict=True)):
-            return found
+        pairs = [tensors[name] for name in names] if is_it else []
+        if pairs and all(self._fits(*pair) for pair in zip(pairs[::2], pairs[1::2], strict=True)):
+            return pairs
         self._blocks.remove(key)
         return None
 
@@ -239,13 +239,13 @@ def _one_text(where: str, layer: KVCache) -> dict[str, Tensor]:
 def _layers(where: str, cache: Cache | LayerCache) -> list[KVCache]:
     """Return the caches of all layers; raise unless each stores all keys."""
     instance(where, "cache", cache, (Cache, LayerCache), "be a cache")
-    found: list[KVCache] = []
+    layers: list[KVCache] = []
     for layer in cache.flat if isinstance(cache, Cache) else (cache,):
         if not isinstance(layer, KVCache):
             reason = f"a {type(layer).__name__} does not hold the keys of all tokens"
             raise unsupported(where, "PrefixStore", [reason], hint="KVCache and BlockSelectCache do")
-        found.append(layer)
-    return found
+        layers.append(layer)
+    return layers
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""Contents: what a file says of one cache, looked at before it is believed."""
+"""Contents: the description of one cache in a file, checked before it is used."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from saccade.support.numerics import wide_dtype
 __all__ = ["Contents", "Leaf", "MisfitError"]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_LARGEST = 1 << 31  # of anything that is counted
+_LARGEST = 1 << 31  # of any count
 _FARTHEST = 1 << 40  # of positions
-_NOBODY = 1 << 20  # columns, heads and so on of a tensor that has no elements: no file's length stands behind them
+_LARGEST_EMPTY = 1 << 20  # of a size of a tensor without elements, which the length of the file does not limit
 
 
 class MisfitError(Exception):
-    """A fragment that goes on after "a file that": whatever its checksum says, no cache was written so."""
+    """A fragment that continues "a file that": no cache was written so, whatever the checksum."""
 
 
 class Leaf(NamedTuple):
@@ -33,9 +33,9 @@ class Leaf(NamedTuple):
         axes: names of its sizes, ``"batch kv_heads columns head_dim"``; ``batch|1`` where items may share a row, and
             ``columns`` where only the first `LayerCache.length` count.
         dtype: ``float`` (that of the keys), ``wide`` (float32, or float64 with float64 keys), ``positions`` (int64, -1
-            where no token stands), ``int8`` or ``bool``.
-        is_optional: whether a cache may go without it.
-        is_saved: whether files hold it.
+            at padding), ``int8`` or ``bool``.
+        is_optional: whether a cache may lack it.
+        is_saved: whether files contain it.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Contents:
 
     Args:
         tree: the values.
-        name: what the names of its tensors begin with.
-        tensors: those of the whole file.
+        name: the prefix of the names of its tensors.
+        tensors: of the whole file.
 
     Raises:
-        MisfitError: in every method, what is there is of another type, shape or size.
+        MisfitError: in every method, a part has another type, shape or size.
     """
 
     def __init__(self, tree: object, name: str, tensors: Mapping[str, Tensor]):
@@ -82,10 +82,10 @@ class Contents:
 
     def count(self, key: str, least: int = 0, most: int = _LARGEST) -> int:
         """Return an int."""
-        found = self.value(key)
-        if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= most:
+        number = self.value(key)
+        if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
             raise self.misfit(key)
-        return found
+        return number
 
     def count_or_none(self, key: str, least: int = 0, most: int = _LARGEST) -> int | None:
         """Return an int or None."""
@@ -106,8 +106,8 @@ class Contents:
     def is_empty(self, leaves: Sequence[Leaf]) -> bool:
         """Return whether the cache was empty; raise if the file has tokens all the same."""
         is_empty = self.value("first") is None if not self.says("length") else self.position("length") == 0
-        held = any(self.has(leaf.name) and self._tensors[self._name + leaf.name].numel() for leaf in leaves)
-        if is_empty and (held or (self.says("next") and self.count("next", 0, 0))):
+        has_tokens = any(self.has(leaf.name) and self._tensors[self._name + leaf.name].numel() for leaf in leaves)
+        if is_empty and (has_tokens or (self.says("next") and self.count("next", 0, 0))):
             raise self.misfit("length")
         return is_empty
 
@@ -132,8 +132,8 @@ class Contents:
             "int8": (torch.int8,),
             "bool": (torch.bool,),
         }[leaf.dtype]
-        fits = x.dim() == len(axes) and x.dtype in allowed and (x.numel() or max(x.shape, default=0) <= _NOBODY)
-        if not fits or any(sizes.setdefault(axis, own) != own for axis, own in zip(axes, x.shape, strict=True)):
+        fits = x.dim() == len(axes) and x.dtype in allowed and (x.numel() or max(x.shape, default=0) <= _LARGEST_EMPTY)
+        if not fits or any(sizes.setdefault(axis, size) != size for axis, size in zip(axes, x.shape, strict=True)):
             raise self.misfit(f"tensor {self._name}{leaf.name}")
         is_table = leaf.dtype == "positions" and x.numel() > 0
         if is_table and not (int(x.min()) >= -1 and int(x.max()) <= _FARTHEST):
@@ -149,16 +149,16 @@ class Contents:
             leaves: what the tensors must be, keys first.
             sizes: of axes, by name, as far as they are known.
         """
-        found: dict[str, Tensor] = {}
+        state: dict[str, Tensor] = {}
         for leaf in leaves:
             if leaf.is_saved and not (leaf.is_optional and not self.has(leaf.name)):
-                dtype = next((x.dtype for x in found.values()), None)
-                found[leaf.name] = self.leaf(leaf, sizes, dtype)
+                dtype = next((x.dtype for x in state.values()), None)
+                state[leaf.name] = self.leaf(leaf, sizes, dtype)
         if not sizes["kv_heads"]:
             raise self.misfit("number of key heads")
         known = {name: sizes[name] for name in ("batch", "kv_heads", "head_dim", "value_dim")}
-        first = next(iter(found.values()))
-        return found, sizes, KeyValueSpec(**known, dtype=first.dtype, device=first.device)
+        first = next(iter(state.values()))
+        return state, sizes, KeyValueSpec(**known, dtype=first.dtype, device=first.device)
 
     def positions(self, batch: int, columns: int) -> range | Tensor:
         """Return the positions of the columns."""
@@ -179,7 +179,7 @@ class Contents:
         return after
 
     def check_room(self, key: Tensor, value: Tensor, columns: int) -> None:
-        """Refuse room for more columns than the machine could hold, before it is taken."""
+        """Raise for more columns than the machine's memory holds, before they are allocated."""
         each = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
         if each * columns > _machine():
             raise MisfitError(

@@ -31,7 +31,7 @@ from saccade.support.errors import type_error, unsupported, value_error
 __all__ = ["load_cache", "save_cache"]
 
 _KIND = "cache"
-_DEEPEST = 16  # Caches in one another
+_DEEPEST = 16  # nesting of Caches
 _KINDS = {
     kind.__name__: kind
     for kind in (
@@ -49,7 +49,7 @@ _KINDS = {
         CrossCache,
     )
 }
-_GROUPED = (BlockSelectCache, HeavyHitterCache, SnapKVCache)  # whose sizes stand in a group of their own
+_GROUPED = (BlockSelectCache, HeavyHitterCache, SnapKVCache)  # their sizes are stored in a group
 _SCORERS: dict[str, type[BlockScorer]] = {kind.__name__: kind for kind in (BlockMeans, BlockBounds)}
 _SCALINGS: dict[str, type[encodings.Scaling]] = {
     kind.__name__: kind
@@ -66,7 +66,7 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
     Args:
         cache: of a layer or a model.
         path: the file.
-        fingerprint: of the model that made it, from `fingerprint`; `load_cache` then asks for the same.
+        fingerprint: of the model that computed it, from `fingerprint`; `load_cache` then requires the same.
 
     Raises:
         TypeError: not a cache, or not a path.
@@ -108,7 +108,7 @@ def load_cache(
         device: where the cache is to be.
 
     Returns:
-        A cache of the same kind that goes on as if it had never been away.
+        A cache of the same kind, which continues where the saved one stopped.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -120,16 +120,16 @@ def load_cache(
     file = checked_path(where, "path", path)
     _check_fingerprint(where, fingerprint)
     tensors, about = read_tensors(where, file, _KIND)
-    held = about.get("fingerprint")
-    if held != fingerprint:
-        rule = "be that which the file was saved with" if held else "be None, as when the file was saved"
+    saved = about.get("fingerprint")
+    if saved != fingerprint:
+        rule = "be that which the file was saved with" if saved else "be None, as when the file was saved"
         hint = "other weights or another configuration make other keys and values: read the text anew"
         got = "none" if fingerprint is None else "that of another model"
-        raise value_error(where, "fingerprint", rule, got, hint=hint if fingerprint and held else "see fingerprint()")
+        raise value_error(where, "fingerprint", rule, got, hint=hint if fingerprint and saved else "see fingerprint()")
     try:
         return _read(about.get("cache"), "", {name: x.to(device) for name, x in tensors.items()})
     except MisfitError as misfit:
-        # Its checksum fits: no chance damaged it, and something else than save_cache wrote it.
+        # The checksum matches, so the file is not damaged: something other than save_cache wrote it.
         rule = "be a file of a cache, as save_cache writes it"
         raise value_error(where, "path", rule, f"one that {misfit}") from None
 
@@ -155,7 +155,7 @@ def _read(tree: object, name: str, tensors: dict[str, Tensor], depth: int = 0) -
     """Return the cache that a file describes; every part is checked.
 
     Raises:
-        MisfitError: no cache that was saved could have been told so.
+        MisfitError: no saved cache could have this description.
     """
     contents = Contents(tree, name, tensors)
     if contents.kind == "Cache":
@@ -166,7 +166,7 @@ def _read(tree: object, name: str, tensors: dict[str, Tensor], depth: int = 0) -
     try:
         cache = _new_cache(contents)
         cache.restore(contents)
-    except (ValueError, TypeError, NotImplementedError) as error:  # what a cache says of the sizes it is given
+    except (ValueError, TypeError, NotImplementedError) as error:  # a cache refuses the sizes
         raise MisfitError(f"cannot be a {contents.kind} ({str(error).partition(chr(10))[0]})") from None
     return cache
 
@@ -194,10 +194,12 @@ def _settings(cache: LayerCache, where: str) -> dict[str, Any]:
             raise unsupported(
                 where, kind, [f"its rotary is a {type(rotary).__name__}, whose tables no file of a cache holds"]
             )
-        told: dict[str, Any] = {word: getattr(rotary, word) for word in ("head_dim", "base", "rotary_dim", "layout")}
+        arguments: dict[str, Any] = {
+            word: getattr(rotary, word) for word in ("head_dim", "base", "rotary_dim", "layout")
+        }
         scaling: Any = rotary.scaling
-        told["scaling"] = None if scaling is None else [type(scaling).__name__, dataclasses.asdict(scaling)]
-        settings["rotary"] = told
+        arguments["scaling"] = None if scaling is None else [type(scaling).__name__, dataclasses.asdict(scaling)]
+        settings["rotary"] = arguments
     if not isinstance(cache, _GROUPED):
         return {"kind": kind, **settings}
     apart: dict[str, Any] = {name: settings.pop(name) for name in ("scorer", "prompt", "max_len") if name in settings}
@@ -249,5 +251,5 @@ def _rotary(contents: Contents) -> encodings.Rotary:
 def _is_word(value: object) -> bool:
     """Return whether a value may be a scaling's setting: a number that scales a tensor, several, a bool, or None."""
     if isinstance(value, list):
-        return all(isinstance(own, float) for own in value)
+        return all(isinstance(number, float) for number in value)
     return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53)

@@ -1,4 +1,4 @@
-"""Files of tensors: in safetensors format, whole or not there at all, and known again when they are read."""
+"""Files of tensors: in safetensors format, complete or absent, and verified by a checksum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VERSION = 1
 _WORD = "saccade"
 _RULE = "be a file of a {}, whole and undamaged"
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows has it
-_PIECE = 1 << 24  # bytes that one write is asked to take
+_PIECE = 1 << 24  # bytes of one write
 
 
 def checked_path(where: str, name: str, path: object) -> Path:
@@ -58,7 +58,7 @@ def encoded(where: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any])
 def write_whole(path: Path, data: memoryview) -> None:
     """Write a file beside its path and rename it once it is on the disk: readers find the old one or the new one.
 
-    A process that is killed leaves at most a file ``.NAME.*.part`` behind, which nobody reads.
+    A process that is killed leaves at most a file ``.NAME.*.part`` behind, which is never read.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
@@ -116,7 +116,7 @@ def decoded(where: str, raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[
     rule = _RULE.format(kind)
     try:
         tensors = load(raw)
-    except (SafetensorError, KeyError, ValueError):  # a type that torch has no word for is a KeyError
+    except (SafetensorError, KeyError, ValueError):  # a dtype that torch does not have raises a KeyError
         raise value_error(where, "path", rule, f"a truncated, damaged or foreign one of {len(raw)} bytes") from None
     about = _about(raw)
     if about is None:
@@ -136,7 +136,7 @@ def _about(raw: bytes) -> dict[str, Any] | None:
     try:
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         about = json.loads(header["__metadata__"][_WORD])
-    except (KeyError, TypeError, ValueError, RecursionError):  # brackets in brackets in brackets
+    except (KeyError, TypeError, ValueError, RecursionError):  # deeply nested JSON
         return None
     return about if isinstance(about, dict) else None
 
@@ -144,10 +144,10 @@ def _about(raw: bytes) -> dict[str, Any] | None:
 def _fits(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
     """Return whether description and tensors match the checksum."""
     try:
-        own = _checksum({key: x for key, x in about.items() if key != "checksum"}, tensors)
+        checksum = _checksum({key: x for key, x in about.items() if key != "checksum"}, tensors)
     except RecursionError:
         return False
-    return own == about.get("checksum")
+    return checksum == about.get("checksum")
 
 
 def _checksum(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

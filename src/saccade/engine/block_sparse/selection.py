@@ -156,5 +156,7 @@ def _allowed(given: Ingredients, rows: range, stop: int) -> Tensor:
     b, h = (torch.arange(size, device=given.device) for size in sizes)
     q = torch.arange(rows.start + q_first, rows.stop + q_first, device=given.device)
     kv = torch.arange(kv_first, kv_first + stop, device=given.device)
-    seen = mask.allows(b[:, None, None, None], h[None, :, None, None], q[None, None, :, None], kv[None, None, None, :])
-    return seen.broadcast_to(*(max(x) for x in zip(seen.shape[:2], (1, 1), strict=True)), len(rows), stop)
+    allowed = mask.allows(
+        b[:, None, None, None], h[None, :, None, None], q[None, None, :, None], kv[None, None, None, :]
+    )
+    return allowed.broadcast_to(*(max(x) for x in zip(allowed.shape[:2], (1, 1), strict=True)), len(rows), stop)

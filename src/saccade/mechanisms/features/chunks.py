@@ -18,11 +18,11 @@ _FLOOR = -1e30  # below every logarithm of a weight, and finite: a difference of
 
 
 class Line(NamedTuple):
-    r"""How much of an earlier key a row takes, :math:`w_{ij} = e^{s_j - r_i} \le 1`, and where rows begin anew.
+    r"""The share of an earlier key that a row takes, :math:`w_{ij} = e^{s_j - r_i} \le 1`, and the segments of rows.
 
     Attributes:
         row_logs: r, ``[batch, groups, len]``, at least every s that the row may take; None for 0 with ``key_logs``.
-        key_logs: s, ``[batch, groups, len]``; -inf for a key that nobody takes.
+        key_logs: s, ``[batch, groups, len]``; -inf for a key that no row takes.
         segments: int64 ``[batch | 1, len]``, one number for each run of tokens; rows take keys of their own run.
     """
 
@@ -42,12 +42,12 @@ class Line(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """Sums, and what is needed to go on with the tokens that follow.
+    """Sums, and the state from which later tokens continue.
 
     Attributes:
         out: the sums.
-        state: ``[batch, groups, width, value_dim]``, the sum over all keys so far; whoever goes on writes to it.
-        carried: what the weights in it mean.
+        state: ``[batch, groups, width, value_dim]``, the sum over all keys so far; continuing writes to it.
+        carried: the meaning of its weights.
     """
 
     out: Tensor
@@ -69,23 +69,23 @@ def chunked_sums(
     for start in reversed(starts) if reverse else starts:
         part = slice(start, min(start + CHUNK, length))
         size = part.stop - part.start
-        # The heads of a group fold into the rows, on whichever side they are.
+        # The heads of a group fold into the rows, on either side.
         rows, keys, brought = (folded(x[:, :, part], groups) for x in (a, b, c))
         scores = rows @ keys.mT
         if is_even:
             chunk = (rows @ state).add_(_triangle_of(scores, size, reverse) @ brought)
             state.add_(keys.mT @ brought)
         else:
-            own = line.at(part)
-            scores = _spread(scores, size, _pair_weights(own, reverse)[:, :, None, :, None])
-            chunk = _scaled(rows @ state, carried.share_of(own)).add_(scores @ brought)
-            state, carried = carried.advanced(state, keys, brought, own, last=0 if reverse else size - 1)
+            chunk_line = line.at(part)
+            scores = _spread(scores, size, _pair_weights(chunk_line, reverse)[:, :, None, :, None])
+            chunk = _scaled(rows @ state, carried.share_of(chunk_line)).add_(scores @ brought)
+            state, carried = carried.advanced(state, keys, brought, chunk_line, last=0 if reverse else size - 1)
         out[:, :, part] = chunk.reshape(batch, heads, size, -1)
     return Summed(out, state, carried)
 
 
 class Carried(NamedTuple):
-    """What the weights in a state mean: it sums ``exp(s_j - peak)`` times what key j brings, of one segment.
+    """The meaning of a state: it sums ``exp(s_j - peak)`` times the value of key j, over one segment.
 
     Attributes:
         peak: ``[batch, groups]``, at least every s in the state.

@@ -77,13 +77,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _derivatives(ctx: Any, grad: Tensor, run: Callable[..., Tensor]) -> tuple[Tensor | None, ...]:
     """Sum again, forwards or backwards, with the gradient in place of the values."""
-    a, b, c, *own = ctx.saved_tensors
-    line, reverse, wanted = Line(*own), ctx.reverse, ctx.needs_input_grad
+    a, b, c, *line_tensors = ctx.saved_tensors
+    line, reverse, needs_grad = Line(*line_tensors), ctx.reverse, ctx.needs_input_grad
     turned = line.turned()
     return (
-        run(grad, c, b, *line, reverse) if wanted[0] else None,
-        run(c, grad, a, *turned, not reverse) if wanted[1] else None,
-        run(b, a, grad, *turned, not reverse) if wanted[2] else None,
+        run(grad, c, b, *line, reverse) if needs_grad[0] else None,
+        run(c, grad, a, *turned, not reverse) if needs_grad[1] else None,
+        run(b, a, grad, *turned, not reverse) if needs_grad[2] else None,
         *(None, None, None, None),
     )
 
@@ -94,7 +94,8 @@ def _mapped(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Tenso
     size, dim = info.batch_size, in_dims[0]
     batch = tensors[0].shape[0 if dim is None or dim else 1]
     folded = [
-        None if x is None else _into_batch(x, own, size, batch) for x, own in zip(tensors, in_dims[:-1], strict=True)
+        None if x is None else _into_batch(x, dim_of_x, size, batch)
+        for x, dim_of_x in zip(tensors, in_dims[:-1], strict=True)
     ]
     return run(*folded, reverse).unflatten(0, (size, batch)), 0
 
@@ -130,7 +131,7 @@ class _PrefixSums(torch.autograd.Function):
         return _mapped(info, in_dims, _PrefixSums.apply, *args)
 
 
-# A compiler sees one node, whatever the length: otherwise it would see the same steps once for every chunk.
+# A custom op, so that a compiler sees one node instead of the steps of every chunk.
 _operation = torch.library.custom_op("saccade::prefix_sums", _swept, mutates_args=())
 _operation.register_fake(lambda a, b, c, *_: a.new_empty(*a.shape[:3], c.shape[3]))
 _operation.register_autograd(lambda ctx, grad: _derivatives(ctx, grad, _operation), setup_context=_keep)

@@ -1,4 +1,4 @@
-"""Group: all that several chunks of a recurrence need, except the state that comes in."""
+"""Group: everything that several chunks of a recurrence need, except the incoming state."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Group(NamedTuple):
     Attributes:
         query, key: as the rule has them; the query times its scale.
         beta: None for 1.
-        decays: exp(b_i - b_j), and who may attend to whom.
+        decays: exp(b_i - b_j), and the allowed pairs.
         weights: P, how queries read what tokens of the chunk write.
         recalled: how the keys recall one another, strictly below the diagonal; None without the delta rule.
         inverse: T, of 1 + beta * recalled; None without the delta rule.
         reads: Q~, queries with the decay since the start of the chunk.
         recalls: ``-beta K~``, likewise keys; None without the delta rule.
         writes: K^, keys with the decay up to the end of the chunk.
-        keeps: e, what is left of the state that comes in: ``[chunks, lines, 1 | head_dim, 1]``.
+        keeps: e, the share of the incoming state that is left: ``[chunks, lines, 1 | head_dim, 1]``.
         first, last: tokens that read the state that comes in, and that write to the one that goes out,
             ``[chunks, lines, CHUNK, 1]`` of 0 and 1; None for all.
     """
@@ -139,7 +139,7 @@ def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         group: the chunks.
         x: ``[chunks, lines, CHUNK, width]``, one for each output.
-        state: ``[lines, head_dim, width]``, that comes in from behind.
+        state: ``[lines, head_dim, width]``, incoming from the end.
 
     Returns:
         r like x; states ``[chunks + 1, lines, head_dim, width]``: before the first chunk, and after each.
@@ -154,8 +154,8 @@ def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     for i in reversed(range(group.chunks)):
         new = torch.baddbmm(reached[i], group.writes[i], states[i + 1])
         torch.bmm(group.inverse[i].mT, new, out=reached[i])
-        kept = torch.addcmul(products[i], states[i + 1], group.keeps[i].expand_as(state))
-        torch.baddbmm(kept, group.recalls[i].mT, reached[i], out=states[i])
+        carried = torch.addcmul(products[i], states[i + 1], group.keeps[i].expand_as(state))
+        torch.baddbmm(carried, group.recalls[i].mT, reached[i], out=states[i])
     return reached, states
 
 
@@ -173,10 +173,10 @@ def _apart(
     missing = -segments.shape[1] % CHUNK
     whole = torch.cat([segments, segments[:, -1:].expand(-1, missing)], 1) if missing else segments
     before = torch.cat([segment[:, None], whole], 1)[:, :-1:CHUNK].mT  # [chunks, lines]
-    own = whole.unflatten(1, (-1, CHUNK)).transpose(0, 1)  # [chunks, lines, CHUNK]
-    first, last = own == before[..., None], own == own[..., -1:]
-    keeps = own[..., -1] == before
-    pairs = (own[..., :, None] == own[..., None, :]) & allowed
+    in_chunks = whole.unflatten(1, (-1, CHUNK)).transpose(0, 1)  # [chunks, lines, CHUNK]
+    first, last = in_chunks == before[..., None], in_chunks == in_chunks[..., -1:]
+    keeps = in_chunks[..., -1] == before
+    pairs = (in_chunks[..., :, None] == in_chunks[..., None, :]) & allowed
     return pairs, first[..., None].to(dtype), last[..., None].to(dtype), keeps[..., None, None].to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Decays: what is left of one token at another one of its chunk; no exponent is above 0 where it could overflow."""
+"""Decays: the share of one token that is left at another of its chunk, without exponents that overflow."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from saccade.mechanisms.value_access import is_readable
 
 __all__ = ["Decays"]
 
-_STEPS = 8  # tokens of a chunk whose decays, one for each channel, are written out pair by pair
+_STEPS = 8  # tokens of a chunk whose decays, one for each channel, are computed pair by pair
 _SAFE = -60.0  # exp(60), times queries, keys and gradients, is finite in float32
 
 
 class _Step(NamedTuple):
-    """Rows along the diagonal of a chunk: what lies left of them is reached through the first one."""
+    """Rows along the diagonal of a chunk; pairs left of them are computed through the first row."""
 
     rows: slice
     before: slice
@@ -27,7 +27,7 @@ class _Step(NamedTuple):
 
 
 class Decays(NamedTuple):
-    """Of several chunks, from log decays summed within each.
+    """The decays of several chunks, from log decays summed within each.
 
     Attributes:
         sums: float64 ``[chunks, lines, CHUNK, 1 | head_dim]``; two large sums in float32 would differ by rounding
@@ -63,7 +63,7 @@ class Decays(NamedTuple):
         """Return ``sum_c a_ic k_jc exp(sums_ic - sums_jc)`` where allowed, 0 elsewhere; ``[..., rows, CHUNK]``.
 
         Args:
-            a: ``[chunks, lines, CHUNK, head_dim]``, or several such below one another for decays of one number.
+            a: ``[chunks, lines, CHUNK, head_dim]``, or several stacked ones for decays of one number.
             k: ``[chunks, lines, CHUNK, head_dim]``.
         """
         if self.sums is None:
@@ -73,21 +73,19 @@ class Decays(NamedTuple):
         if self._is_mild:
             assert self.from_start is not None
             return self._hidden(((a * self.from_start) @ (k / self.from_start).mT)[:, :, None])[:, :, 0]
-        found = a.new_zeros(*a.shape[:-1], k.shape[-2])
+        out = a.new_zeros(*a.shape[:-1], k.shape[-2])
         for step in self._steps(a.dtype):
-            own = a[:, :, step.rows]
+            part = a[:, :, step.rows]
             if step.before.stop:
-                found[:, :, step.rows, step.before] = (own * step.from_first) @ (
-                    k[:, :, step.before] * step.to_first
-                ).mT
-            found[:, :, step.rows, step.rows] = (own[:, :, :, None] * step.among * k[:, :, None, step.rows]).sum(-1)
-        return self._hidden(found[:, :, None])[:, :, 0]
+                out[:, :, step.rows, step.before] = (part * step.from_first) @ (k[:, :, step.before] * step.to_first).mT
+            out[:, :, step.rows, step.rows] = (part[:, :, :, None] * step.among * k[:, :, None, step.rows]).sum(-1)
+        return self._hidden(out[:, :, None])[:, :, 0]
 
     def gradients(self, grad: Tensor, a: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of `products` with respect to ``a`` and ``k``; that of the sums is ``a * da`` and ``-k *
         dk``.
 
-        Several ``a`` may stand below one another.
+        Several ``a`` may be stacked.
         """
         high, several = k.shape[2], grad.unflatten(2, (-1, k.shape[2]))
         if self.table is not None:
@@ -97,8 +95,8 @@ class Decays(NamedTuple):
         if self.sums is None:
             return grad @ k, grad.mT @ a
         if grad.shape[2] > high:
-            found = [self.gradients(x, y, k) for x, y in zip(grad.split(high, 2), a.split(high, 2), strict=True)]
-            return torch.cat([da for da, _ in found], 2), sum((dk for _, dk in found), torch.zeros_like(k))
+            pairs = [self.gradients(x, y, k) for x, y in zip(grad.split(high, 2), a.split(high, 2), strict=True)]
+            return torch.cat([da for da, _ in pairs], 2), sum((dk for _, dk in pairs), torch.zeros_like(k))
         if self._is_mild:
             grown = self.from_start
             assert grown is not None
@@ -110,9 +108,9 @@ class Decays(NamedTuple):
                 part = grad[:, :, rows, before]
                 da[:, :, rows] += step.from_first * (part @ (k[:, :, before] * step.to_first))
                 dk[:, :, before] += step.to_first * (part.mT @ (a[:, :, rows] * step.from_first))
-            own = step.among * grad[:, :, rows, rows, None]
-            da[:, :, rows] += (own * k[:, :, None, rows]).sum(-2)
-            dk[:, :, rows] += (own * a[:, :, rows, None]).sum(-3)
+            diagonal = step.among * grad[:, :, rows, rows, None]
+            da[:, :, rows] += (diagonal * k[:, :, None, rows]).sum(-2)
+            dk[:, :, rows] += (diagonal * a[:, :, rows, None]).sum(-3)
         return da, dk
 
     @property
@@ -130,7 +128,7 @@ class Decays(NamedTuple):
         assert self.sums is not None
         for start in range(0, self.sums.shape[2], _STEPS):
             rows, before = slice(start, start + _STEPS), slice(0, start)
-            own, first = self.sums[:, :, rows], self.sums[:, :, start : start + 1]
-            among = (own[:, :, :, None] - own[:, :, None]).to(dtype).clamp_(max=0.0).exp_()
+            sums, first = self.sums[:, :, rows], self.sums[:, :, start : start + 1]
+            among = (sums[:, :, :, None] - sums[:, :, None]).to(dtype).clamp_(max=0.0).exp_()
             to_first = (first - self.sums[:, :, before]).to(dtype).exp_()
-            yield _Step(rows, before, (own - first).to(dtype).exp_(), to_first, among)
+            yield _Step(rows, before, (sums - first).to(dtype).exp_(), to_first, among)

@@ -1,4 +1,4 @@
-"""Recurrence: a mechanism whose matrix is that of a recurrence, and what it checks of its gates."""
+"""Recurrence: a mechanism whose matrix is that of a recurrence, and the checks of its gates."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Recurrence(Approximate):
             reason = "a state is read in the order in which it was written: keys stand in order, and queries last"
             raise unsupported(where, "positions", [reason], hint="sort the tokens, or use a mechanism without a state")
         bad = [_bad(x) for x in (given.key, decay, beta) if x is not None]
-        tainted, spoilt = _any(bad), _bad(given.query)
+        tainted, nonfinite_queries = _any(bad), _bad(given.query)
         if decay is not None:
             decay = decay.clamp(min=_LEAST)  # -inf empties the state
         query, key, decay, beta = (_clean(x, given.wide) for x in (given.query, given.key, decay, beta))
@@ -75,7 +75,7 @@ class Recurrence(Approximate):
             is_delta=self.is_delta,
             dtype=dtype,
             tainted=tainted,
-            spoilt=spoilt,
+            nonfinite_queries=nonfinite_queries,
             source=where,
         )
 
@@ -106,9 +106,9 @@ class GatedRecurrence(Recurrence):
                 ``[..., head_dim]`` for one of each channel; -inf empties the state. None for none.
             beta: how much is written, ``[batch, kv_heads, kv_len]``; None for 1. Both in any float dtype; computed in
                 float32 or wider.
-            mask: causal; with `saccade.masks.Documents` the state begins anew with each text, and tokens that
+            mask: causal; with `saccade.masks.Documents` the state is reset at each document, and tokens that
                 `saccade.masks.Padding` hides write nothing, and let nothing decay.
-            q_positions, kv_positions: where the tokens stand, in order; -1 for no token.
+            q_positions, kv_positions: of the tokens, in order; -1 for padding.
 
         Raises:
             ValueError: gates of another shape, or a decay above 0.
@@ -139,30 +139,28 @@ def _check_heads(where: str, given: Inputs, decay: Tensor | None, beta: Tensor |
     """Raise unless heads of queries, keys and gates are multiples of one another."""
     counts = {"query": given.shape[1], "key": given.key.shape[1]}
     counts |= {name: x.shape[1] for name, x in (("decay", decay), ("beta", beta)) if x is not None}
-    own = max([count for name, count in counts.items() if name != "query"])
-    most = max(own, counts["query"])
-    wholes = {name: most if name == "query" else own for name in counts}
-    if most % max(1, own) or any(wholes[name] % max(1, count) for name, count in counts.items()):
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise value_error(where, "heads", "divide one another: keys the gates, and these the queries", told)
+    most_inputs = max([count for name, count in counts.items() if name != "query"])
+    most = max(most_inputs, counts["query"])
+    wholes = {name: most if name == "query" else most_inputs for name in counts}
+    if most % max(1, most_inputs) or any(wholes[name] % max(1, count) for name, count in counts.items()):
+        text = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise value_error(where, "heads", "divide one another: keys the gates, and these the queries", text)
 
 
 def _bad(x: Tensor) -> Tensor | None:
-    """Return tokens that are not finite, bool ``[batch, heads, len]``; None if there are certainly none. -inf is a
-    decay.
-    """
+    """Return tokens with NaN or inf, bool ``[batch, heads, len]``, or None if there are none; -inf is a decay."""
     if is_surely_finite(x):
         return None
     return (x.detach().isnan() | (x.detach() == torch.inf)).any(-1) if x.shape[3] else None
 
 
 def _any(marks: list[Tensor | None]) -> Tensor | None:
-    found = [x for x in marks if x is not None]
-    heads = max([1, *[x.shape[1] for x in found]])
+    present = [x for x in marks if x is not None]
+    heads = max([1, *[x.shape[1] for x in present]])
     whole = None
-    for x in found:
-        own = x.repeat_interleave(heads // x.shape[1], 1)
-        whole = own if whole is None else whole | own
+    for x in present:
+        repeated = x.repeat_interleave(heads // x.shape[1], 1)
+        whole = repeated if whole is None else whole | repeated
     return whole
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.mechanisms.recurrences.chunk_group import Group, after, backwards, forwards, scaled, written_by
-from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut, groups_of, joined
-from saccade.mechanisms.recurrences.step_by_step import stepped
+from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut, groups_of, joined, stepped
 from saccade.mechanisms.value_access import is_readable, is_surely_finite
 
 __all__ = ["product", "transposed"]
@@ -77,12 +76,12 @@ def _swept(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output, the last state, and the states before each group, ``[groups, lines, head_dim, value_dim]``."""
     rule, spans = Rule(query, key, decay, beta, segments, scale, is_delta), list(groups_of(key.shape[1]))
-    out, kept = torch.empty_like(value), state.new_empty(len(spans), *state.shape)
+    out, states = torch.empty_like(value), state.new_empty(len(spans), *state.shape)
     for i, span in enumerate(spans):
-        kept[i] = state
+        states[i] = state
         read, state = forwards(Group.of(rule, span, after(rule, span, segment)), cut(value, span), state)
         out[:, span] = joined(read, span.stop - span.start)
-    return out, state.clone(), kept
+    return out, state.clone(), states
 
 
 def _gradients(
@@ -92,7 +91,7 @@ def _gradients(
     beta: Tensor | None,
     segments: Tensor | None,
     value: Tensor,
-    kept: Tensor,
+    states: Tensor,
     segment: Tensor | None,
     scale: float,
     is_delta: bool,
@@ -102,17 +101,17 @@ def _gradients(
     """Return the gradients of query, key, decay, beta, value and state; empty ones for None."""
     rule = Rule(query, key, decay, beta, segments, scale, is_delta)
     given = (query, key, decay, beta, value)
-    found = [query.new_empty(0) if x is None else torch.empty_like(x) for x in given]
+    grads = [query.new_empty(0) if x is None else torch.empty_like(x) for x in given]
     state = grad_state
     for i, span in reversed(list(enumerate(groups_of(key.shape[1])))):
         group = Group.of(rule, span, after(rule, span, segment))
-        parts, state = _gradients_of(group, cut(value, span), kept[i], cut(grad, span), state)
-        for whole, part in zip(found, parts, strict=True):
+        parts, state = _gradients_of(group, cut(value, span), states[i], cut(grad, span), state)
+        for whole, part in zip(grads, parts, strict=True):
             if part is not None:
                 whole[:, span] = joined(part, span.stop - span.start)
     if scale != 1.0:
-        found[0] *= scale
-    return [*found, state.clone()]
+        grads[0] *= scale
+    return [*grads, state.clone()]
 
 
 def _gradients_of(
@@ -127,14 +126,14 @@ def _gradients_of(
     reached, behind = backwards(group, grad, grad_state)
     before, writes, decays = states[:-1], behind[1:], group.decays
     arrived = reached if group.beta is None else reached * group.beta
-    # Queries read, and with the delta rule keys do: below one another, so that one product serves both.
-    readers, told = group.query, grad
+    # Queries read, and with the delta rule keys do: stacked, so that one product serves both.
+    readers, incoming = group.query, grad
     if group.recalled is not None:
-        readers, told = torch.cat([group.query, group.key], 2), torch.cat([grad, -arrived], 2)
-    pairs = told @ new.mT
+        readers, incoming = torch.cat([group.query, group.key], 2), torch.cat([grad, -arrived], 2)
+    pairs = incoming @ new.mT
     pairs[:, :, CHUNK:].tril_(-1)
     read, written = decays.gradients(pairs, readers, group.key)
-    carried = (told @ before.mT).unflatten(2, (-1, CHUNK))
+    carried = (incoming @ before.mT).unflatten(2, (-1, CHUNK))
     starts, firsts = (None if x is None else x[:, :, None] for x in (decays.from_start, group.first))
     read += scaled(carried, starts, firsts).flatten(2, 3)
     query, recalled = read[:, :, :CHUNK], None if group.recalled is None else read[:, :, CHUNK:]
@@ -156,8 +155,8 @@ def _unweighted(group: Group, value: Tensor, new: Tensor, before: Tensor) -> Ten
         return value
     if is_readable(group.beta) and bool((group.beta != 0).all()):
         return new / group.beta
-    own = scaled(group.key, group.decays.from_start, group.first)
-    return value - own @ before - group.recalled @ new
+    decayed_keys = scaled(group.key, group.decays.from_start, group.first)
+    return value - decayed_keys @ before - group.recalled @ new
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -180,7 +179,7 @@ def _derivatives(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     if bad is not None:
         query = query.masked_fill(bad, math.nan)
         key, decay, beta, value, state = _told_of(bad, saved[4], [key, decay, beta, value], state, saved[7])
-    decay, beta = (None if x is None else own for x, own in ((saved[2], decay), (saved[3], beta)))
+    decay, beta = (None if x is None else grad_of_gate for x, grad_of_gate in ((saved[2], decay), (saved[3], beta)))
     return query, key, decay, beta, None, value, state, None, None, None
 
 
@@ -189,15 +188,15 @@ def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor 
     query, key, decay, beta, segments, value, _, segment, state = ctx.saved_tensors
     rule = Rule(query, key, decay, beta, segments, ctx.scale, ctx.is_delta)
     given = (query, key, decay, beta, value, state)
-    asked = [x for x in given if x is not None and x.requires_grad]
+    leaves = [x for x in given if x is not None and x.requires_grad]
     out = stepped(rule, value, state, segment)
-    found = iter(torch.autograd.grad(out, asked, (grad, grad_state), create_graph=True, allow_unused=True))
-    own = [next(found) if x is not None and x.requires_grad else None for x in given]
-    return (*own[:4], None, *own[4:], None, None, None)
+    computed = iter(torch.autograd.grad(out, leaves, (grad, grad_state), create_graph=True, allow_unused=True))
+    grads = [next(computed) if x is not None and x.requires_grad else None for x in given]
+    return (*grads[:4], None, *grads[4:], None, None, None)
 
 
 def _told_of(
-    bad: Tensor, segments: Tensor | None, found: list[Tensor], state: Tensor, segment: Tensor | None
+    bad: Tensor, segments: Tensor | None, grads: list[Tensor], state: Tensor, segment: Tensor | None
 ) -> list[Tensor]:
     """Write NaN into the gradients of tokens, and of the state, that a row with a NaN gradient has read."""
     marks = bad.flip(1).int().cumsum(1).flip(1)  # such rows from here on
@@ -208,8 +207,8 @@ def _told_of(
         ends = ends.flip(1).cummin(1).values.flip(1)  # where the own segment ends
         marks = marks - F.pad(marks, (0, 0, 0, 1)).gather(1, ends[..., None])
         before = (marks[:, :1, 0] > 0) & (segments[:, :1] == segment[:, None])
-    found = [x.masked_fill(marks > 0, math.nan) if x.numel() else x for x in found]
-    return [*found, state.masked_fill(before[..., None], math.nan)]
+    grads = [x.masked_fill(marks > 0, math.nan) if x.numel() else x for x in grads]
+    return [*grads, state.masked_fill(before[..., None], math.nan)]
 
 
 class _Product(torch.autograd.Function):
@@ -225,7 +224,7 @@ def _like(x: Tensor | None, other: Tensor) -> Tensor:
     return other.new_empty(0) if x is None else torch.empty_like(x)
 
 
-# A compiler sees one node, whatever the length.
+# A custom op, so that a compiler sees one node.
 _operation = torch.library.custom_op("saccade::recurrence", _swept, mutates_args=())
 _gradient_operation = torch.library.custom_op("saccade::recurrence_gradients", _gradients, mutates_args=())
 

@@ -1,4 +1,4 @@
-"""StateSpaceMatrix: each channel's lower-triangular Toeplitz matrix, multiplied by through FFTs."""
+"""StateSpaceMatrix: a state space as a matrix that is never built."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from saccade.matrix import Block
 from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.features.sequence_order import Order, check_memory, rows_that_see
 from saccade.mechanisms.linear_time import LinearTimeMatrix
-from saccade.mechanisms.state_spaces.modes import Modes
 from saccade.mechanisms.value_access import is_surely_finite
 from saccade.support.torch_modes import without_autocast
 
-__all__ = ["StateSpaceMatrix"]
+__all__ = ["StateSpaceMatrix", "Modes", "convolved"]
 
 
 class _Run(NamedTuple):
-    """Tokens that follow one another in one text: of which batch items, and at which places."""
+    """Consecutive tokens of one sequence: their batch items and places."""
 
     items: slice
     places: Tensor | slice
@@ -111,28 +110,30 @@ class StateSpaceMatrix(LinearTimeMatrix):
                     begin, was = torch.zeros_like(state[run.items]), bad.new_zeros(state[run.items].shape[:2])
                 else:
                     begin, was = state[run.items], tainted[run.items]
-                made, after = self._run(clean[run.items][:, :, run.places], begin)
-                out = _put(out, run, made)
-                seen = torch.cat([was[..., None], bad[run.items][:, :, run.places]], 2).int().cummax(2).values.bool()
-                touched = _put(touched[..., None], run, seen[..., 1:, None])[..., 0]
-                state, tainted = (_at(x, run.items, y) for x, y in ((state, after), (tainted, seen[..., -1])))
+                product, after = self._run(clean[run.items][:, :, run.places], begin)
+                out = _put(out, run, product)
+                follows_bad = (
+                    torch.cat([was[..., None], bad[run.items][:, :, run.places]], 2).int().cummax(2).values.bool()
+                )
+                touched = _put(touched[..., None], run, follows_bad[..., 1:, None])[..., 0]
+                state, tainted = (_at(x, run.items, y) for x, y in ((state, after), (tainted, follows_bad[..., -1])))
                 segment = self._segment_after(segment, run, batch)
         out = out.masked_fill(touched[..., None], math.nan)
         return out.to(value.dtype), Memory(state, None, segment, tainted, self.source)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         kernel, (ranks, texts) = self.kernel(self._length), self._ranks()
-        for items, heads, own in self._pieces(batch, head, rows):
-            columns = range(self._order.past + own.stop)
-            places = slice(self._order.past + own.start, self._order.past + own.stop)
+        for items, heads, span in self._pieces(batch, head, rows):
+            columns = range(self._order.past + span.stop)
+            places = slice(self._order.past + span.start, self._order.past + span.stop)
             rank, text = (x[items] if len(x) > 1 else x for x in (ranks, texts))
             lags = rank[:, places, None] - rank[:, None, : columns.stop]
-            seen = self.visible.allowed(items, own, columns)
+            allowed = self.visible.allowed(items, span, columns)
             weights = kernel[heads][:, lags.clamp(min=0)].movedim(0, 1)  # [batch | 1, heads, rows, columns]
             together = (text[:, places, None] == text[:, None, : columns.stop]) & (lags >= 0)
-            seen = seen & together[:, None] & self._there(items)[:, None, places, None]
-            weights = weights.masked_fill(~seen, 0.0)
-            yield Block(items, heads, own, (columns,), weights.expand(items.stop - items.start, -1, -1, -1))
+            allowed = allowed & together[:, None] & self._there(items)[:, None, places, None]
+            weights = weights.masked_fill(~allowed, 0.0)
+            yield Block(items, heads, span, (columns,), weights.expand(items.stop - items.start, -1, -1, -1))
 
     def _times(self, value: Tensor) -> Tensor:
         bad = None
@@ -152,17 +153,17 @@ class StateSpaceMatrix(LinearTimeMatrix):
 
     def _convolved(self, value: Tensor) -> Tensor:
         """Return the outputs for tokens ``[batch, channels, len, width]`` of one sequence from its start on."""
-        found = self.modes.convolve(value.movedim(3, 1).flatten(0, 1))
-        return found.unflatten(0, (value.shape[0], value.shape[3])).movedim(1, 3)
+        out = self.modes.convolve(value.movedim(3, 1).flatten(0, 1))
+        return out.unflatten(0, (value.shape[0], value.shape[3])).movedim(1, 3)
 
     def _run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs for tokens ``[batch, channels, len, width]`` after a state; each column is its own batch."""
         batch, _, _, width = value.shape
         columns = value.movedim(3, 1).flatten(0, 1)  # [batch * width, channels, len]
         parts = state.movedim(3, 1).flatten(0, 1).unflatten(2, (2, -1))
-        made, after = self.modes.run(columns, torch.complex(parts[:, :, 0], parts[:, :, 1]))
+        out, after = self.modes.run(columns, torch.complex(parts[:, :, 0], parts[:, :, 1]))
         after = torch.cat([after.real, after.imag], 2)
-        return tuple(x.unflatten(0, (batch, width)).movedim(1, 3) for x in (made, after))
+        return tuple(x.unflatten(0, (batch, width)).movedim(1, 3) for x in (out, after))
 
     def _ranks(self) -> tuple[Tensor, Tensor]:
         """Return the index of each token in its sequence, without hidden ones, and its sequence: int64 ``[batch | 1,
@@ -194,9 +195,9 @@ class StateSpaceMatrix(LinearTimeMatrix):
             if texts is None:
                 yield _Run(slice(item, item + 1), places, 0)
                 continue
-            own = texts[item if len(texts) > 1 else 0, : self._length][places]
-            for segment in own.unique(sorted=True).tolist():
-                yield _Run(slice(item, item + 1), places[own == segment], segment)
+            text = texts[item if len(texts) > 1 else 0, : self._length][places]
+            for segment in text.unique(sorted=True).tolist():
+                yield _Run(slice(item, item + 1), places[text == segment], segment)
 
     def _segment_after(self, segment: Tensor | None, run: _Run, batch: int) -> Tensor | None:
         """Return the sequence of the last token of each item, after a run."""
@@ -222,3 +223,105 @@ def _at(whole: Tensor, items: slice, part: Tensor) -> Tensor:
     if items == slice(None):
         return part
     return torch.cat([whole[: items.start], part, whole[items.stop :]])
+
+
+_BLOCK = 256  # tokens that are added to a state in one product
+_PIECE = 4096  # tokens that are convolved in one FFT; earlier tokens contribute through the state
+_FEW = 8  # tokens up to which single steps cost less than products
+
+
+class Modes(NamedTuple):
+    r"""``x_t = a x_{t-1} + u_t``, ``y_t = 2 Re(c · x_t) + d u_t``, one of each for every channel.
+
+    Attributes:
+        log_factor: ``log a``, as wide as the device has it, complex ``[channels, modes]``: powers of large numbers of
+            tokens turn far.
+        weight: c, complex ``[channels, modes]``.
+        skip: d, ``[channels]``.
+    """
+
+    log_factor: Tensor
+    weight: Tensor
+    skip: Tensor
+
+    def kernel(self, length: int, dtype: torch.dtype) -> Tensor:
+        """Return ``y`` for a single 1, ``[channels, length]``: powers of a are products of two from short lists."""
+        if not length:
+            return self.skip.new_zeros(len(self.skip), 0, dtype=dtype)
+        width = max(1, math.isqrt(length - 1) + 1)
+        near, far = self._powers(torch.arange(width)), self._powers(torch.arange(-(-length // width)) * width)
+        wide = torch.complex128 if dtype == torch.float64 else torch.complex64
+        rows = (far * self.weight).to(wide).movedim(0, 1) @ near.to(wide).movedim(0, 1).mT
+        response = 2.0 * rows.real.flatten(1)[:, :length]
+        return torch.cat([response[:, :1] + self.skip[:, None].to(dtype), response[:, 1:]], 1)
+
+    def advance(self, value: Tensor, state: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the part of outputs that a state contributes, and the state after these tokens.
+
+        Args:
+            value: ``[batch, channels, len]``.
+            state: complex ``[batch, channels, modes]``.
+            powers: of a, from 0 to 256, or to the number of tokens, ``[channels, powers, modes]`` like the state.
+
+        Returns:
+            ``[batch, channels, len]``, and a state.
+        """
+        length, added = value.shape[2], []
+        whole = length - length % _BLOCK
+        for part in (value[:, :, :whole], value[:, :, whole:]):
+            if not part.shape[2]:
+                continue
+            count = min(part.shape[2], _BLOCK)
+            blocks = part.unflatten(2, (-1, count))
+            reached = blocks @ torch.view_as_real(powers[:, :count].flip(1)).flatten(2)
+            reached = torch.view_as_complex(reached.unflatten(3, (-1, 2)))
+            states = []
+            for i in range(blocks.shape[2]):
+                states.append(state)
+                state = powers[:, count] * state + reached[:, :, i]
+            decayed = torch.view_as_real(
+                (powers[:, 1 : count + 1] * self.weight.to(state.dtype)[:, None]).conj_physical()
+            )
+            read = torch.view_as_real(torch.stack(states, 2)).flatten(3) @ decayed.flatten(2).mT
+            added.append(2.0 * read.flatten(2))
+        return (torch.cat(added, 2) if added else value), state
+
+    def step(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs and state, token by token; arguments as in `advance`."""
+        factor, weight, out = self.log_factor.exp().to(state.dtype), self.weight.to(state.dtype), []
+        for one in value.unbind(2):
+            state = factor * state + one[..., None]
+            out.append(2.0 * (weight * state).real.sum(-1) + self.skip.to(one.dtype) * one)
+        return (torch.stack(out, 2) if out else value), state
+
+    def run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs and state in the faster way: piece by piece, since FFTs that leave the cache cost more."""
+        if value.shape[2] <= _FEW:
+            return self.step(value, state)
+        kernel, out = self.kernel(min(value.shape[2], _PIECE), value.dtype), []
+        powers = self._powers(torch.arange(min(value.shape[2], _BLOCK) + 1)).to(state.dtype).movedim(0, 1)
+        for part in value.split(_PIECE, 2):
+            added, state = self.advance(part, state, powers)
+            out.append(convolved(kernel[:, : part.shape[2]], part) + added)
+        return torch.cat(out, 2), state
+
+    def convolve(self, x: Tensor) -> Tensor:
+        """Return the outputs alone, ``[batch, channels, len]``, without a state before them."""
+        if x.shape[2] <= _PIECE:
+            return convolved(self.kernel(x.shape[2], x.dtype), x)
+        wide = torch.complex128 if x.dtype == torch.float64 else torch.complex64
+        return self.run(x, torch.zeros(*x.shape[:2], self.weight.shape[1], dtype=wide, device=x.device))[0]
+
+    def _powers(self, exponents: Tensor) -> Tensor:
+        """Return the factors to each power, complex128 ``[powers, channels, modes]``."""
+        place = exponents.to(self.log_factor.device, torch.float64)
+        return (self.log_factor * place[:, None, None]).exp()
+
+
+def convolved(kernel: Tensor, x: Tensor) -> Tensor:
+    """Return ``y_i = sum_{j <= i} kernel_{i-j} x_j`` along the last axis, by FFT, padded against wrap-around."""
+    length = x.shape[-1]
+    if not x.numel():
+        return x
+    size = 2 * length
+    return torch.fft.irfft(torch.fft.rfft(kernel, size) * torch.fft.rfft(x, size), size)[..., :length]
