@@ -1,4 +1,4 @@
-"""Reading: the columns that a step over chosen blocks reads, and which of them its token may see."""
+"""BlockRead: the columns that a step over selected blocks reads. VisibleColumns: those that its token may see."""
 
 from __future__ import annotations
 

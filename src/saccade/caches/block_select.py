@@ -15,13 +15,12 @@ from saccade.caches.cache import Leaf
 from saccade.caches.files.record import Contents
 from saccade.caches.kv_cache import KVCache, check_softmax
 from saccade.caches.per_head import attend_by_head
-from saccade.engine.block_sparse.selection import stable_topk
 from saccade.engine.kernels import native
 from saccade.engine.kernels.native_plan import PANEL
 from saccade.masks import Causal
 from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.matrix import Matrix
-from saccade.matrix.block_sparse import restrict_to_blocks
+from saccade.matrix.block_sparse import restrict_to_blocks, stable_topk
 from saccade.scorers.block_scorers import BlockBounds, BlockScorer, score_rows, summarize_blocks
 from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import is_finite, wide_dtype
@@ -149,7 +148,7 @@ class BlockSelectCache(KVCache):
             return self._advance_sparse(call)
         if call.key.shape[2] != 1 or not len(call.key) or start // size < self.budget // size:
             return super().advance(call)
-        keys, _ = self._written("key", start, call.key), self._written("value", start, call.value)
+        keys, _ = self._write_columns("key", start, call.key), self._write_columns("value", start, call.value)
         summary = self._summary_of(keys, call.kv_positions.table, start // size)
         visible = VisibleColumns.of(call)
         ranking, age, bytes_ranked = self._rank(call, summary, visible)
@@ -233,7 +232,7 @@ class BlockSelectCache(KVCache):
                 real = table[:, done * size : finished * size] >= 0
             with torch.no_grad():
                 new = summarize_blocks(self.scorer, blocks, real.view(-1, 1, finished - done, size, 1))
-            self._written("summary", done, new)
+            self._write_columns("summary", done, new)
             self._summarized = finished
         return self._state["summary"][:, :, :finished]
 

@@ -1,4 +1,4 @@
-"""CompressiveCache: one sum over all segments that are over, and the tokens of the open one."""
+"""CompressiveCache: one sum over all finished segments, and the tokens of the open one."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ class RemembersSegments(Protocol):
 
 
 class CompressiveCache(LayerCache):
-    """What `saccade.mechanisms.CompressiveMemory` needs of the past: constant memory, however long the text.
+    """The memory of `saccade.mechanisms.CompressiveMemory`: constant size for sequences of any length.
 
     It stores the sum over all finished segments, and the keys and values of the open segment, since a
     segment is written as a whole. Equals the run with a `saccade.caches.KVCache`, and the full run; in a ragged batch
-    each item has segments of its own. A sum cannot be taken apart again: `crop` goes back to nothing or nowhere; `fork`
-    before a guess costs nothing.
+    each item has its own segments. Tokens cannot be subtracted from a sum: `crop` goes back to 0 only; `fork` before a
+    guess costs nothing.
 
-    Gradients flow to the keys and values of the call itself; what is remembered is a constant.
+    Gradients flow to the keys and values of the call itself; stored ones are constants.
 
     Args:
         max_len: most tokens; None for any number. The memory is the same.
 
     Raises:
         ValueError: tokens at positions before earlier ones, or another batch than before.
-        UnsupportedError: a mechanism without segments, a crop to somewhere, or dropout.
+        UnsupportedError: a mechanism without segments, a crop to anything but 0, or dropout.
 
     Cost: memory of ``batch * kv_heads * (head_dim * (value_dim + 1) + segment * (head_dim + value_dim))`` elements at
-    most, and 8 bytes for each token held. A step reads and copies the open segment.
+    most, and 8 bytes for each stored token. A step reads and copies the open segment.
 
     Example:
         >>> import torch

@@ -58,7 +58,7 @@ class Held(NamedTuple):
 
 
 class EvictingCache(LayerCache):
-    r"""Keeps for each key head the last ``recent`` tokens and, of the others, those with the highest `score`.
+    r"""A cache of the last ``recent`` tokens of each key head and, of the others, those with the highest `score`.
 
     A custom rule defines `score` alone. After every call, tokens beyond ``budget`` are evicted. A call reads the tokens
     stored before it and its own, so that a prompt is exact. Padding, at any position, takes no token's place.
@@ -142,13 +142,13 @@ class EvictingCache(LayerCache):
         if before:
             pairs = zip((before["key"], before["value"], before["table"]), (keys, values, table), strict=True)
             keys, values, table = (torch.cat(pair, 2) for pair in pairs)
-        judging = None if before and self.evict_once else _judging(call, self.voting_queries)
+        judging = None if before and self.evict_once else _voting_call(call, self.voting_queries)
         is_recent = judging is call and not self.evict_once and 0 < q_len <= _MOST_ROWS
         is_recent &= table.shape[2] == self.length + q_len <= self.budget  # nothing was evicted
         question = _AllWeights() if is_recent else Received() if judging is call else None
-        out, *received = self._asked(call, keys, values, table, question)
+        out, *received = self._product_and_statistic(call, keys, values, table, question)
         if judging is not None and judging is not call:
-            received = list(self._asked(judging, keys, values, table, Received(), product=False))
+            received = list(self._product_and_statistic(judging, keys, values, table, Received(), product=False))
         summed = torch.zeros(table.shape, dtype=wide_dtype(keys.dtype), device=keys.device)
         if before:
             summed[..., : -q_len or None] = before["received"]
@@ -168,7 +168,7 @@ class EvictingCache(LayerCache):
             self._state = (self._best(held) if goes else held)._asdict() | recent
         return out
 
-    def _asked(
+    def _product_and_statistic(
         self,
         call: Call,
         keys: Tensor,
@@ -237,7 +237,7 @@ class EvictingCache(LayerCache):
         self._in_order_from = length if bool((table < 0).any()) else 0
 
 
-def _judging(call: Call, voting_queries: int | None) -> Call | None:
+def _voting_call(call: Call, voting_queries: int | None) -> Call | None:
     """Return the call with its voting queries: the last ones of each item, without padding; None if there are none."""
     query, where = call.query, call.positions
     if voting_queries == 0:
@@ -258,7 +258,7 @@ def _padding_first(table: Tensor) -> Tensor:
 
 
 class HeavyHitterCache(EvictingCache):
-    r"""Keeps for each key head the tokens that were attended to most, and the last ones.
+    r"""A cache of the tokens that received most attention, and the last ones, for each key head.
 
     After every call, tokens beyond ``budget`` are evicted: of the tokens before the last ``recent``, those that
     received least attention from all queries so far, summed over the heads that share the keys. A sum favours early
@@ -284,7 +284,7 @@ class HeavyHitterCache(EvictingCache):
 
 
 class SnapKVCache(EvictingCache):
-    r"""Keeps the tokens of a prompt that its last tokens attended to, and all tokens after it.
+    r"""A cache of the tokens of a prompt that its last tokens attended to, and all tokens after it.
 
     Once, after the first call, each key head keeps the last ``window`` tokens and, of those before, the
     ``budget - window`` that received most attention from these last ones: summed over them and over the heads that

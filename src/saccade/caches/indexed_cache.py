@@ -10,8 +10,8 @@ from saccade.caches.attend_call import Call
 from saccade.caches.cache import Leaf
 from saccade.caches.files.record import Contents
 from saccade.caches.kv_cache import KVCache
-from saccade.engine.block_sparse.selected_blocks import SelectedBlocks
 from saccade.matrix import AttentionMatrix
+from saccade.matrix.block_sparse import SelectedBlocks
 from saccade.support.errors import unsupported
 
 __all__ = ["IndexedCache"]
@@ -58,7 +58,7 @@ class IndexedCache(KVCache):
             reason = "it brings no index keys"
             hint = "mechanisms.TopK(scorers.LightningIndexer(...), k) brings some; KVCache() needs none"
             raise unsupported(call.where, type(mechanism).__name__, [reason], hint=hint)
-        known = self._written("index_key", len(self._tokens), new)
+        known = self._write_columns("index_key", len(self._tokens), new)
         out = super().advance(call._replace(mechanism=mechanism.with_index_key(known)))
         self._traffic = self._traffic._replace(bytes_read=self._traffic.bytes_read + known.nbytes)
         return out
@@ -76,4 +76,4 @@ class IndexedCache(KVCache):
     def restore(self, contents: Contents) -> None:
         super().restore(contents)
         if self._state:
-            self._written("index_key", 0, self._state.pop("index_key"))
+            self._write_columns("index_key", 0, self._state.pop("index_key"))

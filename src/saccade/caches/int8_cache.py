@@ -83,7 +83,7 @@ class Int8Cache(LayerCache):
     .. math:: |\hat x - x| \le \frac{\max_{\text{block, channel}} x - \min_{\text{block, channel}} x}{508}
 
     (and the rounding of the dtype), and no score by more than ``scale * sum(|q_i| * step_i) / 2``. The unfinished block
-    and the tokens of a call itself are read as they came. Equals the run with a `KVCache` that holds rounded keys and
+    and the tokens of a call itself are read unrounded. Equals the run with a `KVCache` of rounded keys and
     values; as long as no block is finished, the run with a `KVCache`.
 
     Args:

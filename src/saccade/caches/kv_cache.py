@@ -90,7 +90,7 @@ class KVCache(LayerCache):
 
     def advance(self, call: Call) -> Tensor:
         key, value, start = call.key, call.value, len(self._tokens)
-        keys, values = self._written("key", start, key), self._written("value", start, value)
+        keys, values = self._write_columns("key", start, key), self._write_columns("value", start, value)
         if torch.is_grad_enabled() and call.needs_graph:
             # A graph must not hold views of memory that later calls write to, and new keys need gradients.
             keys = torch.cat([keys[:, :, :start], key], 2)
@@ -126,7 +126,7 @@ class KVCache(LayerCache):
             positions: of the tokens; from 0 on when None.
 
         Raises:
-            ValueError: something is held already, or the shapes do not fit.
+            ValueError: the cache is not empty, or the shapes do not fit.
         """
         where = f"{type(self).__name__}.fill"
         self.check_not_replayed(where)
@@ -137,17 +137,17 @@ class KVCache(LayerCache):
         given = range(length) if positions is None else positions
         tokens = Positions.of(given, where, length=length, batch=batch)
         tokens, _ = Positions(range(0)).extended(tokens, batch, key.device)
-        self._written("key", 0, key)
-        self._written("value", 0, value)
+        self._write_columns("key", 0, key)
+        self._write_columns("value", 0, value)
         self._tokens, self._spec = tokens, KeyValueSpec.of(key, value)
         self._traffic = Traffic(0, key.nbytes + value.nbytes)
 
     def restore(self, contents: Contents) -> None:
         super().restore(contents)
         for name in [name for name in ("key", "value") if name in self._state]:
-            self._written(name, 0, self._state.pop(name))
+            self._write_columns(name, 0, self._state.pop(name))
 
-    def _written(self, name: str, start: int, new: Tensor) -> Tensor:
+    def _write_columns(self, name: str, start: int, new: Tensor) -> Tensor:
         """Write columns behind the first ``start`` of a leaf; return a view of all of them.
 
         Cost: a copy of ``new``; now and then, one of everything.
@@ -155,11 +155,11 @@ class KVCache(LayerCache):
         x, stop = self._state.get(name), start + new.shape[2]
         is_out_of_reach = x is not None and x.is_inference() and not torch.is_inference_mode_enabled()
         if x is None or stop > x.shape[2] or name in self._shared or is_out_of_reach:
-            x = self._moved(name, start, stop, new)
+            x = self._grow(name, start, stop, new)
         x.narrow(2, start, stop - start).copy_(new.detach() if new.requires_grad else new)
         return x.narrow(2, 0, stop)
 
-    def _moved(self, name: str, start: int, stop: int, new: Tensor) -> Tensor:
+    def _grow(self, name: str, start: int, stop: int, new: Tensor) -> Tensor:
         """Return a leaf in new memory with room for at least ``stop`` columns; the first ``start`` are copied."""
         old = self._state.get(name)
         size, room = (self.block_size, self.max_len) if name in ("key", "value") else (1, None)

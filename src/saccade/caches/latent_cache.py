@@ -1,4 +1,4 @@
-"""LatentCache: of each token one short vector, which is key and value of all heads."""
+"""LatentCache: one short vector of each token, which is the key and the value of all heads."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["LatentCache"]
 class LatentCache(KVCache):
     """Latents of all tokens so far, and the rotated part of their keys: exact, and all that latent attention needs.
 
-    One tensor holds both: the first ``latent_dim`` channels of a key are its value, and only keys are held. A
-    `KVCache` fits the same layers, and holds latents twice. `saccade.nn.LatentAttention.new_cache` makes one.
+    One tensor holds both: the first ``latent_dim`` channels of a key are its value, and only keys are stored. A
+    `KVCache` fits the same layers, and stores latents twice. `saccade.nn.LatentAttention.new_cache` returns one.
 
     Args:
         latent_dim: how many channels of a key, from the first on, are its value.
@@ -80,9 +80,9 @@ class LatentCache(KVCache):
             got, hint = "another tensor", "KVCache() holds keys and values that differ"
             raise value_error(where, "value", rule, got, hint=hint)
 
-    def _written(self, name: str, start: int, new: Tensor) -> Tensor:
+    def _write_columns(self, name: str, start: int, new: Tensor) -> Tensor:
         if name == "key":
-            return super()._written(name, start, new)
+            return super()._write_columns(name, start, new)
         stop = start + new.shape[2]  # written with the keys
         return self._of(self._state["key"][:, :, :stop])
 

@@ -1,4 +1,4 @@
-"""Cache: what a whole model remembers, layer by layer."""
+"""Cache: the caches of all layers of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Cache"]
 
 
 class Cache:
-    """The caches of a model's layers, in their order; what is done to it is done to all of them.
+    """The caches of a model's layers, in order; its methods act on all of them.
 
     A layer with two attentions has a Cache of its own: ``Cache([Cache([KVCache(), CrossCache()]), ...])``.
 

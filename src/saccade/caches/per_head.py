@@ -1,4 +1,4 @@
-"""Attention in which each key head reads columns of its own."""
+"""Attention in which each key head reads its own columns."""
 
 from __future__ import annotations
 

@@ -58,21 +58,21 @@ class Recurrent(Protocol):
 
 
 class RecurrentCache(LayerCache):
-    """The sums that causal linear attention needs of the past: constant memory, however long the text.
+    """The sums over earlier tokens of causal linear attention: constant memory for sequences of any length.
 
-    For mechanisms whose matrix is made of features (`saccade.mechanisms.Linear`, `saccade.mechanisms.Performer`) and
-    causal masks that these take. Equals the run with a `saccade.caches.KVCache`, and the full run. The mask must be
+    For mechanisms whose matrix is a product of features (`saccade.mechanisms.Linear`, `saccade.mechanisms.Performer`)
+    and causal masks that these take. Equals the run with a `saccade.caches.KVCache`, and the full run. The mask must be
     the same in every call. A sum cannot be taken apart again: `crop` goes back to nothing or nowhere; `fork` before a
     guess costs nothing.
 
-    Gradients flow to the keys and values of the call itself; what is remembered is a constant.
+    Gradients flow to the keys and values of the call itself; stored ones are constants.
 
     Args:
         max_len: most tokens; None for any number. The memory is the same.
 
     Raises:
         ValueError: no causal mask, tokens at positions before earlier ones, or another batch than before.
-        UnsupportedError: a mechanism without features, a crop to somewhere, or dropout.
+        UnsupportedError: a mechanism without features, a crop to anything but 0, or dropout.
 
     Cost: memory ``batch * kv_heads * features * (value_dim + 1)`` elements; a token costs as many multiplications.
 

@@ -49,7 +49,7 @@ class RingCache(LayerCache):
     def __init__(self, rule: Mask, kept_first: int, kept_last: int):
         super().__init__()
         self.rule = rule
-        self._kept_first, self._kept_last, self._slots = kept_first, kept_last, kept_first + kept_last
+        self._first_slots, self._last_slots, self._slots = kept_first, kept_last, kept_first + kept_last
 
     @property
     def kv_positions(self) -> Tensor:
@@ -89,13 +89,13 @@ class RingCache(LayerCache):
         before = self._write(call, table)
         used = min(self.length + 1, self._slots) if is_run else self._slots  # slots fill up one by one
         try:
-            mask, q_positions, kv_positions = self._placed(call, table, self._state["table"][:, :used])
+            mask, q_positions, kv_positions = self._step_mask(call, table, self._state["table"][:, :used])
             keys, values = self._state["keys"], self._state["values"]
             if call.needs_graph:  # a graph must not hold memory that is written to later; the new token gets gradients
                 keys, values = keys.clone(), values.clone()
                 self._put({"keys": keys, "values": values}, call, table)
             if is_run and call.sees_all_before and call.treats_heads_alike:
-                keys, values = (self._seen(x, self.length) for x in (keys, values))
+                keys, values = (self._visible_slots(x, self.length) for x in (keys, values))
                 matrix = call.mechanism(call.query, keys, mask=None, q_positions=None, kv_positions=None)
             else:
                 keys, values = keys[:, :, :used], values[:, :, :used]
@@ -124,17 +124,17 @@ class RingCache(LayerCache):
         rows = max(len(stored), len(table))
         kv_positions = torch.cat([stored.expand(rows, -1), table.expand(rows, -1)], 1)
         values = torch.cat([self._state["values"], call.value], 2)
-        return torch.cat([self._held_keys(), call.key], 2), values, kv_positions
+        return torch.cat([self._unrotated_keys(), call.key], 2), values, kv_positions
 
-    def _held_keys(self) -> Tensor:
+    def _unrotated_keys(self) -> Tensor:
         """Return the stored keys, not rotated."""
         return self._state["keys"]
 
-    def _placed(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[Mask | None, Tensor, Tensor]:
+    def _step_mask(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[Mask | None, Tensor, Tensor]:
         """Return the mask of a step, and the positions of its query and of the slots."""
         return self._with_rule(call.mask), q_table, table
 
-    def _seen(self, x: Tensor, place: int) -> Tensor:
+    def _visible_slots(self, x: Tensor, place: int) -> Tensor:
         """Return the slots of keys or values that the mask shows a query at ``place``, if positions are 0, 1, 2, …"""
         return x[:, :, : min(place + 1, self._slots)]
 
@@ -147,7 +147,7 @@ class RingCache(LayerCache):
         """
         return {"keys": (key, self._slots), "values": (value, self._slots)}
 
-    def _make_own(self, call: Call, table: Tensor) -> None:
+    def _prepare_memory(self, call: Call, table: Tensor) -> None:
         """Allocate memory that may be written to, with a row of the table for each item if items differ."""
         key, value = call.key, call.value
         if not self._state:
@@ -163,19 +163,19 @@ class RingCache(LayerCache):
 
     def _write(self, call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
         """Store what later tokens need of the new ones; return what was overwritten, and where."""
-        self._make_own(call, table)
+        self._prepare_memory(call, table)
         return self._put(self._state, call._replace(key=call.key.detach(), value=call.value.detach()), table)
 
     def _put(self, leaves: dict[str, Tensor], call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
         """Write the new tokens to store into their slots; return what was overwritten, and where."""
         new = {name: x for name, (x, _) in self._new_leaves(call.key, call.value).items()}
         new["table"] = table[:, None, :, None]
-        before, all_kept = [], self._kept(call.positions.run, table, _FARTHEST)
+        before, all_kept = [], self._places(call.positions.run, table, _FARTHEST)
         for name, x in leaves.items():
             slots = x[:, None, :, None] if name == "table" else x
             # A leaf with fewer slots stores the first positions alone.
             has_all = slots.shape[2] == self._slots
-            places = all_kept if has_all else self._kept(call.positions.run, table, slots.shape[2])
+            places = all_kept if has_all else self._places(call.positions.run, table, slots.shape[2])
             if places is not None:
                 row, column, slot = places
                 index = (row, slice(None), slot)
@@ -183,22 +183,22 @@ class RingCache(LayerCache):
                 slots[index] = new[name][row, :, column]
         return before
 
-    def _kept(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
+    def _places(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
         """Return items, columns and slots of the new tokens before ``stop`` that later ones need; None if there is
         none.
         """
         if run is not None and len(run) == 1:
-            place, sinks = run[0], self._kept_first
-            slot = place if place < sinks else sinks + (place - sinks) % self._kept_last
+            place, sinks = run[0], self._first_slots
+            slot = place if place < sinks else sinks + (place - sinks) % self._last_slots
             return (slice(None), slice(None), slice(slot, slot + 1)) if place < stop else None
-        is_kept = (table < self._kept_first) | (table > table.amax(1, keepdim=True) - self._kept_last)
+        is_kept = (table < self._first_slots) | (table > table.amax(1, keepdim=True) - self._last_slots)
         rows, columns = (is_kept & (table >= 0) & (table < stop)).nonzero(as_tuple=True)
         return rows if len(table) > 1 else slice(None), columns, self._slot(table[rows, columns])
 
     def _slot(self, positions: Tensor) -> Tensor:
         """Return the slot of each token: a fixed one for the first positions, the others in turn."""
-        later = self._kept_first + (positions - self._kept_first) % self._kept_last
-        return torch.where(positions < self._kept_first, positions, later)
+        later = self._first_slots + (positions - self._first_slots) % self._last_slots
+        return torch.where(positions < self._first_slots, positions, later)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
         return {"slots": self._slots}
@@ -214,8 +214,8 @@ class RingCache(LayerCache):
         slot, table = torch.arange(self._slots, device=state["table"].device), state["table"]
         is_wrong = (table >= 0) & (self._slot(table) != slot)
         if self.is_run:
-            turns = (self.length - 1 - slot).div(self._kept_last, rounding_mode="floor")
-            newest = torch.where(slot < self._kept_first, slot, slot + turns * self._kept_last)
+            turns = (self.length - 1 - slot).div(self._last_slots, rounding_mode="floor")
+            newest = torch.where(slot < self._first_slots, slot, slot + turns * self._last_slots)
             is_wrong |= table != torch.where(slot < self.length, newest, -1)
         if bool(is_wrong.any()) or (self.is_run and (isinstance(after, Tensor) or after != self.length)):
             raise contents.misfit("table")
@@ -225,10 +225,10 @@ class SegmentCache(RingCache):
     r"""Keys and values of the open segment and of the ``memory`` tokens before it; all others are forgotten.
 
     It equals the dense run with the layer's mask ``& masks.Segments(segment, memory)``: any causal mask, any split of
-    the text into calls, ragged batches too. Segments are counted in positions, so that each item has its own.
+    the sequence into calls, ragged batches too. Segments are counted in positions, so that each item has its own.
 
-    Gradients flow to the keys and values of the call itself; what is remembered is a constant. To train as the paper
-    does, give the text in calls of one segment.
+    Gradients flow to the keys and values of the call itself; stored ones are constants. To train as the paper
+    does, pass the sequence in calls of one segment.
 
     Args:
         segment: positions of a segment, at least 1.
@@ -262,7 +262,7 @@ class SegmentCache(RingCache):
         self.segment, self.memory = integer(where, "segment", segment), integer(where, "memory", memory, 0)
         super().__init__(Segments(self.segment, self.memory), 0, self.segment + self.memory)
 
-    def _seen(self, x: Tensor, place: int) -> Tensor:
+    def _visible_slots(self, x: Tensor, place: int) -> Tensor:
         first = max(0, place // self.segment * self.segment - self.memory) % self._slots
         stop = place % self._slots + 1
         return x[:, :, first:stop] if first < stop else torch.cat([x[:, :, first:], x[:, :, :stop]], 2)

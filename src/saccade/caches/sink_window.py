@@ -1,4 +1,4 @@
-"""SinkWindowCache: the first tokens and the last ones, and constant memory however long the text."""
+"""SinkWindowCache: the first tokens and the last ones, in constant memory."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class SinkWindowCache(RingCache):
     r"""Keys and values of the first ``sink_tokens`` tokens and of the last ``window``; all others are forgotten.
 
     Without ``rotary`` tokens keep their positions, and it equals the dense run with the layer's mask
-    ``& masks.streaming(sink_tokens, window)``: any causal mask, any split of the text into calls, ragged batches too.
-    The first tokens then drift ever farther away from the query.
+    ``& masks.streaming(sink_tokens, window)``: any causal mask, any split of the sequence into calls, ragged batches
+    too. The first tokens then drift ever farther away from the query.
 
-    With ``rotary``, that of the layer, positions are counted inside the cache, as if the text consisted of the tokens
-    stored: it equals, for each token, the dense run over these at positions 0, 1, 2, …. No distance is then larger than
-    in a text of ``sink_tokens + window`` tokens, however long the stream. Keys are stored unrotated and rotated once,
-    on reading: the window keeps its distances, and only the first tokens are moved up to it.
+    With ``rotary``, that of the layer, positions are counted inside the cache, as if the sequence consisted of the
+    tokens stored: it equals, for each token, the dense run over these at positions 0, 1, 2, …. No distance is then
+    larger than in a sequence of ``sink_tokens + window`` tokens, however long the stream. Keys are stored unrotated and
+    rotated once, on reading: the window keeps its distances, and only the first tokens are moved up to it.
 
     It stores nothing in between: tokens that leave the window are gone.
 
@@ -80,12 +80,12 @@ class SinkWindowCache(RingCache):
             self._check_inside(call, call.table)
         return super().advance(call)
 
-    def _placed(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[masks.Mask | None, Tensor, Tensor]:
+    def _step_mask(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[masks.Mask | None, Tensor, Tensor]:
         if self.rotary is None:
-            return super()._placed(call, q_table, table)
+            return super()._step_mask(call, q_table, table)
         return call.mask, *self._turn_sinks(self.rotary, q_table, table)
 
-    def _held_keys(self) -> Tensor:
+    def _unrotated_keys(self) -> Tensor:
         keys = self._state["keys"]
         return torch.cat([self._state["sinks"], keys[:, :, self.sink_tokens :]], 2) if "sinks" in self._state else keys
 

@@ -56,7 +56,7 @@ def checked_rows(where: str, rows: Tensor | Sequence[int], batch: int | None) ->
 
 
 def check_crop(where: str, length: object, stored: int) -> None:
-    """Raise unless ``length`` is an int from 0 to what is held."""
+    """Raise unless ``length`` is an int from 0 to the stored length."""
     if not 0 <= integer(where, "length", length, None) <= stored:
         raise value_error(where, "length", f"be from 0 to {stored}, the columns held", length)
 
@@ -85,7 +85,7 @@ class Region(NamedTuple):
         return cls(torch._C._current_graph_task_id(), id(hooks[0]) if is_checkpoint else 0)
 
     def repeats(self, made_in: Region) -> bool:
-        """Return whether a replay of this region repeats a change of what was made in another region."""
+        """Return whether a replay of this region repeats a change of a cache from another region."""
         is_other_pass = self.graph_task not in (-1, made_in.graph_task)
         return is_other_pass or self.hook not in (0, made_in.hook)
 

@@ -1,4 +1,4 @@
-"""restrict_to_blocks: exact softmax over the blocks of keys that were selected for each query."""
+"""Block-sparse attention, as mechanisms and caches use it: select blocks of keys, and restrict a matrix to them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from torch import Tensor
 from saccade.engine.block_sparse.by_key import ByBlock
 from saccade.engine.block_sparse.gather import Gathered
 from saccade.engine.block_sparse.selected_blocks import SelectedBlocks
+from saccade.engine.block_sparse.selection import select_blocks, stable_topk
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import Kernel
 from saccade.matrix.attention_matrix import AttentionMatrix, from_ingredients
 
-__all__ = ["restrict_to_blocks"]
+__all__ = ["SelectedBlocks", "restrict_to_blocks", "select_blocks", "stable_topk"]
 
 _BY_BLOCK, _GATHERED = ByBlock(), Gathered()
 _GATHER, _FEW = 32, 8  # cost of a gathered key, in keys of a tile; queries of a decoding step

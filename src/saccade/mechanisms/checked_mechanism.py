@@ -55,7 +55,7 @@ class Inputs(NamedTuple):
         first = 0 if self.is_placed else self.shape[3] - self.shape[2]
         return first if q is None else q.first, 0 if kv is None else kv.first
 
-    def written_out(self) -> tuple[Tensor, Tensor]:
+    def position_tables(self) -> tuple[Tensor, Tensor]:
         """Return positions of queries and keys as int64 ``[batch | 1, len]``; -1 for padding."""
         _, _, q_len, kv_len = self.shape
         q, kv = self.q_positions, self.kv_positions
@@ -73,7 +73,7 @@ class Approximate(Mechanism):
     """A mechanism that computes its matrix from checked inputs."""
 
     @abstractmethod
-    def _made(self, given: Inputs) -> Matrix:
+    def _matrix_of(self, given: Inputs) -> Matrix:
         """Return the matrix of checked inputs."""
 
     def forward(
@@ -85,7 +85,7 @@ class Approximate(Mechanism):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> Matrix:
-        return self._made(self._inputs(query, key, mask, q_positions, kv_positions))
+        return self._matrix_of(self._inputs(query, key, mask, q_positions, kv_positions))
 
     def _inputs(
         self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions

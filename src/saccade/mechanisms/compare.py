@@ -249,7 +249,7 @@ CLOSE, ROUGH = 0.01, 0.1
 
 
 class Compared(NamedTuple):
-    """How one mechanism did.
+    """The result of one mechanism.
 
     Attributes:
         name: of the mechanism.
@@ -258,7 +258,7 @@ class Compared(NamedTuple):
         distance_median, distance_worst: half the sum of absolute differences between rows of the two matrices (total
             variation where both are distributions: 0 is equal, 1 is nothing in common), over some rows.
         seconds: of one product at the given length, the median of a few.
-        memory_bytes: most that one product held at a time beside its inputs, its output included.
+        memory_bytes: most bytes that one product allocated at a time, its output included.
         faster_from: from how many keys on it is faster than exact attention, interpolated between the lengths timed,
             the shortest of them if it is faster at all; None if it is not at the longest.
         timed_to: the longest length timed, in keys.
@@ -292,7 +292,7 @@ class Compared(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Mechanisms beside exact softmax attention, on the tensors of one call; prints as a table.
+    """A comparison of mechanisms with exact softmax attention on the tensors of one call; prints as a table.
 
     Attributes:
         rows: one for each mechanism, in the order given.

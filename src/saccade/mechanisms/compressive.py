@@ -59,9 +59,9 @@ class CompressiveMemory(Approximate):
     .. math:: M_s = M_{s-1} + \sigma(K)^\top \Big( V - \Big[ \frac{\sigma(K) M_{s-1}}{\sigma(K) z_{s-1}} \Big] \Big),
               \qquad z_s = z_{s-1} + \sum_j \sigma(k_j), \qquad g = \mathrm{sigmoid}(\text{gate})
 
-    The bracket is that of ``update="delta"``, which writes what the memory does not yet recall. The matrix is a lazy
-    sum. In the first segment the memory is empty and gives 0, so that rows sum to 1 - g. Later they sum to 1 with the
-    linear update; with the delta rule weights have any sign, and rows any sum.
+    The bracket is that of ``update="delta"``, which writes only the part that the memory does not recall. The matrix is
+    a lazy sum. In the first segment the memory is empty and gives 0, so that rows sum to 1 - g. Later they sum to 1
+    with the linear update; with the delta rule weights have any sign, and rows any sum.
 
     Args:
         num_heads: of the queries; each has a gate.
@@ -129,10 +129,10 @@ class CompressiveMemory(Approximate):
         """Return an empty `saccade.caches.CompressiveCache`: the memory, and the open segment."""
         return CompressiveCache(max_len)
 
-    def _made(self, given: Inputs) -> CompressiveMatrix:
+    def _matrix_of(self, given: Inputs) -> CompressiveMatrix:
         if len(self.gate) != given.shape[1]:
             raise value_error("CompressiveMemory", "heads of query", f"be num_heads {len(self.gate)}", given.shape[1])
-        q, kv = given.written_out()
+        q, kv = given.position_tables()
         if None in given.starts and not is_readable(q, kv):
             reason = "which segments there are is read off the positions, which may not be read here"
             raise unsupported("CompressiveMemory", "a table of positions", [reason], hint="a range can be read")

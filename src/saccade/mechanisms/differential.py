@@ -1,4 +1,4 @@
-"""Differential: what one map of a pair sees beyond the other."""
+"""Differential: the difference of two attention maps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPREAD = 0.1  # initial spread of the vectors of λ
 
 
 class Differential(Mechanism):
-    r"""The difference of two softmaxes, in which what both see alike goes away.
+    r"""The difference of two softmaxes, which cancels attention that both have in common.
 
     .. math:: A = \mathrm{softmax}(q_1 k_1^\top) - \lambda\, \mathrm{softmax}(q_2 k_2^\top), \qquad
               \lambda = e^{\lambda_{q_1} \cdot \lambda_{k_1}} - e^{\lambda_{q_2} \cdot \lambda_{k_2}}

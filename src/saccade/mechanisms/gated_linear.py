@@ -33,7 +33,7 @@ class GatedLinear(GatedRecurrence):
 
     Raises:
         ValueError: a decay above 0, or of another shape.
-        UnsupportedError: a mask other than Causal, Documents around it, and what hides keys alone (Padding).
+        UnsupportedError: a mask other than Causal, Documents around it, and masks that only hide keys (Padding).
 
     Cost: O(n * head_dim * value_dim) time and O(n * head_dim) memory; see `saccade.matrix.Matrix`. Decoding takes a
     state of ``head_dim * value_dim`` numbers a head: `saccade.caches.RecurrentCache`.
@@ -114,7 +114,7 @@ class Delta(GatedRecurrence):
 
     Raises:
         ValueError: gates of another shape, or a decay above 0.
-        UnsupportedError: a mask other than Causal, Documents around it, and what hides keys alone (Padding).
+        UnsupportedError: a mask other than Causal, Documents around it, and masks that only hide keys (Padding).
 
     Cost: that of `GatedLinear`, and a triangular system of 32 tokens for each chunk.
 
@@ -152,7 +152,7 @@ class SSD(Recurrence):
 
     Raises:
         ValueError: steps of another shape, or below 0.
-        UnsupportedError: a mask other than Causal, Documents around it, and what hides keys alone (Padding).
+        UnsupportedError: a mask other than Causal, Documents around it, and masks that only hide keys (Padding).
 
     Cost: that of `GatedLinear`.
 

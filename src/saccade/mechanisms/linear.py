@@ -1,4 +1,4 @@
-"""Linear: attention by products of features, and the functions that make these."""
+"""Linear: attention by products of features, and its feature maps."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Share = Literal["none", "heads", "key_value"]
 
 
 class Linformer(Approximate):
-    r"""Sums all keys up in a few slots, with trained projections along the length, and attends to these.
+    r"""Attention to a few slots, which sum all keys with trained projections along the length.
 
     .. math:: A = \mathrm{softmax}(Q (E K)^\top)\, F, \qquad E, F \in \mathbb{R}^{\text{rank} \times \text{kv\_len}}
 
@@ -32,8 +32,8 @@ class Linformer(Approximate):
     segment are alike. The length is fixed: a shorter sequence reads the first columns, a longer one is refused. A
     slot mixes keys of the whole sequence, so it is not causal.
 
-    What can be looked at is `LinformerMatrix.slots`, ``[batch, heads, q_len, rank]``, and ``matrix.projection``; the
-    product of the two, the matrix itself, is no distribution over keys.
+    To inspect it, read `LinformerMatrix.slots`, ``[batch, heads, q_len, rank]``, and ``matrix.projection``; their
+    product, the matrix itself, is no distribution over keys.
 
     Args:
         kv_len: largest number of key positions.
@@ -96,7 +96,7 @@ class Linformer(Approximate):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return why_not_keys_only(mask, "a slot mixes keys of the whole sequence, some of which a query would not see")
 
-    def _made(self, given: Inputs) -> LinformerMatrix:
+    def _matrix_of(self, given: Inputs) -> LinformerMatrix:
         kv_heads = given.key.shape[1]
         if self.share == "none" and kv_heads != self.num_kv_heads:
             raise value_error("Linformer", "key heads", f"be {self.num_kv_heads}, as num_kv_heads says", kv_heads)
@@ -132,7 +132,7 @@ class Linformer(Approximate):
 
 
 class LinformerMatrix(LowRankMatrix):
-    """``slots @ projection``: which slots a query attends to, and which keys each slot takes its values from.
+    """``slots @ projection``: the weights of slots for each query, and of keys in each slot.
 
     Args:
         left: queries over the pooled keys, ``[batch, heads, q_len, rank]``.

@@ -1,4 +1,4 @@
-"""Attention through a few slots or landmarks: what Linformer and Nystrom share."""
+"""Attention through a few slots or landmarks, shared by Linformer and Nystrom."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class LowRankMatrix(LinearTimeMatrix):
 class Tokens(NamedTuple):
     """Queries and keys, 0 at hidden tokens and padding.
 
-    Non-finite tokens are not kept apart: every row sees every slot.
+    Non-finite tokens are not isolated: every row sees every slot.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``, in float32 or wider.
@@ -102,8 +102,8 @@ class Tokens(NamedTuple):
     @classmethod
     def of(cls, given: Inputs) -> Tokens:
         """Return the tokens of checked inputs."""
-        rows, keys = given.written_out()
-        lost, hidden = _nowhere(given, rows), hidden_at(given, keys)
+        rows, keys = given.position_tables()
+        lost, hidden = _is_padding(given, rows), hidden_at(given, keys)
         query = given.query.to(given.wide).masked_fill(lost[:, None, :, None], 0.0)
         key = given.key.to(given.wide).masked_fill(hidden[:, None, :, None], 0.0)
         return cls(query, key, rows, keys, lost, hidden)
@@ -111,7 +111,7 @@ class Tokens(NamedTuple):
 
 def hidden_at(given: Inputs, positions: Tensor) -> Tensor:
     """Return whether the mask hides keys at positions ``[batch | 1, len]``: bool ``[batch, len]``."""
-    hidden = _nowhere(given, positions)
+    hidden = _is_padding(given, positions)
     if isinstance(given.rule, Full):
         return hidden
     items = torch.arange(given.shape[0], device=positions.device)[:, None]
@@ -128,7 +128,7 @@ def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
     )
 
 
-def _nowhere(given: Inputs, positions: Tensor) -> Tensor:
+def _is_padding(given: Inputs, positions: Tensor) -> Tensor:
     """Return which positions are padding, bool ``[batch, len]``."""
     return ((positions < 0) & given.is_placed).expand(given.shape[0], -1)
 
@@ -158,7 +158,7 @@ class NarrowSoftmax(NamedTuple):
         return AttentionMatrix(self.query, self.key, bias=bias[:, None, None], scale=self.scale)
 
     def times(self, value: Tensor) -> Tensor:
-        """Return the product with a value; hidden columns take no part, whatever they hold."""
+        """Return the product with a value; hidden columns take no part."""
         if not is_readable(self.hidden):
             value = value.masked_fill(self.hidden[:, None, :, None], 0.0)  # the term makes a weight 0, and 0 * NaN NaN
         return self.matrix().matmul(value)  # a compiler takes "@" for a product of tensors

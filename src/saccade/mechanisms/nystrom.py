@@ -15,7 +15,7 @@ __all__ = ["Nystrom", "NystromMatrix", "pseudo_inverse", "segment_means"]
 
 
 class Nystrom(Approximate):
-    r"""Approximates softmax attention through a few landmarks, the means of neighbouring tokens: linear time.
+    r"""Softmax attention approximated through a few landmarks, the means of neighbouring tokens: linear time.
 
     .. math:: A \approx \mathrm{softmax}(Q \tilde K^\top)\, \mathrm{softmax}(\tilde Q \tilde K^\top)^{+}\,
               \mathrm{softmax}(\tilde Q K^\top)
@@ -29,7 +29,7 @@ class Nystrom(Approximate):
         iterations: steps towards the pseudo-inverse; None for the exact one, by singular values.
         scale: of the dot products; ``head_dim ** -0.5`` when None.
 
-    The exact pseudo-inverse magnifies what landmarks lose, without limit where two of them are nearly alike; a few
+    The exact pseudo-inverse magnifies the error of landmarks, without limit if two of them are nearly equal; a few
     steps towards it do not. On queries and keys of unrelated neighbours neither is of use: `saccade.compare` says so.
 
     Padding is left out of the means: of keys always, of queries if there are as many as keys, at the same positions, so
@@ -66,7 +66,7 @@ class Nystrom(Approximate):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return why_not_keys_only(mask, "landmarks are means of tokens, some of which a query would not see")
 
-    def _made(self, given: Inputs) -> NystromMatrix:
+    def _matrix_of(self, given: Inputs) -> NystromMatrix:
         batch, heads, q_len, kv_len = given.shape
         tokens = Tokens.of(given)
         q, k, hidden = tokens.query, tokens.key, tokens.hidden

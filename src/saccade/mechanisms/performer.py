@@ -22,7 +22,7 @@ __all__ = ["Performer"]
 
 
 class Performer(FeatureMechanism):
-    r"""Estimates softmax attention from random features (FAVOR+): linear time, whatever the length.
+    r"""Softmax attention estimated from random features (FAVOR+): linear time.
 
     .. math:: e^{q \cdot k} = E_\omega[\phi_\omega(q) \cdot \phi_\omega(k)], \qquad
               A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\sum_{j'} \phi(q_i) \cdot \phi(k_{j'})}
@@ -106,7 +106,7 @@ class Performer(FeatureMechanism):
         self._drawn: tuple[tuple[int, int], Tensor] | None = None
 
     def draw(self) -> None:
-        """Draw new directions for the calls to come; states and matrices made before keep theirs.
+        """Draw new directions for the calls to come; earlier states and matrices are unchanged.
 
         Raises:
             UnsupportedError: the directions were given.

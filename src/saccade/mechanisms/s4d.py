@@ -43,7 +43,7 @@ class S4D(Approximate):
 
     Raises:
         ValueError: sizes or steps out of range.
-        UnsupportedError: a mask other than Causal, Documents around it, and what hides keys alone (Padding).
+        UnsupportedError: a mask other than Causal, Documents around it, and masks that only hide keys (Padding).
 
     Cost: O(n log n) for each channel; a step of decoding O(state_dim). FFTs mix up to 4,096
     tokens at a time: later values reach earlier outputs by as much as rounding does.
@@ -103,7 +103,7 @@ class S4D(Approximate):
         weight = torch.view_as_complex(self.weight.to(wide).contiguous())
         return Modes(turn, weight * (turn.exp() - 1.0) / rate, self.skip)
 
-    def _made(self, given: Inputs) -> StateSpaceMatrix:
+    def _matrix_of(self, given: Inputs) -> StateSpaceMatrix:
         if given.shape[1] != self.channels or given.key.shape[1] != self.channels:
             got = f"{given.shape[1]} and {given.key.shape[1]}"
             raise value_error("S4D", "heads", f"be the {self.channels} channels, of queries and keys", got)

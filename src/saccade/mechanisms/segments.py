@@ -79,7 +79,7 @@ class EarlierSegments(LinearTimeMatrix):
 
         Returns:
             The product; the memory with all segments but the last of each item; where it is tainted; and the tokens of
-            that last segment, which are to be held, bool ``[batch | 1, kv_len]``.
+            that last segment, which are to be stored, bool ``[batch | 1, kv_len]``.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         segments = self._columns.segments

@@ -29,7 +29,7 @@ class _Run(NamedTuple):
 
 
 class StateSpaceMatrix(LinearTimeMatrix):
-    r"""A convolution as a matrix, one head for each channel: ``A_ij = kernel_{i-j}`` for j ≤ i of one text.
+    r"""A convolution as a matrix, one head for each channel: ``A_ij = kernel_{i-j}`` for j ≤ i of one sequence.
 
     Args:
         modes: of all channels.
@@ -131,7 +131,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
             allowed = self.visible.allowed(items, span, columns)
             weights = kernel[heads][:, lags.clamp(min=0)].movedim(0, 1)  # [batch | 1, heads, rows, columns]
             together = (text[:, places, None] == text[:, None, : columns.stop]) & (lags >= 0)
-            allowed = allowed & together[:, None] & self._there(items)[:, None, places, None]
+            allowed = allowed & together[:, None] & self._visible_tokens(items)[:, None, places, None]
             weights = weights.masked_fill(~allowed, 0.0)
             yield Block(items, heads, span, (columns,), weights.expand(items.stop - items.start, -1, -1, -1))
 
@@ -147,7 +147,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         out, hidden = out[:, :, self._order.past :], self.visible.hidden_rows
         if bad is not None:
             out = out.masked_fill(rows_that_see(self, self._order, self.visible, bad)[..., None], math.nan)
-        there = self._there(slice(None))[:, self._order.past :]
+        there = self._visible_tokens(slice(None))[:, self._order.past :]
         there = there if hidden is None else there & ~hidden
         return out.masked_fill(~there[:, None, :, None], 0.0)
 
@@ -169,11 +169,11 @@ class StateSpaceMatrix(LinearTimeMatrix):
         """Return the index of each token in its sequence, without hidden ones, and its sequence: int64 ``[batch | 1,
         length]``.
         """
-        texts, there = self.visible.kv_documents, self._there(slice(None))
+        texts, there = self.visible.kv_documents, self._visible_tokens(slice(None))
         texts = torch.zeros_like(there[:1], dtype=torch.int64) if texts is None else texts[:, : self._length]
         return there.long().cumsum(1) - 1, texts  # only differences within a text count
 
-    def _there(self, items: slice) -> Tensor:
+    def _visible_tokens(self, items: slice) -> Tensor:
         """Return tokens that are visible, bool ``[batch | 1, length]``: others take no time, write and read nothing."""
         hidden = self.visible.hidden_keys
         if hidden is None:
@@ -191,7 +191,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
             yield _Run(slice(None), slice(0, self._length), 0)
             return
         for item in range(self.shape[0]):
-            places = self._there(slice(item, item + 1))[0].nonzero()[:, 0]
+            places = self._visible_tokens(slice(item, item + 1))[0].nonzero()[:, 0]
             if texts is None:
                 yield _Run(slice(item, item + 1), places, 0)
                 continue

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from saccade.caches import IndexedCache, KVCache, LayerCache
-from saccade.engine.block_sparse.selection import select_blocks
 from saccade.matrix import AttentionMatrix
-from saccade.matrix.block_sparse import restrict_to_blocks
+from saccade.matrix.block_sparse import restrict_to_blocks, select_blocks
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.softmax import Softmax
 from saccade.positions import Bias
@@ -114,11 +113,11 @@ class TopK(Mechanism):
         kv_positions: GivenPositions = None,
     ) -> AttentionMatrix:
         if torch.compiler.is_compiling():  # the selection depends on values: it cannot be traced
-            outside: Callable[..., AttentionMatrix] = torch.compiler.disable(self._made)
+            outside: Callable[..., AttentionMatrix] = torch.compiler.disable(self._matrix_of)
             return outside(query, key, mask, q_positions, kv_positions)
-        return self._made(query, key, mask, q_positions, kv_positions)
+        return self._matrix_of(query, key, mask, q_positions, kv_positions)
 
-    def _made(
+    def _matrix_of(
         self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
     ) -> AttentionMatrix:
         matrix = self.softmax(query, key, mask=mask, q_positions=q_positions, kv_positions=kv_positions)

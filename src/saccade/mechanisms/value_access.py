@@ -1,4 +1,4 @@
-"""What Python may know of tensors: what they hold, or no more than their shapes."""
+"""Whether values of tensors may be read, or only their shapes (fake, traced or vmapped tensors)."""
 
 from __future__ import annotations
 

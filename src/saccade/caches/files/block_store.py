@@ -39,7 +39,7 @@ class BlockFolder:
 
     Args:
         where: the user's function, for the error.
-        folder: made if there is none.
+        folder: created if it does not exist.
         max_bytes: most bytes that the files may take.
 
     Raises:
@@ -48,7 +48,7 @@ class BlockFolder:
 
     def __init__(self, where: str, folder: Path, max_bytes: int):
         self._folder, self._max_bytes = folder, max_bytes
-        with _said(where, folder):
+        with _explain_errors(where, folder):
             folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -80,7 +80,7 @@ class BlockFolder:
         _removed(self.path(key))
 
     def touch(self, keys: Sequence[str]) -> None:
-        """Mark blocks as used now; ends of texts slightly earlier, so that they are removed before beginnings."""
+        """Mark blocks as used now; ends of sequences slightly earlier, so that they are removed before beginnings."""
         now = time.time_ns()
         for i, key in enumerate(keys):
             if self.has(key):
@@ -104,7 +104,7 @@ class BlockFolder:
             if spare < 0:
                 return False
             path = self.path(key)
-            with _said(where, path):
+            with _explain_errors(where, path):
                 path.parent.mkdir(exist_ok=True)
                 if path.parent.is_symlink():
                     raise NotADirectoryError(errno.ENOTDIR, "a link, which is not followed")
@@ -121,13 +121,13 @@ class BlockFolder:
 
     def _files(self) -> list[_File]:
         """Return all files that count: blocks, and unfinished ones."""
-        with _said("PrefixStore", self._folder):
+        with _explain_errors("PrefixStore", self._folder):
             folders = [Path(entry.path) for entry in _entries(self._folder) if entry.is_dir(follow_symlinks=False)]
         files: list[_File] = []
         for folder in folders:
             if re.fullmatch(r"[0-9a-f]{2}", folder.name):
                 with contextlib.suppress(OSError):  # another process may have removed it, or it is another user's
-                    files += [file for entry in _entries(folder) if (file := _counted(entry)) is not None]
+                    files += [file for entry in _entries(folder) if (file := _as_file(entry)) is not None]
         return files
 
     @contextlib.contextmanager
@@ -140,7 +140,7 @@ class BlockFolder:
             yield
             return
         place = self._folder / "lock"
-        with _said(where, place):
+        with _explain_errors(where, place):
             handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -163,7 +163,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return list(entries)
 
 
-def _counted(entry: os.DirEntry[str]) -> _File | None:
+def _as_file(entry: os.DirEntry[str]) -> _File | None:
     """Return the file of an entry, if it counts."""
     is_unfinished = _UNFINISHED.fullmatch(entry.name) is not None
     if not (is_unfinished or _BLOCK.fullmatch(entry.name)) or not entry.is_file(follow_symlinks=False):
@@ -178,7 +178,7 @@ def _counted(entry: os.DirEntry[str]) -> _File | None:
 
 
 @contextlib.contextmanager
-def _said(where: str, path: Path) -> Iterator[None]:
+def _explain_errors(where: str, path: Path) -> Iterator[None]:
     """Turn an OSError about a path into a ValueError; a full or broken disk stays an OSError."""
     try:
         yield

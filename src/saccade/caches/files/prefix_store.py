@@ -26,25 +26,25 @@ _KIND = "block of a prefix"
 class PrefixStore:
     """A folder of keys and values, block by block, for prompts that begin like earlier ones.
 
-    A text is cut into blocks of ``block_size`` tokens. Each block has a file, named by a hash of its tokens, of all
+    A sequence is cut into blocks of ``block_size`` tokens. Each block has a file, named by a hash of its tokens, of all
     blocks before it and of everything else that keys and values depend on: the model's `fingerprint`, the ``salt``
-    and the format. So a block is found only where the whole text up to its end is the same, and never for another
-    model. What is read is checked byte by byte, and the tokens are compared; a damaged file counts as missing and is
-    removed. One that may not be read counts as missing.
+    and the format. So a block is found only if the whole sequence up to its end is the same, and never for another
+    model. Contents are verified by a checksum, and the tokens are compared; a damaged file counts as missing and is
+    removed. A file that may not be read counts as missing.
 
-    Any number of processes may use a folder, and any of them may be killed at any time: files appear whole. When
-    ``max_bytes`` would be exceeded, the blocks that were not used for longest go, ends of texts before beginnings.
+    Any number of processes may use a folder, and any of them may be killed at any time: files appear complete. When
+    ``max_bytes`` would be exceeded, the least recently used blocks are removed, ends of sequences before beginnings.
 
-    Only files that the store could have written are read, counted and removed. A link is never followed, whatever it
-    replaces: everything outside of the folder stays as it is.
+    Only files that the store could have written are read, counted and removed. Links are never followed: everything
+    outside of the folder stays as it is.
 
     Args:
-        folder: made if there is none. Nothing but the store should write there.
+        folder: created if it does not exist. Nothing but the store should write there.
         max_bytes: most bytes that the files may take.
         fingerprint: of the model, from `fingerprint`.
         block_size: tokens in a block.
-        salt: whatever else changes keys and values and is no part of the model: autocast, an adapter that a flag
-            switches, an image before the text; or a user who must not share with others.
+        salt: everything else that changes keys and values and is no part of the model: autocast, an adapter that a flag
+            switches, an image before the text; or the name of a user who must not share with others.
 
     Raises:
         TypeError, ValueError: arguments that do not fit; a folder that may not be written to, or in which something
@@ -102,16 +102,16 @@ class PrefixStore:
         return self.block_size * next((i for i, key in enumerate(chain) if not self._blocks.has(key)), len(chain))
 
     def restore(self, tokens: Sequence[int], cache: Cache | LayerCache, *, device: torch.device | str = "cpu") -> int:
-        """Fill an empty cache with the beginning of a text, as far as it is known.
+        """Fill an empty cache with the stored beginning of a sequence.
 
         Args:
-            tokens: of one text.
+            tokens: of one sequence.
             cache: an empty cache of a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, batch of one.
             device: where the model is.
 
         Returns:
-            How many tokens the cache now holds, at most all but the last: that one is to be read, since what comes
-            after it is asked. Read on with the others, ``tokens[returned:]``.
+            The number of tokens in the cache, at most all but the last, since the model must read one token to predict
+            the next. Continue with ``tokens[returned:]``.
 
         Raises:
             ValueError, UnsupportedError: the cache is not empty, or of a kind that cannot be filled.
@@ -133,16 +133,16 @@ class PrefixStore:
         return len(parts) * size
 
     def put(self, tokens: Sequence[int], cache: Cache | LayerCache) -> int:
-        """Keep the full blocks of a text that a cache has read.
+        """Store the full blocks of a sequence that a cache has read.
 
         Args:
-            tokens: of the text; the cache holds them first, and may hold more.
-            cache: a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, batch of one, whose tokens stand at
+            tokens: of the sequence; the cache starts with them, and may have more.
+            cache: a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, batch of one, with positions
                 0, 1, 2, …
 
         Returns:
-            Blocks that were written: those that were not there, as far as what the cache holds is exact. Keys made
-            after a step that left blocks out are not kept, nor what would not fit in ``max_bytes``.
+            The number of new blocks. Keys computed after a step that left blocks out are not exact and not stored, nor
+            blocks beyond ``max_bytes``.
 
         Raises:
             ValueError, UnsupportedError: a cache of another kind, or of other tokens.
@@ -171,7 +171,7 @@ class PrefixStore:
         return written
 
     def clear(self) -> None:
-        """Remove all blocks of the folder, whatever model they are of.
+        """Remove all blocks of the folder, of all models.
 
         Raises:
             ValueError: some may not be removed; the others are.
@@ -252,8 +252,9 @@ def fingerprint(model: nn.Module) -> str:
     """Return a SHA-256 over a model's weights, their dtypes, its configuration and its structure.
 
     Two models with the same fingerprint make the same keys and values of the same tokens at the same positions; a
-    changed weight, dtype, base of the rotation, mask or adapter changes it. What is no part of the module (autocast, a
-    mask given with the call, an image before the text) does not: that is for the ``salt`` of a `PrefixStore`.
+    changed weight, dtype, base of the rotation, mask or adapter changes it. Inputs that are no part of the module
+    (autocast, a mask passed to the call, an image before the text) do not: put them into the ``salt`` of a
+    `PrefixStore`.
 
     Args:
         model: a module; its ``config``, if it has one, counts as well.

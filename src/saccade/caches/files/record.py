@@ -115,7 +115,7 @@ class Contents:
         """Return one tensor of a state.
 
         Args:
-            leaf: what it must be.
+            leaf: its declaration.
             sizes: of axes, by name; those of other names are added.
             dtype: of the keys; None where this are they.
         """
@@ -146,7 +146,7 @@ class Contents:
         """Return the tensors of a state by name, the sizes of their axes, and the spec of keys and values.
 
         Args:
-            leaves: what the tensors must be, keys first.
+            leaves: the declarations of the tensors, keys first.
             sizes: of axes, by name, as far as they are known.
         """
         state: dict[str, Tensor] = {}

@@ -74,7 +74,7 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
         ImportError: safetensors is not installed.
         OSError: the file cannot be written.
 
-    Cost: a copy of what is held, on the disk.
+    Cost: a copy of the contents on the disk.
 
     Example:
         >>> import pathlib, tempfile
@@ -93,19 +93,19 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
     file = checked_path(where, "path", path)
     _check_fingerprint(where, fingerprint)
     tensors: dict[str, Tensor] = {}
-    tree = _written(cache, "", tensors, where)
+    tree = _describe(cache, "", tensors, where)
     write_whole(file, encoded(where, tensors, {"kind": _KIND, "fingerprint": fingerprint, "cache": tree}))
 
 
 def load_cache(
     path: str | os.PathLike[str], *, fingerprint: str | None = None, device: torch.device | str = "cpu"
 ) -> Cache | LayerCache:
-    """Read what `save_cache` wrote.
+    """Return a cache from a file of `save_cache`.
 
     Args:
         path: the file.
-        fingerprint: of the model that is to go on from it; must be what the file was saved with.
-        device: where the cache is to be.
+        fingerprint: of the model that will use it; must be the one that the file was saved with.
+        device: of the cache.
 
     Returns:
         A cache of the same kind, which continues where the saved one stopped.
@@ -114,7 +114,7 @@ def load_cache(
         ImportError: safetensors is not installed.
         TypeError: not a path.
         ValueError: no file; one that is truncated, damaged, not a cache, of another version or for another model; or
-            one that tells of a cache which could not be: nothing is made of it then.
+            one that describes an impossible cache.
     """
     where = "load_cache"
     file = checked_path(where, "path", path)
@@ -140,10 +140,10 @@ def _check_fingerprint(where: str, fingerprint: object) -> None:
         raise type_error(where, "fingerprint", "be a string or None", type(fingerprint).__name__, hint=hint)
 
 
-def _written(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor], where: str) -> dict[str, Any]:
+def _describe(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor], where: str) -> dict[str, Any]:
     """Return the description of a cache; add its tensors under names that begin with ``name``."""
     if isinstance(cache, Cache):
-        layers = [_written(layer, f"{name}{i}.", tensors, where) for i, layer in enumerate(cache)]
+        layers = [_describe(layer, f"{name}{i}.", tensors, where) for i, layer in enumerate(cache)]
         return {"kind": "Cache", "layers": layers}
     settings = _settings(cache, where)
     numbers, state = cache.state()

@@ -1,4 +1,4 @@
-"""Which heads share a selection of blocks, which queries selected a block, and which pairs in it are hidden."""
+"""The index of block-sparse kernels: heads that share a selection, queries of each block, and hidden pairs."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Features(NamedTuple):
 
 
 class FeatureMatrix(LinearTimeMatrix):
-    r"""Rows in proportion to products of features; O(n) memory, and O(n) time for products.
+    r"""A matrix whose rows are proportional to products of features; O(n) memory, and O(n) time for products.
 
     .. math:: A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\epsilon + \sum_{j' \in V(i)} \phi(q_i) \cdot \phi(k_{j'})},
               \quad j \in V(i)
@@ -233,7 +233,7 @@ class FeatureMatrix(LinearTimeMatrix):
     def _piece(self, value: Tensor) -> int | None:
         """Return how many tokens to sum and divide at a time, whole chunks of them; None for all.
 
-        Fresh memory for the sums of a long text costs as much as they do.
+        Fresh memory for the sums of a long sequence costs as much as they do.
         """
         order, (batch, heads, q_len, _) = self._order, self.shape
         size = CHUNK * max(1, _PIECE // max(1, batch * heads * CHUNK * value.shape[3]))
@@ -280,7 +280,7 @@ def _relative(logs: Tensor) -> Tensor:
 
 
 class FeatureMechanism(Approximate):
-    """A mechanism that makes a `FeatureMatrix`."""
+    """A mechanism that returns a `FeatureMatrix`."""
 
     eps: float = 0.0
 
@@ -299,7 +299,7 @@ class FeatureMechanism(Approximate):
         """Return an empty `saccade.caches.RecurrentCache`, of constant size."""
         return RecurrentCache(max_len)
 
-    def _made(self, given: Inputs) -> FeatureMatrix:
+    def _matrix_of(self, given: Inputs) -> FeatureMatrix:
         (query, nonfinite_queries), (key, tainted) = (_finite(x, given.wide) for x in (given.query, given.key))
         of_query, of_key, source = self.features(query, key)
         dtype, visible = given.query.dtype, Visible.of(given)

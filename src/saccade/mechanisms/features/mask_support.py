@@ -69,7 +69,7 @@ class Visible:
         """Read the mask at the positions of the tokens."""
         parts = [part for part in parts_of(given.rule) if not isinstance(part, Full)]
         packs = [part for part in parts if isinstance(part, Documents)]
-        q, kv = given.written_out()
+        q, kv = given.position_tables()
         causal = any(isinstance(rule, Causal) for part in parts for rule in (part, *_inner(part)))
         # Default positions mark no padding. If there are more queries than keys, the first rows lie before position 0.
         lost_rows = [q < 0] if given.q_positions is not None and given.q_positions.run is None else []

@@ -1,4 +1,4 @@
-"""Sums over all earlier keys: what makes causal linear attention linear."""
+"""Sums over all earlier keys, which make causal linear attention linear."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["continued", "prefix_sums"]
 
 
 def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, reverse: bool = False) -> Tensor:
-    r"""Compare a row with all keys up to its own place, and sum what these keys bring.
+    r"""Compare each row with all keys up to its place, and sum their values.
 
     .. math:: o_i = \sum_{j \le i} w_{ij} (a_i \cdot b_j)\, c_j
 

@@ -87,12 +87,12 @@ def drawn_unread(seed: int, number: Tensor, num_features: int, head_dim: int, *,
     return _operation(number, str(seed), num_features, head_dim, orthogonal)  # a seed may exceed 64 bits
 
 
-_kept = lru_cache(maxsize=128)(drawn)  # layers and calls
+_cached_draw = lru_cache(maxsize=128)(drawn)  # layers and calls
 
 
 @torch.library.custom_op("saccade::drawn_directions", mutates_args=())
 def _operation(number: Tensor, seed: str, num_features: int, head_dim: int, orthogonal: bool) -> Tensor:
-    return _kept(int(seed), int(number), num_features, head_dim, orthogonal=orthogonal).clone()
+    return _cached_draw(int(seed), int(number), num_features, head_dim, orthogonal=orthogonal).clone()
 
 
 @_operation.register_fake

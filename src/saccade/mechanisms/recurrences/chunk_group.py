@@ -24,8 +24,9 @@ class Group(NamedTuple):
         query, key: as the rule has them; the query times its scale.
         beta: None for 1.
         decays: exp(b_i - b_j), and the allowed pairs.
-        weights: P, how queries read what tokens of the chunk write.
-        recalled: how the keys recall one another, strictly below the diagonal; None without the delta rule.
+        weights: P, the weights with which queries read tokens of the chunk.
+        recalled: the weights with which keys recall one another, strictly below the diagonal; None without the delta
+            rule.
         inverse: T, of 1 + beta * recalled; None without the delta rule.
         reads: Q~, queries with the decay since the start of the chunk.
         recalls: ``-beta K~``, likewise keys; None without the delta rule.

@@ -33,8 +33,9 @@ class Decays(NamedTuple):
         sums: float64 ``[chunks, lines, CHUNK, 1 | head_dim]``; two large sums in float32 would differ by rounding
             alone. None for no decay.
         allowed: pairs of a token and those up to it, bool ``[..., CHUNK, CHUNK]``.
-        table: what is left, where allowed; for decays of one number, ``[chunks, lines, CHUNK, CHUNK]``, else None.
-        from_start, to_end: what is left of the state that comes in, and of a token at the end; None for all of it.
+        table: the share that is left, where allowed; for decays of one number, ``[chunks, lines, CHUNK, CHUNK]``, else
+            None.
+        from_start, to_end: the shares left of the incoming state, and of a token at the end; None for all.
     """
 
     sums: Tensor | None

@@ -27,7 +27,7 @@ class Recurrence(Approximate):
     """The base of mechanisms whose matrix is that of a recurrence.
 
     Args:
-        scale: of what a query reads; ``head_dim ** -0.5`` when None.
+        scale: of the outputs; ``head_dim ** -0.5`` when None.
     """
 
     is_delta: ClassVar[bool] = False
@@ -46,7 +46,7 @@ class Recurrence(Approximate):
         """Return an empty `saccade.caches.RecurrentCache`: the state, of constant size."""
         return RecurrentCache(max_len)
 
-    def _made(self, given: Inputs) -> RecurrenceMatrix:
+    def _matrix_of(self, given: Inputs) -> RecurrenceMatrix:
         return self._matrix(given, None, None)
 
     def _matrix(self, given: Inputs, decay: Tensor | None, beta: Tensor | None) -> RecurrenceMatrix:

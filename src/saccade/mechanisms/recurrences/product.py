@@ -119,8 +119,8 @@ def _gradients_of(
 ) -> tuple[tuple[Tensor | None, ...], Tensor]:
     """Return the gradients of query, key, decay, beta and value in a group, and of the state that comes in.
 
-    No derivative of an exponential is taken: with the sums of log decays, a query or key that reads gains what its own
-    gradient says, and a key that writes loses it.
+    No exponential is differentiated: the gradient of the summed log decays is ``query * grad_query`` of each reader,
+    minus ``key * grad_key`` of each writer.
     """
     new, states = written_by(group, value, state)
     reached, behind = backwards(group, grad, grad_state)
@@ -178,7 +178,7 @@ def _derivatives(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     query, key, decay, beta, value, state = run(*saved)
     if bad is not None:
         query = query.masked_fill(bad, math.nan)
-        key, decay, beta, value, state = _told_of(bad, saved[4], [key, decay, beta, value], state, saved[7])
+        key, decay, beta, value, state = _mark_nan(bad, saved[4], [key, decay, beta, value], state, saved[7])
     decay, beta = (None if x is None else grad_of_gate for x, grad_of_gate in ((saved[2], decay), (saved[3], beta)))
     return query, key, decay, beta, None, value, state, None, None, None
 
@@ -195,7 +195,7 @@ def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor 
     return (*grads[:4], None, *grads[4:], None, None, None)
 
 
-def _told_of(
+def _mark_nan(
     bad: Tensor, segments: Tensor | None, grads: list[Tensor], state: Tensor, segment: Tensor | None
 ) -> list[Tensor]:
     """Write NaN into the gradients of tokens, and of the state, that a row with a NaN gradient has read."""

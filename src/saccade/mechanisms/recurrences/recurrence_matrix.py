@@ -46,7 +46,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         beta: ``[batch, kv_heads, kv_len, 1]``; None for 1.
         visible: the mask, causal.
         scale: s.
-        is_delta: whether a token writes what its key does not yet recall.
+        is_delta: whether a token writes only the part that its key does not recall.
         dtype: of the inputs and of the products.
         tainted, nonfinite_queries, source: as in `saccade.mechanisms.features.feature_matrix.FeatureMatrix`.
 

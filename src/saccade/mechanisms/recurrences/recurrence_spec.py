@@ -80,7 +80,7 @@ FEW = 2  # tokens up to which a chunk costs more than its steps
 def stepped(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the result of `product` by definition; differentiable any number of times, in both directions.
 
-    Cost: a few passes over the state for each token; where gradients are wanted, every state is kept.
+    Cost: a few passes over the state for each token; with gradients, every state is stored.
     """
     out = []
     for i in range(rule.key.shape[1]):
