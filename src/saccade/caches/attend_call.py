@@ -47,7 +47,6 @@ class Call(NamedTuple):
         mask: on positions; None for no mask.
         positions: of the new tokens.
         kv_positions: of all tokens so far, in a cache that keeps their order; else of the new ones.
-        where: the function, for errors.
     """
 
     mechanism: MakesMatrix
@@ -58,7 +57,6 @@ class Call(NamedTuple):
     positions: Positions
     kv_positions: Positions
     dropout_p: float
-    where: str
 
     @property
     def table(self) -> Tensor:

@@ -25,7 +25,7 @@ from saccade.scorers.block_scorers import BlockBounds, BlockScorer, score_rows, 
 from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import is_finite, wide_dtype
 from saccade.support.torch_modes import is_plain as is_plain_tensor
-from saccade.support.validation import instance, integer, one_of
+from saccade.support.validation import check_choice, check_int, check_type
 
 __all__ = ["BlockSelectCache"]
 
@@ -114,24 +114,23 @@ class BlockSelectCache(KVCache):
         max_len: int | None = None,
     ):
         super().__init__(max_len)
-        where = "BlockSelectCache"
-        self.block_size = integer(where, "block_size", block_size)
-        self.budget = integer(where, "budget", budget)
-        self.sink_blocks = integer(where, "sink_blocks", sink_blocks, 0)
-        self.local_blocks = integer(where, "local_blocks", local_blocks)
-        self.rescore_every = integer(where, "rescore_every", rescore_every)
-        self.prompt = one_of(where, "prompt", prompt, ("dense", "sparse"))
+        self.block_size = check_int("block_size", block_size)
+        self.budget = check_int("budget", budget)
+        self.sink_blocks = check_int("sink_blocks", sink_blocks, 0)
+        self.local_blocks = check_int("local_blocks", local_blocks)
+        self.rescore_every = check_int("rescore_every", rescore_every)
+        self.prompt = check_choice("prompt", prompt, ("dense", "sparse"))
         if prompt == "sparse" and rescore_every > 1:
             hint = "a ranking that is used again depends on how the sequence was split"
-            raise value_error(where, "rescore_every", 'be 1 with prompt="sparse"', rescore_every, hint=hint)
+            raise value_error("rescore_every", 'be 1 with prompt="sparse"', rescore_every, hint=hint)
         if budget % block_size:
-            raise value_error(where, "budget", f"be a multiple of block_size {block_size}", budget)
+            raise value_error("budget", f"be a multiple of block_size {block_size}", budget)
         if budget < (sink_blocks + local_blocks) * block_size:
             rule = f"hold {sink_blocks} first and {local_blocks} last blocks of {block_size}"
-            raise value_error(where, "budget", rule, budget, hint="tokens for each key head, those blocks included")
+            raise value_error("budget", rule, budget, hint="tokens for each key head, those blocks included")
         hint = "saccade.scorers.BlockMeans(), BlockBounds(), or a subclass of BlockScorer"
         scorer = BlockBounds() if scorer is None else scorer
-        self.scorer = instance(where, "scorer", scorer, BlockScorer, "be a BlockScorer or None", hint=hint)
+        self.scorer = check_type("scorer", scorer, BlockScorer, "be a BlockScorer or None", hint=hint)
 
     @property
     def exact_len(self) -> int:
@@ -351,7 +350,7 @@ def _check_sparse_prompt(call: Call) -> None:
     if type(call.mask) is not Causal:
         reasons.append("its mask is not masks.Causal()")
     if reasons:
-        raise unsupported(call.where, 'prompt="sparse"', reasons, hint='prompt="dense", or one token at a time')
+        raise unsupported('prompt="sparse"', reasons, hint='prompt="dense", or one token at a time')
 
 
 def log_shares(scores: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from saccade.masks import Mask, as_mask
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import type_error, unsupported, value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["LayerCache", "Leaf"]
 
@@ -86,9 +86,8 @@ class LayerCache(AnswersCalls):
 
     def positions(self, q_len: int) -> range | Tensor | None:
         """Return the positions of the next ``q_len`` tokens: a range, or int64 ``[batch, q_len]`` if items differ."""
-        where = f"{type(self).__name__}.positions"
-        self.check_not_replayed(where)
-        return self._tokens.next(integer(where, "q_len", q_len, 0)).given
+        self.check_not_replayed()
+        return self._tokens.next(check_int("q_len", q_len, 0)).given
 
     def attend(
         self,
@@ -118,22 +117,21 @@ class LayerCache(AnswersCalls):
         Raises:
             UnsupportedError: gradient checkpointing, unless the cache was made inside the checkpointed function.
         """
-        where = f"{type(self).__name__}.attend"
-        self.check_not_replayed(where)
+        self.check_not_replayed()
         if not callable(mechanism) or isinstance(mask, Tensor):
-            check_call(where, mechanism, mask)
-        self._check_new(where, query, key, value)
+            check_call(mechanism, mask)
+        self._check_new(query, key, value)
         batch, _, q_len, _ = query.shape
         if mask is not None and not isinstance(mask, Mask):
-            mask = as_mask(mask, (*query.shape[:3], self.length + q_len), where=where)
+            mask = as_mask(mask, (*query.shape[:3], self.length + q_len))
         tokens = self._tokens
-        new = tokens.next(q_len) if positions is None else Positions.of(positions, where, length=q_len, batch=batch)
+        new = tokens.next(q_len) if positions is None else Positions.of(positions, length=q_len, batch=batch)
         if isinstance(tokens, Upcoming):
-            tokens, kv_positions = tokens.extended(new, batch, key.device, where), new
+            tokens, kv_positions = tokens.extended(new, batch, key.device), new
         else:
             tokens, new = tokens.extended(new, batch, key.device)
             kv_positions = tokens
-        out = self.advance(Call(mechanism, query, key, value, mask, new, kv_positions, dropout_p, where))
+        out = self.advance(Call(mechanism, query, key, value, mask, new, kv_positions, dropout_p))
         self._tokens = tokens  # only now do the new columns count
         if self._spec is None and self._state:
             self._spec = KeyValueSpec.of(key, value)
@@ -149,7 +147,7 @@ class LayerCache(AnswersCalls):
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
         """Keep these batch items, in this order; they may repeat, and be fewer or more than before."""
         like = self._spec
-        index = checked_rows(f"{type(self).__name__}.reorder", rows, None if like is None else like.batch)
+        index = checked_rows(rows, None if like is None else like.batch)
         if like is None or index.tolist() == list(range(like.batch)):
             return
         for leaf in self.leaves:
@@ -162,8 +160,7 @@ class LayerCache(AnswersCalls):
 
     def crop(self, length: int) -> None:
         """Forget all columns but the first ``length``; raise if that is not possible. 0 always is."""
-        where = f"{type(self).__name__}.crop"
-        check_crop(where, length, self.length)
+        check_crop(length, self.length)
         if length == 0:
             self._empty()
             self._region = Region.current()
@@ -171,7 +168,7 @@ class LayerCache(AnswersCalls):
             reason = self._why_not_cropped(length)
             if reason is not None:
                 hint = "fork() before the tokens that may have to go; KVCache() crops anywhere"
-                raise unsupported(where, f"length={length}", [reason], hint=hint)
+                raise unsupported(f"length={length}", [reason], hint=hint)
             self._crop(length)
 
     def fork(self) -> Self:
@@ -206,7 +203,7 @@ class LayerCache(AnswersCalls):
         state, sizes, like = contents.state(self.leaves, self._sizes(contents))
         if self.keeps_order:
             given = contents.positions(like.batch, sizes["columns"])
-            tokens = Positions.of(given, "load_cache", length=sizes["columns"], batch=like.batch)
+            tokens = Positions.of(given, length=sizes["columns"], batch=like.batch)
             self._tokens, _ = _NO_TOKENS.extended(tokens, like.batch, like.device)
         else:
             self._tokens = Upcoming(contents.position("length"), contents.upcoming(like.batch, state.get("table")))
@@ -219,14 +216,10 @@ class LayerCache(AnswersCalls):
         settings = [f"{name}={getattr(self, name)!r}" for name in (*self.settings, "length", "nbytes")]
         return f"{type(self).__name__}({', '.join(settings)})"
 
-    def check_not_replayed(self, where: str) -> None:
-        """Raise where gradient checkpointing replays a change of this cache.
-
-        Args:
-            where: the function that changes the cache, for the error.
-        """
+    def check_not_replayed(self) -> None:
+        """Raise where gradient checkpointing replays a change of this cache."""
         if Region.current().repeats(self._region):
-            refuse_replay(where)
+            refuse_replay()
 
     def _forget(self) -> None:
         """Hold nothing."""
@@ -245,26 +238,26 @@ class LayerCache(AnswersCalls):
         """Return why `crop` cannot go back to ``length`` columns; None if it can."""
         return "what later tokens did to it cannot be undone"
 
-    def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
+    def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Raise if new keys and values do not match each other, those before, or ``max_len``."""
         if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
-            check_tensors(where, query, key, value)
+            check_tensors(query, key, value)
         q, k, v = query.shape, key.shape, value.shape
         is_alike = len(q) == len(k) == len(v) == 4 and q[0] == k[0] == v[0] and q[2] == k[2] == v[2] and k[1] == v[1]
         if not is_alike or not query.dtype == key.dtype == value.dtype:
-            check_tensors(where, query, key, value)
+            check_tensors(query, key, value)
         like = (k[0], k[1], k[3], v[3], key.dtype, key.device)
         if self._spec is not None and self._spec != like:
-            self._check_spec(where, self._spec, KeyValueSpec(*like))
+            self._check_spec(self._spec, KeyValueSpec(*like))
         if self.max_len is not None and self.length + k[2] > self.max_len:
             got, hint = f"{self.length} held and {k[2]} new", f"{type(self).__name__}() grows; crop(length) forgets"
-            raise value_error(where, "tokens", f"fit in max_len {self.max_len}", got, hint=hint)
+            raise value_error("tokens", f"fit in max_len {self.max_len}", got, hint=hint)
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
         """Return these batch items of a leaf, in new memory."""
         return x[rows]
 
-    def _check_spec(self, where: str, stored: KeyValueSpec, new: KeyValueSpec) -> None:
+    def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:
         """Raise if new keys and values do not match those stored."""
         hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
         for name, old, received in zip(KeyValueSpec._fields, stored, new, strict=True):
@@ -272,7 +265,7 @@ class LayerCache(AnswersCalls):
                 was, got = (str(x).removeprefix("torch.") for x in (old, received))
                 what = f"{name} of {'value' if name == 'value_dim' else 'key'}"
                 error = type_error if name == "dtype" else value_error
-                raise error(where, what, f"be {was}, as in the cache", got, hint=hint)
+                raise error(what, f"be {was}, as in the cache", got, hint=hint)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
         """Return the sizes of leaves that are known before the leaves are read."""

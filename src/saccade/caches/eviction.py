@@ -22,11 +22,11 @@ from saccade.statistics.fold import Outline
 from saccade.statistics.row_block import as_slice
 from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
-from saccade.support.validation import Shapes, integer
+from saccade.support.validation import ShapeSpec, check_int
 
 __all__ = ["EvictingCache", "Held", "HeavyHitterCache", "SnapKVCache"]
 
-_SCORES = Shapes("scores [batch, kv_heads, columns]")
+_SCORES = ShapeSpec("scores [batch, kv_heads, columns]")
 _MOST_ROWS = 32  # last queries whose weights are stored one by one, so that `crop` can subtract them
 _RECENT = (("earlier", "columns"), ("rows", "queries columns"))
 
@@ -115,11 +115,10 @@ class EvictingCache(LayerCache):
 
     def __init__(self, budget: int, *, recent: int | None = None):
         super().__init__()
-        where = type(self).__name__
-        self.budget = integer(where, "budget", budget)
-        self.recent = integer(where, "recent", max(1, self.budget // 2) if recent is None else recent)
+        self.budget = check_int("budget", budget)
+        self.recent = check_int("recent", max(1, self.budget // 2) if recent is None else recent)
         if self.recent > self.budget:
-            raise value_error(where, "recent", f"be at most the budget {budget}", recent)
+            raise value_error("recent", f"be at most the budget {budget}", recent)
 
     def score(self, held: Held) -> Tensor:
         """Return the score of each token, ``[batch, kv_heads, columns]``; tokens with the highest scores stay.
@@ -194,7 +193,7 @@ class EvictingCache(LayerCache):
     def _best(self, held: Held) -> Held:
         """Return the last ``recent`` columns, and the others with the highest scores; ``budget`` in all."""
         scores, (batch, kv_heads, columns) = self.score(held), held.table.shape
-        _SCORES.check(f"{type(self).__name__}.score", scores, batch=batch, kv_heads=kv_heads, columns=columns)
+        _SCORES.check(scores, batch=batch, kv_heads=kv_heads, columns=columns)
         order = scores.masked_fill(held.table < 0, -torch.inf)
         order[..., columns - self.recent :] = torch.inf
         return held.at(order.topk(self.budget, 2, sorted=False).indices.sort(2).values)
@@ -320,12 +319,12 @@ class SnapKVCache(EvictingCache):
     evict_once = True
 
     def __init__(self, budget: int, *, window: int = 32, pool: int = 5):
-        budget = integer("SnapKVCache", "budget", budget)
-        self.window, self.pool = integer("SnapKVCache", "window", window), integer("SnapKVCache", "pool", pool)
+        budget = check_int("budget", budget)
+        self.window, self.pool = check_int("window", window), check_int("pool", pool)
         if window > budget:
-            raise value_error("SnapKVCache", "window", f"be at most the budget {budget}", window)
+            raise value_error("window", f"be at most the budget {budget}", window)
         if pool % 2 == 0:
-            raise value_error("SnapKVCache", "pool", "be odd", pool)
+            raise value_error("pool", "be odd", pool)
         super().__init__(budget, recent=window)
         self.voting_queries = window
 

@@ -14,7 +14,7 @@ from saccade.caches.files.record import Contents
 from saccade.caches.next_position import Upcoming
 from saccade.masks import Mask, Segments
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["RingCache", "SegmentCache"]
 
@@ -258,8 +258,7 @@ class SegmentCache(RingCache):
     equivalent_run = "the dense run with masks.Segments(segment, memory)"
 
     def __init__(self, segment: int, memory: int):
-        where = "SegmentCache"
-        self.segment, self.memory = integer(where, "segment", segment), integer(where, "memory", memory, 0)
+        self.segment, self.memory = check_int("segment", segment), check_int("memory", memory, 0)
         super().__init__(Segments(self.segment, self.memory), 0, self.segment + self.memory)
 
     def _visible_slots(self, x: Tensor, place: int) -> Tensor:

@@ -10,9 +10,9 @@ from saccade.engine.block_sparse.by_key import ByBlock
 from saccade.engine.block_sparse.gather import Gathered
 from saccade.engine.block_sparse.selected_blocks import SelectedBlocks
 from saccade.engine.block_sparse.selection import select_blocks, stable_topk
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
-from saccade.matrix.attention_matrix import AttentionMatrix, from_ingredients
+from saccade.matrix.attention_matrix import AttentionMatrix, matrix_from_inputs
 
 __all__ = ["SelectedBlocks", "restrict_to_blocks", "select_blocks", "stable_topk"]
 
@@ -29,20 +29,20 @@ def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> Att
         index: see `saccade.engine.block_sparse.selected_blocks.SelectedBlocks`.
         size: keys of a block.
     """
-    given = matrix.ingredients.current()
-    _, heads, _, kv_len = given.shape
-    mask = SelectedBlocks(given.rule, given.origin, index, size, heads, -(-kv_len // size))
-    result = given.replaced(rule=mask, is_live=False)
-    return from_ingredients(result, _kernel_for(result, mask) if matrix.impl == "auto" else matrix.impl)
+    inputs = matrix.inputs.current()
+    _, heads, _, kv_len = inputs.shape
+    mask = SelectedBlocks(inputs.rule, inputs.origin, index, size, heads, -(-kv_len // size))
+    result = inputs.replaced(rule=mask, is_live=False)
+    return matrix_from_inputs(result, _kernel_for(result, mask) if matrix.impl == "auto" else matrix.impl)
 
 
-def _kernel_for(given: Ingredients, mask: SelectedBlocks) -> Kernel | Literal["auto"]:
+def _kernel_for(inputs: AttentionInputs, mask: SelectedBlocks) -> Kernel | Literal["auto"]:
     """Return the kernel that reads only selected keys, if it can run the scores and is faster; else any kernel."""
-    _, heads, q_len, kv_len = given.shape
-    if _BY_BLOCK.reasons(given):
+    _, heads, q_len, kv_len = inputs.shape
+    if _BY_BLOCK.reasons(inputs):
         return "auto"
     if mask.size >= _SMALLEST and q_len > 1:
         return _BY_BLOCK
-    sharing = heads // max(1, given.key.shape[1], mask.index.shape[1])
+    sharing = heads // max(1, inputs.key.shape[1], mask.index.shape[1])
     slots = mask.index.shape[3] * mask.size
     return _GATHERED if slots * _GATHER <= sharing * kv_len or q_len <= _FEW else "auto"

@@ -105,14 +105,14 @@ class EarlierSegments(LinearTimeMatrix):
             lines, keys, recalled = self._parts()
             share = self.shape[1] // max(1, self.kv_heads)
             keys, recalled = (y.repeat_interleave(share, 1) for y in (keys, recalled))
-            given = self._rows.in_line(x.to(lines.dtype))
-            state = given.new_zeros(*self.shape[:2], keys.shape[3], x.shape[3])
+            inputs = self._rows.in_line(x.to(lines.dtype))
+            state = inputs.new_zeros(*self.shape[:2], keys.shape[3], x.shape[3])
             outs = [keys[:, :, :0] @ state]
             for read, written in zip(reversed(self._rows.spans), reversed(self._columns.spans), strict=True):
                 outs.append(keys[:, :, written] @ state)
                 if self._is_delta:
                     state = state - recalled[:, :, written].mT @ outs[-1]
-                state = state + lines[:, :, read].mT @ given[:, :, read]
+                state = state + lines[:, :, read].mT @ inputs[:, :, read]
             return self._columns.back(torch.cat(outs[::-1], 2)).to(x.dtype)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -140,12 +140,12 @@ class EarlierSegments(LinearTimeMatrix):
         state = empty if memory is None else memory
         outs, keys = [lines[..., :0, :1].expand(-1, -1, -1, value.shape[3])], None
         if len(spans) > 1:  # no query reads the last segment from the memory
-            given = self._columns.in_line(F.pad(value.to(lines.dtype), (0, 1), value=1.0))
+            inputs = self._columns.in_line(F.pad(value.to(lines.dtype), (0, 1), value=1.0))
             keys = self._keys(is_open)
         for read, written in zip(self._rows.spans, spans, strict=True):
             outs.append(_normalise(product(lines[:, :, read], state)))
             if keys is not None and written is not spans[-1]:
-                brought = given[:, :, written]
+                brought = inputs[:, :, written]
                 if self._is_delta:
                     brought = brought - F.pad(_normalise(keys[:, :, written] @ state), (0, 1))
                 state = state + keys[:, :, written].mT @ brought
@@ -258,12 +258,12 @@ class Tokens(NamedTuple):
     places: Tensor | None = None
 
     @classmethod
-    def pair(cls, given: Inputs, q: Tensor, kv: Tensor, segment: int) -> tuple[Tokens, Tokens]:
+    def pair(cls, inputs: Inputs, q: Tensor, kv: Tensor, segment: int) -> tuple[Tokens, Tokens]:
         """Return the layouts of queries and keys at positions ``q`` and ``kv``, int64 ``[batch | 1, len]``."""
         tables = [x.div(segment, rounding_mode="floor").clamp(min=-1) for x in (q, kv)]
-        starts = [start for start in given.starts if start is not None]
-        if None not in given.starts:
-            runs = [range(start, start + length) for start, length in zip(starts, given.shape[2:], strict=True)]
+        starts = [start for start in inputs.starts if start is not None]
+        if None not in inputs.starts:
+            runs = [range(start, start + length) for start, length in zip(starts, inputs.shape[2:], strict=True)]
             low = max(0, min(run.start for run in runs)) // segment
             ends = range(low, -(-max(0, *(run.stop for run in runs)) // segment))
             return tuple(cls._of_run(*both, ends, segment) for both in zip(tables, runs, strict=True))  # type: ignore[return-value]  # two

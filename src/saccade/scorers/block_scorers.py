@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from saccade.scorers.scorer import Scorer, ScoreRows, exact_dtype
 from saccade.support.numerics import wide_dtype
-from saccade.support.validation import Shapes
+from saccade.support.validation import ShapeSpec
 
 __all__ = ["BlockBounds", "BlockMeans", "BlockScorer", "score_rows", "summarize_blocks"]
 
-_SUMMARY, _SCORES = Shapes("summary [batch, kv_heads, blocks, width]"), Shapes("scores [batch, heads, blocks]")
+_SUMMARY, _SCORES = ShapeSpec("summary [batch, kv_heads, blocks, width]"), ShapeSpec("scores [batch, heads, blocks]")
 _ENTRIES = 1 << 22  # numbers of keys that are widened at a time
 
 
@@ -125,8 +125,7 @@ def summarize_blocks(scorer: BlockScorer, key: Tensor, real: Tensor) -> Tensor:
     """Return `BlockScorer.summarize` of some blocks, after a check of its shape."""
     summary = scorer.summarize(key, real)
     batch, kv_heads, blocks = key.shape[:3]
-    where = f"{type(scorer).__name__}.summarize"
-    _SUMMARY.check(where, summary, batch=batch, kv_heads=kv_heads, blocks=blocks)
+    _SUMMARY.check(summary, batch=batch, kv_heads=kv_heads, blocks=blocks)
     return summary
 
 
@@ -140,8 +139,7 @@ def score_rows(scorer: BlockScorer, query: Tensor, summary: Tensor) -> Tensor:
     """
     batch, heads, rows, _ = query.shape
     scores = scorer.score(query.flatten(1, 2), summary)  # the rows of a head are as many heads of the same key head
-    where = f"{type(scorer).__name__}.score"
-    _SCORES.check(where, scores, batch=batch, heads=heads * rows, blocks=summary.shape[2])
+    _SCORES.check(scores, batch=batch, heads=heads * rows, blocks=summary.shape[2])
     return scores.unflatten(1, (heads, rows))
 
 

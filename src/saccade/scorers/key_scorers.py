@@ -9,11 +9,11 @@ from saccade.engine.tiles.grouped_heads import product
 from saccade.scorers.scorer import Scorer, ScoreRows, exact_dtype
 from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
-from saccade.support.validation import Shapes
+from saccade.support.validation import ShapeSpec
 
 __all__ = ["DotProducts", "LightningIndexer"]
 
-_INDEX = Shapes(
+_INDEX = ShapeSpec(
     "index_query [batch, index_heads, q_len, dim]",
     "index_key [batch, 1, kv_len, dim]",
     "weight [batch, index_heads, q_len]",
@@ -66,7 +66,7 @@ class LightningIndexer(Scorer):
     """
 
     def __init__(self, index_query: Tensor, index_key: Tensor, weight: Tensor):
-        _INDEX.check("LightningIndexer", index_query, index_key, weight)
+        _INDEX.check(index_query, index_key, weight)
         self.index_query, self.weight = index_query, weight
         self._index_key = index_key
 
@@ -88,7 +88,7 @@ class LightningIndexer(Scorer):
         if sizes != expected:
             hint = "use an IndexedCache, which stores the index keys of earlier tokens"
             rule = f"hold {expected[0]} items, {expected[1]} queries and {expected[2]} keys, as the matrix does"
-            raise value_error("LightningIndexer", "index tensors", rule, str(sizes), hint=hint)
+            raise value_error("index tensors", rule, str(sizes), hint=hint)
         wide = exact_dtype(query.device)
         exact = LightningIndexer(*(x.detach().to(wide) for x in self.leaves))
         return exact.scores

@@ -19,7 +19,7 @@ from saccade.engine.block_sparse.index import (
     start_of_backward,
 )
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Tensors
 from saccade.engine.memory_accounting import Cost, Held
 
@@ -38,34 +38,34 @@ class ByBlock(BlockSparseKernel):
 
     name = "by_block"
 
-    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+    def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """Return the FLOPs and bytes of the product; nothing is run."""
-        batch, heads, q_len, _ = given.shape
-        wide, mask = given.compute_dtype.itemsize, selected_blocks(given)
-        results = batch * heads * q_len * (value_dim * given.query.dtype.itemsize + wide)
-        num_heads = heads // max(1, given.key.shape[1], mask.index.shape[1])
-        sums = num_heads * q_len * (given.query.shape[3] + value_dim + 2) * wide
+        batch, heads, q_len, _ = inputs.shape
+        wide, mask = inputs.compute_dtype.itemsize, selected_blocks(inputs)
+        results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + wide)
+        num_heads = heads // max(1, inputs.key.shape[1], mask.index.shape[1])
+        sums = num_heads * q_len * (inputs.query.shape[3] + value_dim + 2) * wide
         order = mask.index.numel() * 8
-        return Cost(mask.blocks, self.pairs(given), Held(results + sums + order + 4 * _ENTRIES * wide, results))
+        return Cost(mask.blocks, self.pairs(inputs), Held(results + sums + order + 4 * _ENTRIES * wide, results))
 
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Return output and lse."""
-        batch, heads, q_len, _ = given.shape
+        batch, heads, q_len, _ = inputs.shape
         out = value.new_zeros(batch, heads, q_len, value.shape[3])
-        lse = value.new_full((batch, heads, q_len), -math.inf, dtype=given.compute_dtype)
-        for group in head_groups(given):
-            query, key = group.of_queries(given, given.query) * given.scale, group.of_keys(given, given.key)
-            values = group.of_keys(given, value)
+        lse = value.new_full((batch, heads, q_len), -math.inf, dtype=inputs.compute_dtype)
+        for group in head_groups(inputs):
+            query, key = group.of_queries(inputs, inputs.query) * inputs.scale, group.of_keys(inputs, inputs.key)
+            values = group.of_keys(inputs, value)
             sums = query.new_zeros(q_len, group.num_heads, value.shape[3] + 1)  # of weighted values, and of weights
             peaks = query.new_full((q_len, group.num_heads), _LOWEST)
-            for step in _steps(given, group, query, key):
+            for step in _steps(inputs, group, query, key):
                 before = peaks.index_select(0, step.rows)
                 peak = torch.maximum(before, step.scores.amax(2))
                 weights = step.scores.sub_(peak[..., None]).exp_()
                 total = sums.index_select(0, step.rows).mul_(before.sub_(peak).exp_()[..., None])
                 total[..., -1] += weights.sum(2)
                 if dropped is not None:
-                    weights *= group.dropout_factors(given, step.rows, step.columns, dropped)
+                    weights *= group.dropout_factors(inputs, step.rows, step.columns, dropped)
                 total[..., :-1] += weights @ values[step.keys.start : step.keys.stop]
                 sums.index_copy_(0, step.rows, total)
                 peaks.index_copy_(0, step.rows, peak)
@@ -76,32 +76,37 @@ class ByBlock(BlockSparseKernel):
         return out, lse
 
     def backward(
-        self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
+        self,
+        inputs: AttentionInputs,
+        value: Tensor,
+        dropped: Dropped | None,
+        results: Backward,
+        wanted: tuple[bool, ...],
     ) -> Tensors:
         """Return the gradients of query, key and value."""
-        grads, delta = start_of_backward(given, value, results)
-        for group in head_groups(given):
+        grads, delta = start_of_backward(inputs, value, results)
+        for group in head_groups(inputs):
             query, key, values = (
-                group.of_queries(given, given.query),
-                group.of_keys(given, given.key),
-                group.of_keys(given, value),
+                group.of_queries(inputs, inputs.query),
+                group.of_keys(inputs, inputs.key),
+                group.of_keys(inputs, value),
             )
-            grad_out = group.of_queries(given, results.grad_out)
+            grad_out = group.of_queries(inputs, results.grad_out)
             row_delta, lse = (x[group.item, group.heads].transpose(0, 1).contiguous() for x in (delta, results.lse))
-            grad_query, query = torch.zeros_like(query), query * given.scale
-            for step in _steps(given, group, query, key, needs_slopes=True):
+            grad_query, query = torch.zeros_like(query), query * inputs.scale
+            for step in _steps(inputs, group, query, key, needs_slopes=True):
                 span = slice(step.keys.start, step.keys.stop)
                 weights = step.scores.sub_(lse.index_select(0, step.rows)[..., None]).exp_()
                 go = grad_out.index_select(0, step.rows)
                 grad_scores, used = go @ values[span].mT, weights
                 if dropped is not None:
-                    factors = group.dropout_factors(given, step.rows, step.columns, dropped)
+                    factors = group.dropout_factors(inputs, step.rows, step.columns, dropped)
                     grad_scores, used = grad_scores.mul_(factors), weights * factors
                 grads[2][group.item, group.kv_head, span] += used.flatten(0, 1).mT @ go.flatten(0, 1)
                 grad_scores = grad_scores.sub_(row_delta.index_select(0, step.rows)[..., None]).mul_(weights)
                 if step.slopes is not None:
                     grad_scores *= step.slopes
-                grad_query.index_add_(0, step.rows, grad_scores @ key[span], alpha=given.scale)
+                grad_query.index_add_(0, step.rows, grad_scores @ key[span], alpha=inputs.scale)
                 grads[1][group.item, group.kv_head, span] += grad_scores.flatten(0, 1).mT @ step.query.flatten(0, 1)
             grads[0][group.item, group.heads] = grad_query.transpose(0, 1)
         others = (None,) * (len(wanted) - 3)
@@ -132,14 +137,14 @@ class _Step(NamedTuple):
 
 
 def _steps(
-    given: Ingredients, group: HeadGroup, query: Tensor, key: Tensor, *, needs_slopes: bool = False
+    inputs: AttentionInputs, group: HeadGroup, query: Tensor, key: Tensor, *, needs_slopes: bool = False
 ) -> Iterator[_Step]:
     """Yield all blocks with the queries that selected them, a limited number at a time."""
-    mask, by_block = selected_blocks(given), QueriesByBlock.of(given)
+    mask, by_block = selected_blocks(inputs), QueriesByBlock.of(inputs)
     most = max(1, _ENTRIES // (mask.size * group.num_heads))
     for block in range(mask.blocks):
-        keys = range(block * mask.size, min((block + 1) * mask.size, given.shape[3]))
+        keys = range(block * mask.size, min((block + 1) * mask.size, inputs.shape[3]))
         for rows in by_block.rows(group, block).split(most):
             q = query.index_select(0, rows)
-            scores, slopes = cap_(q @ key[keys.start : keys.stop].mT, given.softcap, needs_slopes=needs_slopes)
-            yield _Step(keys, rows, q, by_block.hide_(given, scores, group, rows, keys), slopes)
+            scores, slopes = cap_(q @ key[keys.start : keys.stop].mT, inputs.softcap, needs_slopes=needs_slopes)
+            yield _Step(keys, rows, q, by_block.hide_(inputs, scores, group, rows, keys), slopes)

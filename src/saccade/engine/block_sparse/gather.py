@@ -20,7 +20,7 @@ from saccade.engine.block_sparse.index import (
     visible_ranges,
 )
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Tensors
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.engine.tiles.tile_scores import normalised
@@ -39,46 +39,51 @@ class Gathered(BlockSparseKernel):
 
     name = "gathered"
 
-    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+    def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """Return the FLOPs and bytes of the product; nothing is run."""
-        batch, heads, q_len, _ = given.shape
-        wide = given.compute_dtype.itemsize
-        results = batch * heads * q_len * (value_dim * given.query.dtype.itemsize + wide)
-        return Cost(batch * q_len, self.pairs(given), Held(results + 4 * _ENTRIES * wide, results))
+        batch, heads, q_len, _ = inputs.shape
+        wide = inputs.compute_dtype.itemsize
+        results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + wide)
+        return Cost(batch * q_len, self.pairs(inputs), Held(results + 4 * _ENTRIES * wide, results))
 
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Return output and lse."""
-        out = value.new_empty(*given.shape[:3], value.shape[3])
-        lse = value.new_empty(given.shape[:3], dtype=given.compute_dtype)
-        for group, step in _steps(given, value):
+        out = value.new_empty(*inputs.shape[:3], value.shape[3])
+        lse = value.new_empty(inputs.shape[:3], dtype=inputs.compute_dtype)
+        for group, step in _steps(inputs, value):
             weights, logs = normalised(step.scores)
             if dropped is not None:
-                weights = weights * group.dropout_factors(given, step.row_index, step.keys, dropped)
+                weights = weights * group.dropout_factors(inputs, step.row_index, step.keys, dropped)
             rows = slice(step.rows.start, step.rows.stop)
             out[group.item, group.heads, rows] = (weights @ step.value).transpose(0, 1).to(out.dtype)
             lse[group.item, group.heads, rows] = logs.T
         return out, lse
 
     def backward(
-        self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
+        self,
+        inputs: AttentionInputs,
+        value: Tensor,
+        dropped: Dropped | None,
+        results: Backward,
+        wanted: tuple[bool, ...],
     ) -> Tensors:
         """Return the gradients of query, key and value."""
-        grads, delta = start_of_backward(given, value, results)
-        for group, step in _steps(given, value):
+        grads, delta = start_of_backward(inputs, value, results)
+        for group, step in _steps(inputs, value):
             place = (group.item, group.heads, slice(step.rows.start, step.rows.stop))
             go, row_delta, lse = (
-                x[place].transpose(0, 1).to(given.compute_dtype) for x in (results.grad_out, delta, results.lse)
+                x[place].transpose(0, 1).to(inputs.compute_dtype) for x in (results.grad_out, delta, results.lse)
             )
             weights = (step.scores - lse[..., None]).exp_()
             grad_scores, used = go @ step.value.mT, weights
             if dropped is not None:
-                factors = group.dropout_factors(given, step.row_index, step.keys, dropped)
+                factors = group.dropout_factors(inputs, step.row_index, step.keys, dropped)
                 grad_scores, used = grad_scores.mul_(factors), weights * factors
             keys = step.keys.reshape(-1)
             grads[2][group.item, group.kv_head].index_add_(0, keys, (used.mT @ go).flatten(0, 1))
             grad_scores = grad_scores.sub_(row_delta[..., None]).mul_(weights)
             grad_scores = grad_scores if step.slopes is None else grad_scores.mul_(step.slopes)
-            grads[0][place] = (grad_scores @ step.key).mul_(given.scale).transpose(0, 1)
+            grads[0][place] = (grad_scores @ step.key).mul_(inputs.scale).transpose(0, 1)
             grads[1][group.item, group.kv_head].index_add_(0, keys, (grad_scores.mT @ step.query).flatten(0, 1))
         others = (None,) * (len(wanted) - 3)
         return (*(x if needed else None for x, needed in zip(grads, wanted, strict=False)), *others)
@@ -110,31 +115,33 @@ class _Step(NamedTuple):
         return torch.arange(self.rows.start, self.rows.stop, device=self.keys.device)
 
 
-def _steps(given: Ingredients, value: Tensor) -> Iterator[tuple[HeadGroup, _Step]]:
+def _steps(inputs: AttentionInputs, value: Tensor) -> Iterator[tuple[HeadGroup, _Step]]:
     """Yield all queries, a few at a time, of all heads that share a selection and their keys."""
-    mask, (_, _, q_len, kv_len) = selected_blocks(given), given.shape
-    within = torch.arange(mask.size, device=given.device)
+    mask, (_, _, q_len, kv_len) = selected_blocks(inputs), inputs.shape
+    within = torch.arange(mask.size, device=inputs.device)
     slots = mask.index.shape[3] * mask.size
-    most = max(1, _ENTRIES // max(1, slots * max(given.query.shape[3], value.shape[3])))
-    visible = visible_ranges(given)
-    for group in head_groups(given):
-        key, values = group.of_keys(given, given.key), group.of_keys(given, value)
+    most = max(1, _ENTRIES // max(1, slots * max(inputs.query.shape[3], value.shape[3])))
+    visible = visible_ranges(inputs)
+    for group in head_groups(inputs):
+        key, values = group.of_keys(inputs, inputs.key), group.of_keys(inputs, value)
         blocks = mask.index[group.item if len(mask.index) > 1 else 0, group.index_head]
         for first in range(0, q_len, most):
             rows = range(first, min(first + most, q_len))
             span = slice(rows.start, rows.stop)
             keys = (blocks[span, :, None].long() * mask.size + within).flatten(1)
-            hidden = _hidden(given, group, rows, keys, visible)
+            hidden = _hidden(inputs, group, rows, keys, visible)
             keys = keys.masked_fill_(keys >= kv_len, 0)
-            q = given.query[group.item, group.heads, span].transpose(0, 1).to(given.compute_dtype) * given.scale
+            q = inputs.query[group.item, group.heads, span].transpose(0, 1).to(inputs.compute_dtype) * inputs.scale
             k = key[keys]
-            scores, slopes = cap_(q @ k.mT, given.softcap, needs_slopes=True)
+            scores, slopes = cap_(q @ k.mT, inputs.softcap, needs_slopes=True)
             yield group, _Step(rows, keys, q, k, values[keys], scores.masked_fill_(hidden, -math.inf), slopes)
 
 
-def _hidden(given: Ingredients, group: HeadGroup, rows: range, keys: Tensor, visible: tuple[Tensor, Tensor]) -> Tensor:
+def _hidden(
+    inputs: AttentionInputs, group: HeadGroup, rows: range, keys: Tensor, visible: tuple[Tensor, Tensor]
+) -> Tensor:
     """Return which selected keys are hidden from a query, bool ``[rows, heads | 1, keys]``."""
-    mask, kv_len = selected_blocks(given), given.shape[3]
+    mask, kv_len = selected_blocks(inputs), inputs.shape[3]
     starts, ends = (x[group.item if len(x) > 1 else 0, rows.start : rows.stop, None] for x in visible)
     exists = keys < kv_len
     is_known = ((keys[..., None] >= starts) & (keys[..., None] < ends)).any(-1) | ~exists
@@ -142,6 +149,6 @@ def _hidden(given: Ingredients, group: HeadGroup, rows: range, keys: Tensor, vis
     if not bool(is_known.all()):
         row_index = torch.arange(rows.start, rows.stop, device=keys.device)
         hidden = hidden | ~group.allowed(mask, row_index, inside)
-    if isinstance(given.bias, HidingTerm):
-        hidden = hidden | given.bias.keys[group.item, group.heads][:, inside].transpose(0, 1)
+    if isinstance(inputs.bias, HidingTerm):
+        hidden = hidden | inputs.bias.keys[group.item, group.heads][:, inside].transpose(0, 1)
     return hidden

@@ -14,7 +14,7 @@ from saccade.engine import dropout
 from saccade.engine.bias.term import HidingTerm
 from saccade.engine.block_sparse.selected_blocks import SelectedBlocks, at_positions
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import (
     NO_FORWARD_DERIVATIVES,
     Backward,
@@ -32,36 +32,36 @@ __all__ = ["BlockSparseKernel", "HeadGroup", "QueriesByBlock", "head_groups", "r
 class BlockSparseKernel(KernelByHand):
     """A kernel that reads only selected blocks of keys."""
 
-    def reasons(self, given: Ingredients, dropout_p: float = 0.0) -> tuple[str, ...]:
+    def reasons(self, inputs: AttentionInputs, dropout_p: float = 0.0) -> tuple[str, ...]:
         """Return why the kernel cannot run these inputs; empty if it can."""
         why = []
-        if not isinstance(given.rule, SelectedBlocks):
+        if not isinstance(inputs.rule, SelectedBlocks):
             why.append("its mask chooses no keys for each query")
-        why += reasons_of_dot_products(given)
-        if given.bias is not None and not (isinstance(given.bias, HidingTerm) and given.bias.term is None):
+        why += reasons_of_dot_products(inputs)
+        if inputs.bias is not None and not (isinstance(inputs.bias, HidingTerm) and inputs.bias.term is None):
             why.append("it has no bias")
         if has_forward_derivatives():
             why.append(NO_FORWARD_DERIVATIVES)
         return tuple(why)
 
-    def pairs(self, given: Ingredients) -> int:
+    def pairs(self, inputs: AttentionInputs) -> int:
         """Return the number of query-key pairs in the selected blocks, over batch and heads."""
-        mask, (batch, heads, _, kv_len) = selected_blocks(given), given.shape
+        mask, (batch, heads, _, kv_len) = selected_blocks(inputs), inputs.shape
         beyond_end = int((mask.index == mask.blocks - 1).sum()) * (mask.blocks * mask.size - kv_len)
         pairs = int((mask.index < mask.blocks).sum()) * mask.size - beyond_end
         items, sharing = mask.index.shape[:2]
         return pairs * (batch // max(1, items)) * (heads // max(1, sharing))
 
 
-def selected_blocks(given: Ingredients) -> SelectedBlocks:
+def selected_blocks(inputs: AttentionInputs) -> SelectedBlocks:
     """Return the mask of inputs that a `BlockSparseKernel` runs."""
-    return cast("SelectedBlocks", given.rule)
+    return cast("SelectedBlocks", inputs.rule)
 
 
-def start_of_backward(given: Ingredients, value: Tensor, results: Backward) -> tuple[list[Tensor], Tensor]:
+def start_of_backward(inputs: AttentionInputs, value: Tensor, results: Backward) -> tuple[list[Tensor], Tensor]:
     """Return zeros for the gradients of query, key and value, and the term that each row's gradients share."""
-    wide = given.compute_dtype
-    grads = [torch.zeros_like(x, dtype=wide) for x in (given.query, given.key, value)]
+    wide = inputs.compute_dtype
+    grads = [torch.zeros_like(x, dtype=wide) for x in (inputs.query, inputs.key, value)]
     delta = (results.grad_out.to(wide) * results.out.to(wide)).sum(-1)
     return grads, delta if results.grad_lse is None else delta - results.grad_lse.to(wide)
 
@@ -95,13 +95,13 @@ class HeadGroup(NamedTuple):
         """The number of heads."""
         return self.heads.stop - self.heads.start
 
-    def of_queries(self, given: Ingredients, x: Tensor) -> Tensor:
+    def of_queries(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
         """Return a copy of a tensor of queries, ``[q_len, heads, width]`` in the compute dtype."""
-        return x[self.item, self.heads].transpose(0, 1).contiguous().to(given.compute_dtype)
+        return x[self.item, self.heads].transpose(0, 1).contiguous().to(inputs.compute_dtype)
 
-    def of_keys(self, given: Ingredients, x: Tensor) -> Tensor:
+    def of_keys(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
         """Return the part of a tensor of keys, ``[kv_len, width]`` in the compute dtype."""
-        return x[self.item, self.kv_head].to(given.compute_dtype)
+        return x[self.item, self.kv_head].to(inputs.compute_dtype)
 
     def allowed(self, mask: SelectedBlocks, rows: Tensor, keys: Tensor) -> Tensor:
         """Return which pairs the inner mask allows, bool ``[rows, heads | 1, keys]``.
@@ -117,30 +117,30 @@ class HeadGroup(NamedTuple):
         allowed = mask.rule.allows(b, h, (rows + q_first)[None, None, :, None], keys[None, None] + kv_first)
         return allowed.expand(1, -1, len(rows), keys.shape[1])[0].transpose(0, 1)
 
-    def dropout_factors(self, given: Ingredients, rows: Tensor, keys: Tensor, dropped: Dropped) -> Tensor:
+    def dropout_factors(self, inputs: AttentionInputs, rows: Tensor, keys: Tensor, dropped: Dropped) -> Tensor:
         """Return 1 / (1 - p) for weights that stay and 0 for those dropped, ``[rows, heads, keys]``.
 
         Args:
-            given: the inputs.
+            inputs: the inputs.
             rows: indices of queries, int64 ``[rows]``.
             keys: indices of keys, int64 ``[rows | 1, keys]``.
             dropped: the dropout of the call.
         """
-        rows, at = rows[:, None], at_positions(given.rule)
+        rows, at = rows[:, None], at_positions(inputs.rule)
         if at is None:
-            q, kv = rows + given.origin[0], keys + given.origin[1]
+            q, kv = rows + inputs.origin[0], keys + inputs.origin[1]
         else:
             q, kv = at.positions(torch.full_like(rows[:1], self.item), rows, keys)
         heads = torch.arange(self.heads.start, self.heads.stop, device=q.device)[None, :, None]
         item = torch.full_like(heads[:, :1], self.item)
         stays = dropout.keep(dropped.seed, dropped.items(item), heads, q[..., None, :], kv[:, None], dropped.p)
-        return stays.to(given.compute_dtype) / (1.0 - dropped.p)
+        return stays.to(inputs.compute_dtype) / (1.0 - dropped.p)
 
 
-def head_groups(given: Ingredients) -> Iterator[HeadGroup]:
+def head_groups(inputs: AttentionInputs) -> Iterator[HeadGroup]:
     """Yield the groups of heads of all batch items, as large as they can be."""
-    batch, heads, _, _ = given.shape
-    kv_heads, sharing = given.key.shape[1], selected_blocks(given).index.shape[1]
+    batch, heads, _, _ = inputs.shape
+    kv_heads, sharing = inputs.key.shape[1], selected_blocks(inputs).index.shape[1]
     count = max(kv_heads, sharing)  # one divides the other
     for item in range(batch):
         for i in range(count):
@@ -154,8 +154,8 @@ class QueriesByBlock:
     Cost: 8 bytes for each selected block, and 16 for each range of keys that a query certainly sees.
     """
 
-    def __init__(self, given: Ingredients):
-        self._mask = selected_blocks(given)
+    def __init__(self, inputs: AttentionInputs):
+        self._mask = selected_blocks(inputs)
         items, sharing, _, slots = self._mask.index.shape
         self._rows: dict[tuple[int, int], tuple[Tensor, ...]] = {}
         for item in range(items):
@@ -165,22 +165,22 @@ class QueriesByBlock:
                 counts = torch.searchsorted(blocks, edges).diff().tolist()
                 rows = order[: sum(counts)].div_(max(1, slots), rounding_mode="floor")
                 self._rows[item, head] = rows.split(counts)
-        self._visible = visible_ranges(given)
+        self._visible = visible_ranges(inputs)
 
     @classmethod
-    def of(cls, given: Ingredients) -> QueriesByBlock:
+    def of(cls, inputs: AttentionInputs) -> QueriesByBlock:
         """Return the queries of each block; the plan stores them for the backward pass."""
-        memo = given.plan.memo
+        memo = inputs.plan.memo
         if "queries by block" not in memo:
             with unobserved():
-                memo["queries by block"] = cls(given)
+                memo["queries by block"] = cls(inputs)
         return cast("QueriesByBlock", memo["queries by block"])
 
     def rows(self, group: HeadGroup, block: int) -> Tensor:
         """Return the queries that selected a block, int64 in ascending order."""
         return self._rows[group.item if len(self._mask.index) > 1 else 0, group.index_head][block]
 
-    def hide_(self, given: Ingredients, scores: Tensor, group: HeadGroup, rows: Tensor, keys: range) -> Tensor:
+    def hide_(self, inputs: AttentionInputs, scores: Tensor, group: HeadGroup, rows: Tensor, keys: range) -> Tensor:
         """Write -inf into scores ``[rows, heads, keys]`` of hidden pairs."""
         starts, ends = (x[group.item if len(x) > 1 else 0, rows] for x in self._visible)
         partial = torch.nonzero(~((starts <= keys.start) & (ends >= keys.stop)).any(1))[:, 0]
@@ -188,26 +188,26 @@ class QueriesByBlock:
             columns = torch.arange(keys.start, keys.stop, device=rows.device)[None]
             allowed = group.allowed(self._mask, rows[partial], columns)
             scores[partial] = scores[partial].masked_fill(~allowed, -math.inf)
-        if isinstance(given.bias, HidingTerm):
-            hidden = given.bias.keys[group.item, group.heads, keys.start : keys.stop]
+        if isinstance(inputs.bias, HidingTerm):
+            hidden = inputs.bias.keys[group.item, group.heads, keys.start : keys.stop]
             scores.masked_fill_(hidden, -math.inf)
         return scores
 
 
-def row_bounds(given: Ingredients, mask: Mask, rows: range) -> Bounds:
+def row_bounds(inputs: AttentionInputs, mask: Mask, rows: range) -> Bounds:
     """Return the key bounds of each row, one row at a time; for each batch item if the mask distinguishes items."""
-    (batch, _, _, kv_len), (q_first, kv_first) = given.shape, given.origin
+    (batch, _, _, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     items = [ALL] if mask.shape[0] == 1 else list(range(batch))
     row = np.tile(np.arange(rows.start + q_first, rows.stop + q_first, dtype=np.int64), len(items))
     keys = Universe(np.full_like(row, kv_first), np.full_like(row, kv_first + kv_len))
     return mask.bounds(Groups(np.repeat(np.asarray(items, dtype=np.int64), len(rows)), row, row), keys)
 
 
-def visible_ranges(given: Ingredients) -> tuple[Tensor, Tensor]:
+def visible_ranges(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Return starts and ends of index ranges that each query certainly sees, int64 ``[items | 1, q_len, ranges]``."""
-    mask, (batch, _, q_len, _) = selected_blocks(given), given.shape
-    sure, items = row_bounds(given, mask.rule, range(q_len)).sure, 1 if mask.rule.shape[0] == 1 else batch
+    mask, (batch, _, q_len, _) = selected_blocks(inputs), inputs.shape
+    sure, items = row_bounds(inputs, mask.rule, range(q_len)).sure, 1 if mask.rule.shape[0] == 1 else batch
     starts, ends = (
-        torch.from_numpy(x - mask.origin[1]).view(items, q_len, -1).to(given.device) for x in (sure.starts, sure.ends)
+        torch.from_numpy(x - mask.origin[1]).view(items, q_len, -1).to(inputs.device) for x in (sure.starts, sure.ends)
     )
     return starts, ends

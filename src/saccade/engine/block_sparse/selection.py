@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.block_sparse.index import row_bounds
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.plan.key_ranges import Bounds
 from saccade.support.errors import value_error
 
@@ -44,7 +44,7 @@ def stable_topk(scores: Tensor, k: int) -> Tensor:
     return top.indices
 
 
-def select_blocks(given: Ingredients, score: Callable[[range, int], Tensor], k: int, size: int, where: str) -> Tensor:
+def select_blocks(inputs: AttentionInputs, score: Callable[[range, int], Tensor], k: int, size: int) -> Tensor:
     """Return the blocks that each query reads, int32 ``[batch | 1, heads | kv_heads | 1, q_len, slots]``.
 
     These are the ``k`` blocks with the highest scores among those that the query may see; of equal scores the lower
@@ -52,26 +52,25 @@ def select_blocks(given: Ingredients, score: Callable[[range, int], Tensor], k: 
     `saccade.engine.block_sparse.selected_blocks.SelectedBlocks` for the format.
 
     Args:
-        given: the inputs.
+        inputs: the inputs.
         score: ``(rows, stop) -> scores``; see `saccade.scorers.Scorer.on`.
         k: the number of blocks.
         size: keys in a block.
-        where: the user's function, for errors.
 
     Cost: the scores, some rows at a time, and their ``topk``.
     """
-    batch, heads, q_len, kv_len = given.shape
+    batch, heads, q_len, kv_len = inputs.shape
     blocks, parts = -(-kv_len // size), []
     step = max(_FEWEST, _ENTRIES // max(1, batch * heads * blocks))
     for first in range(0, q_len, step):
         rows = range(first, min(first + step, q_len))
-        bounds = row_bounds(given, given.rule, rows)
-        stop = min(kv_len, int(bounds.needed.ends.max(initial=0)) - given.origin[1])
+        bounds = row_bounds(inputs, inputs.rule, rows)
+        stop = min(kv_len, int(bounds.needed.ends.max(initial=0)) - inputs.origin[1])
         if stop <= 0 or int(bounds.needed.sizes().sum()) == 0:
-            parts.append(torch.full((1, 1, len(rows), 1), blocks, dtype=torch.int32, device=given.device))
+            parts.append(torch.full((1, 1, len(rows), 1), blocks, dtype=torch.int32, device=inputs.device))
             continue
         scores = score(rows, stop).detach().float()
-        index = _select_in_rows(given, scores, bounds, rows, stop, k, size, where)
+        index = _select_in_rows(inputs, scores, bounds, rows, stop, k, size)
         parts.append(index.masked_fill_(index < 0, blocks).sort(-1).values)
     slots = max(part.shape[3] for part in parts)
     sizes = [max(part.shape[axis] for part in parts) for axis in (0, 1)]
@@ -80,12 +79,12 @@ def select_blocks(given: Ingredients, score: Callable[[range, int], Tensor], k: 
 
 
 def _select_in_rows(
-    given: Ingredients, scores: Tensor, bounds: Bounds, rows: range, stop: int, k: int, size: int, where: str
+    inputs: AttentionInputs, scores: Tensor, bounds: Bounds, rows: range, stop: int, k: int, size: int
 ) -> Tensor:
     """Return the blocks of some rows, int32 ``[batch | 1, sharing, rows, slots]``, -1 in unused slots."""
-    heads, count, sharing = given.shape[1], -(-stop // size), scores.shape[1]
-    _check_scores(scores, given, len(rows), (stop, count), where)
-    counts, visible = _count_visible(given, bounds, rows, stop, size, needs_keys=scores.shape[3] == stop and size > 1)
+    heads, count, sharing = inputs.shape[1], -(-stop // size), scores.shape[1]
+    _check_scores(scores, inputs, len(rows), (stop, count))
+    counts, visible = _count_visible(inputs, bounds, rows, stop, size, needs_keys=scores.shape[3] == stop and size > 1)
     counts = _over_sharing_heads(counts, sharing, heads)
     if visible is not None:  # scores of keys: a block counts with the largest that the query may see
         scores = scores.masked_fill(~_over_sharing_heads(visible[..., None], sharing, heads)[..., 0], -math.inf)
@@ -103,12 +102,12 @@ def _select_in_rows(
     return index.int().masked_fill_(values == -math.inf, -1)
 
 
-def _check_scores(scores: Tensor, given: Ingredients, rows: int, widths: tuple[int, int], where: str) -> None:
-    (batch, heads, _, _), groups, shape = given.shape, given.key.shape[1], tuple(scores.shape)
+def _check_scores(scores: Tensor, inputs: AttentionInputs, rows: int, widths: tuple[int, int]) -> None:
+    (batch, heads, _, _), groups, shape = inputs.shape, inputs.key.shape[1], tuple(scores.shape)
     fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, groups, heads) and shape[2] == rows
     if not fits or shape[3] not in widths:
         rule = f"be [{batch}, 1 | {groups} | {heads}, {rows}, {widths[0]} keys or {widths[1]} blocks]"
-        raise value_error(where, "scores", rule, list(shape))
+        raise value_error("scores", rule, list(shape))
 
 
 def _over_sharing_heads(x: Tensor, sharing: int, heads: int) -> Tensor:
@@ -122,7 +121,7 @@ def _over_sharing_heads(x: Tensor, sharing: int, heads: int) -> Tensor:
 
 
 def _count_visible(
-    given: Ingredients, bounds: Bounds, rows: range, stop: int, size: int, *, needs_keys: bool
+    inputs: AttentionInputs, bounds: Bounds, rows: range, stop: int, size: int, *, needs_keys: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return how many keys of each block the rows see, ``[items, heads | 1, rows, blocks, 2]``: least and most heads.
 
@@ -133,29 +132,29 @@ def _count_visible(
     count = -(-stop // size)
     if is_exact and needed.starts.shape[1] <= _MOST_RANGES:
         unit = 1 if needs_keys else size
-        first = torch.arange(0, stop, unit, device=given.device)
+        first = torch.arange(0, stop, unit, device=inputs.device)
         last = (first + unit).clamp(max=stop)
-        total = torch.zeros(1, dtype=torch.int32, device=given.device)
+        total = torch.zeros(1, dtype=torch.int32, device=inputs.device)
         for start, end in zip(needed.starts.T, needed.ends.T, strict=True):
-            low, high = (torch.from_numpy(x - given.origin[1]).to(given.device)[:, None] for x in (start, end))
+            low, high = (torch.from_numpy(x - inputs.origin[1]).to(inputs.device)[:, None] for x in (start, end))
             total = total + (torch.minimum(last, high) - torch.maximum(first, low)).clamp_(min=0).int()
         total = total.view(-1, 1, len(rows), len(first))
         if not needs_keys:
             return torch.stack([total, total], -1), None
         visible = total > 0
     else:
-        visible = _allowed(given, rows, stop)
+        visible = _allowed(inputs, rows, stop)
     in_block = F.pad(visible, (0, count * size - stop)).unflatten(-1, (count, size)).sum(-1)
     return torch.stack([in_block, in_block], -1), visible if needs_keys else None
 
 
-def _allowed(given: Ingredients, rows: range, stop: int) -> Tensor:
+def _allowed(inputs: AttentionInputs, rows: range, stop: int) -> Tensor:
     """Evaluate the mask pair by pair, bool ``[batch | 1, heads | 1, rows, stop]``."""
-    mask, (batch, heads, _, _), (q_first, kv_first) = given.rule, given.shape, given.origin
+    mask, (batch, heads, _, _), (q_first, kv_first) = inputs.rule, inputs.shape, inputs.origin
     sizes = (batch, heads) if mask.asks_functions else (min(batch, mask.shape[0]), min(heads, mask.shape[1]))
-    b, h = (torch.arange(size, device=given.device) for size in sizes)
-    q = torch.arange(rows.start + q_first, rows.stop + q_first, device=given.device)
-    kv = torch.arange(kv_first, kv_first + stop, device=given.device)
+    b, h = (torch.arange(size, device=inputs.device) for size in sizes)
+    q = torch.arange(rows.start + q_first, rows.stop + q_first, device=inputs.device)
+    kv = torch.arange(kv_first, kv_first + stop, device=inputs.device)
     allowed = mask.allows(
         b[:, None, None, None], h[None, :, None, None], q[None, None, :, None], kv[None, None, None, :]
     )

@@ -299,10 +299,10 @@ class FeatureMechanism(Approximate):
         """Return an empty `saccade.caches.RecurrentCache`, of constant size."""
         return RecurrentCache(max_len)
 
-    def _matrix_of(self, given: Inputs) -> FeatureMatrix:
-        (query, nonfinite_queries), (key, tainted) = (_finite(x, given.wide) for x in (given.query, given.key))
+    def _matrix_of(self, inputs: Inputs) -> FeatureMatrix:
+        (query, nonfinite_queries), (key, tainted) = (_finite(x, inputs.wide) for x in (inputs.query, inputs.key))
         of_query, of_key, source = self.features(query, key)
-        dtype, visible = given.query.dtype, Visible.of(given)
+        dtype, visible = inputs.query.dtype, Visible.of(inputs)
         return FeatureMatrix(
             of_query,
             of_key,
