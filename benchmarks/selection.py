@@ -13,7 +13,7 @@ from benchmarks.memory import Job, extra_bytes
 from benchmarks.reporting import Row, ratio_row
 from saccade.masks import Causal
 from saccade.mechanisms import TopK
-from saccade.mechanisms.scorers import BlockMeans
+from saccade.scorers import BlockMeans
 
 N, DIM, SIZE, SHARE = 32_768, 64, 128, 16
 TARGETS = {"forward": 2.0, "forward + backward": 3.5}

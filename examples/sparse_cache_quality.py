@@ -37,20 +37,18 @@ from torch.nn import functional as F
 from open_texts import blocks_of, english
 from saccade import masks, models, tasks
 from saccade.caches import (
-    BlockScorer,
     BlockSelectCache,
-    BoundScorer,
     Cache,
     HeavyHitterCache,
     KVCache,
     LayerCache,
-    MeanScorer,
     SinkWindowCache,
     SnapKVCache,
     Traffic,
 )
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
+from saccade.scorers import BlockBounds, BlockMeans, BlockScorer
 from saccade.statistics import Parts
 from saccade.viz.fonts import covering_families
 
@@ -113,8 +111,8 @@ def policies(settings: Settings) -> dict[str, Callable[[int], LayerCache]]:
 
     return {
         "dense": lambda _: KVCache(length),
-        "blocks, mean": select(MeanScorer),
-        "blocks, bound": select(BoundScorer),
+        "blocks, mean": select(BlockMeans),
+        "blocks, bound": select(BlockBounds),
         "blocks, best key": select(LargestKey),
         "blocks, by lot": select(Lot),
         "sinks + window": lambda budget: SinkWindowCache(size, budget - size),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from saccade import masks, mechanisms, models, positions, scores, vision
+from saccade import masks, mechanisms, models, positions, scorers, scores, vision
 from saccade.nn import (
     AttentionBlock,
     AttentionPool,
@@ -98,7 +98,7 @@ MATRICES: Makes = {
     "S4D": lambda: mechanisms.S4D(2, 4),
     "CompressiveMemory": lambda: mechanisms.CompressiveMemory(4, 3, update="delta", rotary=positions.Rotary(4)),
     "Nystrom": lambda: mechanisms.Nystrom(3),
-    "TopK": lambda: mechanisms.TopK(mechanisms.scorers.DotProducts(), 3),
+    "TopK": lambda: mechanisms.TopK(scorers.DotProducts(), 3),
     "Dot": lambda: mechanisms.Softmax(score=scores.Dot()),
     "Cosine": lambda: mechanisms.Softmax(score=scores.Cosine()),
     "Modified": lambda: mechanisms.Softmax(score=scores.Modified(_Fading())),

@@ -25,6 +25,7 @@ PACKAGES = (
     ".tasks",
     ".learning",
     ".mechanisms",
+    ".scorers",
     ".nn",
     ".vision",
     ".models",

@@ -27,9 +27,20 @@ PACKAGES = [
     *(
         f"saccade.{name}"
         for name in (
-            *("masks", "scores", "positions", "statistics", "matrix", "mechanisms", "caches", "nn", "vision", "models"),
-            *("text", "viz", "recording", "auditing", "distributed", "integrations.transformers", "integrations.flex"),
-            *("costs", "learning", "tasks", "testing", "theory"),
+            *(
+                "masks",
+                "scores",
+                "positions",
+                "statistics",
+                "scorers",
+                "matrix",
+                "mechanisms",
+                "caches",
+                "nn",
+                "vision",
+            ),
+            *("models", "text", "viz", "recording", "auditing", "distributed", "integrations.transformers"),
+            *("integrations.flex", "costs", "learning", "tasks", "testing", "theory"),
         )
     ),
 ]

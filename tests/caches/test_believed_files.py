@@ -11,16 +11,13 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.caches import (
-    BlockScorer,
     BlockSelectCache,
-    BoundScorer,
     Cache,
     CompressiveCache,
     CrossCache,
     HeavyHitterCache,
     KVCache,
     LayerCache,
-    MeanScorer,
     SinkWindowCache,
     SnapKVCache,
     files,
@@ -30,6 +27,7 @@ from saccade.caches import (
 )
 from saccade.mechanisms import CompressiveMemory, Softmax
 from saccade.positions import Rotary, YaRN
+from saccade.scorers import BlockBounds, BlockMeans, BlockScorer
 
 CAUSAL, MEMORY = masks.Causal(), CompressiveMemory(4, 5)
 KINDS: dict[str, Callable[[], LayerCache]] = {
@@ -204,7 +202,7 @@ def test_a_cache_is_read_to_a_device(tmp_path: Path) -> None:
     assert load_cache(tmp_path / "cache").key.device.type == "cpu"
 
 
-@pytest.mark.parametrize("scorer", [MeanScorer(), BoundScorer()], ids=["mean", "bound"])
+@pytest.mark.parametrize("scorer", [BlockMeans(), BlockBounds()], ids=["mean", "bound"])
 def test_the_scorer_and_all_sizes_are_those_that_were_saved(scorer: BlockScorer, tmp_path: Path) -> None:
     cache = BlockSelectCache(3, 18, sink_blocks=2, local_blocks=4, scorer=scorer, rescore_every=5, max_len=40)
     read = _read_again(cache, tmp_path)

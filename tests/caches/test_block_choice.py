@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.caches import BlockScorer, BlockSelectCache, BoundScorer, load_cache, padded_positions, save_cache
+from saccade.caches import BlockSelectCache, load_cache, padded_positions, save_cache
 from saccade.mechanisms import Softmax
 from saccade.positions import ALiBi
+from saccade.scorers import BlockBounds, BlockScorer
 
 CAUSAL, SIZE, DIM = masks.Causal(), 4, 4
 RULES: dict[str, masks.Mask] = {
@@ -147,7 +148,7 @@ def test_scores_in_a_narrow_type_are_set_against_one_another_in_a_wide_one() -> 
 
 @pytest.mark.parametrize("axis", [0, 1, 2], ids=["batch", "heads", "blocks"])
 def test_summaries_of_another_size_are_refused(axis: int) -> None:
-    class Fewer(BoundScorer):
+    class Fewer(BlockBounds):
         def summarize(self, key: Tensor, real: Tensor) -> Tensor:
             return super().summarize(key, real).narrow(axis, 0, 1)
 

@@ -1,4 +1,4 @@
-"""Chosen blocks that the compiled kernel reads where they lie: the same as of a copy, which the oracle holds."""
+"""SelectedBlocks blocks that the compiled kernel reads where they lie: the same as of a copy, which the oracle holds."""
 
 import math
 
@@ -36,8 +36,8 @@ def in_place(monkeypatch, is_wanted):
     """Switch it on or off, and hear how often it is taken."""
     monkeypatch.setattr("saccade.engine.kernels.native.is_on", lambda: True)
     calls = []
-    way = BlockSelectCache._in_place
-    monkeypatch.setattr(BlockSelectCache, "_in_place", lambda *args: calls.append(1) or way(*args))
+    way = BlockSelectCache._read_in_place
+    monkeypatch.setattr(BlockSelectCache, "_read_in_place", lambda *args: calls.append(1) or way(*args))
     if not is_wanted:
         monkeypatch.setattr(BlockSelectCache, "_is_read_in_place", staticmethod(lambda call: False))
     return calls

@@ -5,12 +5,13 @@ import torch
 from tests.caches.test_block_select import CAUSAL, DIM, KV_HEADS, SIZE, _filled, _hidden, _qkv, _step
 from torch import Tensor
 
-from saccade.caches import BlockSelectCache, BoundScorer
+from saccade.caches import BlockSelectCache
 from saccade.mechanisms import Softmax
+from saccade.scorers import BlockBounds
 from saccade.testing import oracle
 
 
-class Counting(BoundScorer):
+class Counting(BlockBounds):
     """Counts how often it is asked."""
 
     asked = 0

@@ -20,9 +20,9 @@ from saccade.caches import (
     RecurrentCache,
 )
 from saccade.mechanisms import CompressiveMemory, Linear, Mechanism, Softmax, TopK
-from saccade.mechanisms.scorers import LightningIndexer
 from saccade.models import Decoder, DecoderConfig
 from saccade.nn import MultiHeadAttention
+from saccade.scorers import LightningIndexer
 from saccade.support.errors import UnsupportedError
 
 CAUSAL = masks.Causal()

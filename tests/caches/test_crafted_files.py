@@ -96,9 +96,9 @@ def _goes_on(cache: Cache | LayerCache) -> None:
     """Use what was read; whatever is raised here was not seen when it was."""
     for one in cache.flat if isinstance(cache, Cache) else (cache,):
         assert one.nbytes >= 0
-        if one._like is None:
+        if one._spec is None:
             continue
-        batch, heads, key_width, width, dtype, _ = one._like
+        batch, heads, key_width, width, dtype, _ = one._spec
         like = {"dtype": dtype}
         q = torch.randn(batch, 2 * heads, 1, key_width, **like)
         if isinstance(one, CrossCache):

@@ -15,7 +15,7 @@ CAUSAL = masks.Causal()
 
 
 class SmallestKeys(EvictingCache):
-    judges = 0
+    voting_queries = 0
 
     def score(self, held: Held) -> Tensor:
         return -held.key.norm(dim=-1)
@@ -24,7 +24,7 @@ class SmallestKeys(EvictingCache):
 class Few(SmallestKeys):
     """The last two queries of each call judge."""
 
-    judges = 2
+    voting_queries = 2
 
     def score(self, held: Held) -> Tensor:
         return held.received

@@ -23,7 +23,7 @@ MECHANISMS = {
 class SmallestKeys(EvictingCache):
     """A rule of one's own: the tokens with the smallest keys stay."""
 
-    judges = 0
+    voting_queries = 0
 
     def score(self, held: Held) -> Tensor:
         return -held.key.norm(dim=-1)
@@ -59,8 +59,8 @@ def _dense(
             scores = scores - slopes[:, None, None] * distance
         weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num()
         outs.append(weights @ v.repeat_interleave(group, 1))
-        judges = weights[:, :, -3:] if kind == "snap" else weights
-        received += judges.sum(2).view(batch, KV_HEADS, group, total).sum(2)
+        judging = weights[:, :, -3:] if kind == "snap" else weights
+        received += judging.sum(2).view(batch, KV_HEADS, group, total).sum(2)
         rank = -k.norm(dim=-1) if kind == "own" else received
         if kind == "snap":
             padded = torch.nn.functional.pad(received[..., :stop], (1, 1))
@@ -170,7 +170,7 @@ def test_what_tokens_receive_comes_of_the_last_queries_of_each_call(judges: int 
     first = padded_positions([7, 5 if is_ragged else 7], side="left")
     where = torch.cat([first, first[:, -1:] + torch.arange(1, 4)], 1)
     cache, start = SmallestKeys(20), 0
-    cache.judges = judges
+    cache.voting_queries = judges
     expected = torch.zeros(2, KV_HEADS, 10, dtype=torch.float64)
     for size in sizes:
         stop = start + size

@@ -22,7 +22,7 @@ class LastCalls(LayerCache):
         Leaf("value", "batch kv_heads last value_dim"),
         Leaf("table", "batch|1 last", "positions"),
     )
-    equals = "the dense run in which all but the last two calls are hidden"
+    equivalent_run = "the dense run in which all but the last two calls are hidden"
 
     def __init__(self, scale: float = 1.0):
         super().__init__()
@@ -81,4 +81,4 @@ def test_every_cache_says_which_run_it_equals() -> None:
     kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, LayerCache)]
     assert KVCache in kinds
     for kind in kinds:
-        assert "run" in kind.equals
+        assert "run" in kind.equivalent_run

@@ -15,15 +15,12 @@ from torch import Tensor
 
 from saccade import masks, models
 from saccade.caches import (
-    BlockScorer,
     BlockSelectCache,
-    BoundScorer,
     Cache,
     CrossCache,
     KVCache,
     LatentCache,
     LayerCache,
-    MeanScorer,
     RecurrentCache,
     SinkWindowCache,
     fingerprint,
@@ -33,13 +30,14 @@ from saccade.caches import (
 )
 from saccade.mechanisms import Linear, Softmax
 from saccade.positions import Rotary, YaRN
+from saccade.scorers import BlockBounds, BlockMeans, BlockScorer
 
 CAUSAL = masks.Causal()
 KINDS: dict[str, Callable[[], LayerCache]] = kinds.KINDS | {
     "room": lambda: KVCache(40),
     "latents": lambda: LatentCache(6),
     # with whatever else can be chosen, as a file must keep it
-    "blocks": lambda: BlockSelectCache(4, 16, scorer=MeanScorer()),
+    "blocks": lambda: BlockSelectCache(4, 16, scorer=BlockMeans()),
     "ranked seldom": lambda: BlockSelectCache(2, 8, sink_blocks=0, local_blocks=1, rescore_every=4),
     "turned": lambda: SinkWindowCache(
         2, 5, rotary=Rotary(8, base=500.0, rotary_dim=4, layout="interleaved", scaling=YaRN(2.0, trained_len=9))
@@ -256,8 +254,8 @@ def test_a_cache_is_for_the_model_that_made_it(tmp_path: Path) -> None:
         save_cache(sums, path)
 
     class Own(BlockScorer):
-        summarize = BoundScorer.summarize
-        score = BoundScorer.score
+        summarize = BlockBounds.summarize
+        score = BlockBounds.score
 
     with pytest.raises(NotImplementedError, match="its scorer Own is one of your own, and a file holds no code"):
         save_cache(BlockSelectCache(4, 16, scorer=Own()), path)

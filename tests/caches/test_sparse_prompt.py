@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from saccade import masks
-from saccade.caches import BlockSelectCache, BoundScorer, MeanScorer, load_cache, save_cache
-from saccade.caches.sparse_prefill import set_against
+from saccade.caches import BlockSelectCache, load_cache, save_cache
+from saccade.caches.block_select import log_shares
 from saccade.mechanisms import Linear, Softmax
+from saccade.scorers import BlockBounds, BlockMeans
 from saccade.support.errors import UnsupportedError
 
 CAUSAL = masks.Causal()
@@ -22,7 +23,7 @@ def _run(cache, tensors, edges, softmax):
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("scorer", [MeanScorer(), BoundScorer()], ids=repr)
+@pytest.mark.parametrize("scorer", [BlockMeans(), BlockBounds()], ids=repr)
 @pytest.mark.parametrize("ends", [(1, 2), (0, 1), (2, 3)], ids=str)
 @pytest.mark.parametrize("cuts", [(), (30,), (7, 21, 22, 23, 40, 61)], ids=str)
 def test_any_split_is_one_token_at_a_time(cuts, ends, scorer, kv_heads):
@@ -42,7 +43,7 @@ def test_any_split_is_one_token_at_a_time(cuts, ends, scorer, kv_heads):
 def test_blocks_are_chosen_for_a_few_tokens_at_a_time(monkeypatch, rows):
     tensors = [torch.randn(2, h, 70, 4, dtype=torch.float64) for h in (4, 2, 2)]
     expected = _run(BlockSelectCache(4, 20, prompt="sparse"), tensors, [0, 33, 70], Softmax())
-    monkeypatch.setattr("saccade.caches.sparse_prefill._ENTRIES", rows * 2 * 4 * 17 + 5)
+    monkeypatch.setattr("saccade.caches.block_select._ENTRIES", rows * 2 * 4 * 17 + 5)
     own = _run(BlockSelectCache(4, 20, prompt="sparse"), tensors, [0, 33, 70], Softmax())
     torch.testing.assert_close(own, expected)
 
@@ -55,12 +56,12 @@ def test_of_equal_blocks_the_first_are_read_in_prompts_and_steps():
     torch.testing.assert_close(*runs)
 
 
-class _Narrow(MeanScorer):
+class _Narrow(BlockMeans):
     def score(self, query, summary):
         return super().score(query, summary).bfloat16()
 
 
-def test_scores_of_a_narrow_type_are_set_against_one_another_in_a_wide_one():
+def test_scores_of_a_narrow_type_are_log_shares_one_another_in_a_wide_one():
     q, k, v = (torch.randn(2, heads, 60, 4) for heads in (4, 2, 2))
     q[..., 0], k[..., 0], k[:, :, 20:24, 0] = 10.0, 0.0, 300.0  # beside one block's score, others differ by little
     runs = [
@@ -84,17 +85,17 @@ INF = float("inf")
     ],
     ids=str,
 )
-def test_scores_are_set_against_one_another(scores, ranks):
+def test_scores_are_log_shares_one_another(scores, ranks):
     finite = [x for x in ranks if abs(x) != INF]
     total = math.log(sum(math.exp(x) for x in finite)) if finite else 0.0
     expected = torch.tensor([[x - total for x in ranks], [0.0] * len(ranks)])
     expected[1] = -math.log(len(ranks))  # another row is as if alone
-    torch.testing.assert_close(set_against(torch.tensor([scores, [5.0] * len(ranks)])), expected)
+    torch.testing.assert_close(log_shares(torch.tensor([scores, [5.0] * len(ranks)])), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_means_and_products_are_taken_in_a_wide_type(dtype):
-    wide, scorer = torch.float64 if dtype == torch.float64 else torch.float32, MeanScorer()
+    wide, scorer = torch.float64 if dtype == torch.float64 else torch.float32, BlockMeans()
     key = torch.full((1, 1, 1, 128, 2), 1000.0, dtype=dtype)  # whose sum is no float16
     summary = scorer.summarize(key, torch.ones(1, 1, 1, 128, 1, dtype=torch.bool))
     assert torch.equal(summary, torch.full((1, 1, 1, 2), 1000.0, dtype=dtype))

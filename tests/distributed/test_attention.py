@@ -8,7 +8,7 @@ import saccade as sc
 from saccade import masks, positions
 from saccade.distributed import ContextParallel, Machine, exchange
 from saccade.mechanisms import Linformer, Softmax, TopK
-from saccade.mechanisms.scorers import DotProducts
+from saccade.scorers import DotProducts
 
 N = 48
 MASKS = {

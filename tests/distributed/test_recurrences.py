@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 import saccade as sc
 from saccade import masks, mechanisms
 from saccade.distributed import ContextParallel
-from saccade.mechanisms.scorers import BlockMeans, DotProducts
+from saccade.scorers import BlockMeans, DotProducts
 
 N, HEADS, WIDTH = 48, 4, 8
 DOCUMENTS = masks.Causal() & masks.Documents([[11, 37], [30, 18]])

@@ -7,8 +7,8 @@ from tests.distributed.spawned import on_ranks
 import saccade as sc
 from saccade import masks, mechanisms, positions
 from saccade.distributed import ContextParallel, ShardedCache, sharded_cache
-from saccade.mechanisms.scorers import DotProducts
 from saccade.models import Decoder, DecoderConfig
+from saccade.scorers import DotProducts
 
 N = 40
 MASKS = {

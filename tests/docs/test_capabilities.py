@@ -114,6 +114,6 @@ def test_every_reason_that_is_given_has_its_chinese_and_no_other():
     refused = [said for row in caches_run().values() for said in row.values() if isinstance(said, str)]
     refused += [one.reason for one in mechanisms_told().values() if one.reason]
     assert set(REASONS) == given | {parted(said)[1] for said in refused}
-    assert set(EQUALS) == {getattr(caches, name).equals for name in CACHES}
+    assert set(EQUALS) == {getattr(caches, name).equivalent_run for name in CACHES}
     told = [*REASONS.values(), *EQUALS.values()]
     assert all(re.search(r"[\u4e00-\u9fff]", text) for text in told)

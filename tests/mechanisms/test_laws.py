@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade import mechanisms, testing
 from saccade.masks import Causal, Full, Global, Mask, Padding, Prefix, as_mask
 from saccade.matrix import Matrix
-from saccade.mechanisms.scorers import BlockMeans, DotProducts
+from saccade.scorers import BlockMeans, DotProducts
 from saccade.testing.laws import conduct, invariance, locality
 
 # What says that an output is that of softmax, or of scores that softmax alone has, is not among them.

@@ -84,7 +84,7 @@ PACKAGES = {
             "tests/test_errors.py",
             "tests/test_pieces.py",
             "tests/test_bias_terms.py",
-            "tests/test_strongest.py",
+            "tests/test_stable_topk.py",
             "tests/matrix",
             *(f"tests/kernels/test_{name}.py" for name in _TESTS_OF_KERNELS.split()),
         ),
@@ -101,7 +101,7 @@ PACKAGES = {
         (
             _BY_CASE,
             "tests/test_at_positions.py",
-            "tests/test_chosen.py",
+            "tests/test_selected_blocks.py",
             "tests/test_errors.py",
             "tests/masks/test_domains.py",
             "tests/test_token_positions.py",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade import masks, mechanisms
+from saccade import masks, mechanisms, scorers
 from saccade.nn import AttentionBlock, DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward
 from saccade.nn import MultiHeadAttention as Attention
 from saccade.positions import ALiBi
@@ -105,7 +105,7 @@ def test_what_cannot_be_added_is_refused(name):
     "mechanism",
     [
         mechanisms.Softmax(),
-        mechanisms.TopK(mechanisms.scorers.DotProducts(), 3),
+        mechanisms.TopK(scorers.DotProducts(), 3),
         mechanisms.Differential(2),
     ],
     ids=lambda x: type(x).__name__,

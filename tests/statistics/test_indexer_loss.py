@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saccade import masks, mechanisms
-from saccade.mechanisms.scorers import LightningIndexer
+from saccade.scorers import LightningIndexer
 from saccade.statistics import Entropy, IndexerLoss, MatrixInfo
 from saccade.support.errors import UnsupportedError
 

@@ -51,7 +51,7 @@ def _dense_runs(language: str) -> str:
         others = [one for one, wrong in errors.items() if wrong >= _ROUNDED]
         told = words["yes"] if worst <= limit else words["off"].format(f"{worst:.0e}")
         told += words["not with"].format(joined(others, language)) if others else ""
-        equals = getattr(caches, name).equals
+        equals = getattr(caches, name).equivalent_run
         rows.append((code(CACHES[name]), equals if language == "en" else EQUALS[equals], told))
     return table(head, *rows)
 

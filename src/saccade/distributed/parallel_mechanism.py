@@ -16,9 +16,9 @@ from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import S4D, Differential, Linear, Mechanism, Performer, Softmax, TopK
 from saccade.mechanisms.recurrences.mechanism import Recurrence
-from saccade.mechanisms.scorers import DotProducts
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.scorers import DotProducts
 from saccade.statistics.row_block import Block
 from saccade.support.errors import unsupported, value_error
 

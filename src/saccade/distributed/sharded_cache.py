@@ -81,7 +81,8 @@ class ShardedCache(KVCache):
         held = len(self._columns(start))
         new = (columns[held:] - start).to(call.key.device)
         keys, values = (
-            self._written(name, held, x.index_select(2, new)) for name, x in (("key", call.key), ("value", call.value))
+            self._write_columns(name, held, x.index_select(2, new))
+            for name, x in (("key", call.key), ("value", call.value))
         )
         positions = call.kv_positions.on(call.key.device).index_select(1, columns.to(call.key.device))
         matrix = call.mechanism(

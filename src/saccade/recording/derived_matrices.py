@@ -46,7 +46,7 @@ class _Around(Matrix):
 
 
 class ChosenHeads(_Around):
-    """Chosen heads of a matrix, in the order in which they are named; nothing is copied.
+    """SelectedBlocks heads of a matrix, in the order in which they are named; nothing is copied.
 
     Args:
         matrix: the matrix of all heads.
@@ -151,7 +151,7 @@ class JoinedMatrices(_Around):
 
 
 def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
-    """Chosen heads of a matrix, in the order in which they are named.
+    """SelectedBlocks heads of a matrix, in the order in which they are named.
 
     Args:
         matrix: of all heads.

@@ -18,7 +18,7 @@ _HIDDEN = -1000.0  # logs of weights that a mask hides are no larger
 
 
 class ScoresRows(Protocol):
-    """A source of scores, a few rows at a time, such as a `saccade.mechanisms.scorers.LightningIndexer`."""
+    """A source of scores, a few rows at a time, such as a `saccade.scorers.LightningIndexer`."""
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
@@ -67,7 +67,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
     their inputs. A query that attends to nothing does not count.
 
     Args:
-        scores: a `saccade.mechanisms.scorers.LightningIndexer`, whose scores are made a few rows at a time; or the
+        scores: a `saccade.scorers.LightningIndexer`, whose scores are made a few rows at a time; or the
             scores themselves, ``[batch, 1, q_len, kv_len]``.
 
     Returns:

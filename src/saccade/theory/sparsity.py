@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from saccade.mechanisms import Mechanism, Softmax, TopK
-from saccade.mechanisms.scorers import DotProducts
 from saccade.models import minilm, small_decoder
 from saccade.nn import MultiHeadAttention
+from saccade.scorers import DotProducts
 from saccade.theory.claim import claim
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, at_least, at_most

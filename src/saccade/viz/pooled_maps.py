@@ -14,7 +14,7 @@ from saccade.engine.tiles.tile_splitting import part_of
 from saccade.matrix import AttentionMatrix, Block, Matrix
 from saccade.mechanisms.features.feature_matrix import FeatureMatrix
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
-from saccade.mechanisms.state_spaces.state_space_matrix import StateSpaceMatrix
+from saccade.mechanisms.state_spaces import StateSpaceMatrix
 from saccade.plan.key_ranges import Ints
 from saccade.statistics import MatrixInfo, Pooled, Statistic
 from saccade.statistics.row_block import as_slice

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from saccade.engine.tiles.stable_topk import strongest
+from saccade.engine.block_sparse.selection import stable_topk
 
 ROWS = torch.tensor(
     [
@@ -24,7 +24,7 @@ ROWS = torch.tensor(
 @pytest.mark.parametrize("length", [6, 200])
 def test_they_are_the_first_of_a_stable_order(k: int, length: int) -> None:
     rows = torch.cat([ROWS, torch.full((len(ROWS), length - 6), -1.0)], 1)[None]
-    for row, found in zip(rows[0].tolist(), strongest(rows, k)[0].tolist(), strict=True):
+    for row, found in zip(rows[0].tolist(), stable_topk(rows, k)[0].tolist(), strict=True):
         largest = sorted(range(length), key=lambda i: (0.0, i) if math.isnan(row[i]) else (1.0, -row[i], i))[:k]
         if any(row[i] == -math.inf for i in largest):  # of pairs that are hidden any may be taken
             assert sorted(row[i] for i in found) == sorted(row[i] for i in largest)

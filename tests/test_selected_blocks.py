@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from saccade import masks
-from saccade.engine.block_sparse.selected_blocks import Chosen, at_positions
+from saccade.engine.block_sparse.selected_blocks import SelectedBlocks, at_positions
 from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Universe
@@ -21,7 +21,7 @@ def _chosen(rule, size, items, sharing, origin=(0, 0)):
     for where in np.ndindex(index.shape[:3]):
         own = np.sort(draw.choice(blocks, draw.integers(0, min(SLOTS, blocks) + 1), replace=False))
         index[where][: len(own)] = own
-    return Chosen(rule, origin, torch.tensor(index, dtype=torch.int32), size, HEADS, blocks)
+    return SelectedBlocks(rule, origin, torch.tensor(index, dtype=torch.int32), size, HEADS, blocks)
 
 
 def _pairs(chosen):
