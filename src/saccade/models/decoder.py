@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.caches import Cache
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
-from saccade.models.checkpoint_folder import check_types, read_config, write_folder
-from saccade.models.checkpoint_format import DecoderFormat
 from saccade.models.config import DecoderConfig
 from saccade.models.gpt2 import GPT2
 from saccade.models.init import start_small, weaken_parts
 from saccade.models.llama import Llama, Qwen2
-from saccade.models.loading import built, load, words_of
+from saccade.models.pretrained import PretrainedText
 from saccade.models.saccade_format import SaccadeFormat
 from saccade.models.token_inputs import check_tokens, in_own_texts
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.argument_hints import AnswersCalls
-from saccade.support.errors import unsupported, value_error
+from saccade.support.errors import value_error
 from saccade.support.validation import instance
 
 if TYPE_CHECKING:
@@ -36,18 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Decoder"]
 
-_FORMATS: dict[str, DecoderFormat] = {
-    "gpt2": GPT2(),
-    "llama": Llama(),
-    "mistral": Llama(),
-    "qwen2": Qwen2(),
-    "saccade-decoder": SaccadeFormat(),
-}
-_WRITTEN = ("llama", "gpt2", "saccade-decoder")  # the first that can express the model
 
+class Decoder(PretrainedText):
+    """A language model: at every token, the probability of each token of the vocabulary to come next.
 
-class Decoder(AnswersCalls, nn.Module):
-    """A language model: for every token of a text, how likely each token of the vocabulary is to come next.
+    `from_pretrained` reads the formats of GPT-2, Llama, Mistral and Qwen2. `save_pretrained` writes that of Llama (with
+    a sliding window that of Mistral) or GPT-2 if the model is one, else a format of our own, which is read too.
 
     Args:
         config: its sizes.
@@ -72,6 +59,15 @@ class Decoder(AnswersCalls, nn.Module):
     Reference: Radford et al. 2019 (GPT-2); Touvron et al. 2023, arXiv:2302.13971, section 2.2 (Llama).
     """
 
+    formats = {
+        "gpt2": GPT2(),
+        "llama": Llama(),
+        "mistral": Llama(),
+        "qwen2": Qwen2(),
+        "saccade-decoder": SaccadeFormat(),
+    }
+    written_types = ("llama", "gpt2", "saccade-decoder")
+
     def __init__(self, config: DecoderConfig, tokenizer: Tokenizer | None = None):
         super().__init__()
         self.config = instance("Decoder", "config", config, DecoderConfig, "be a saccade.models.DecoderConfig")
@@ -85,78 +81,6 @@ class Decoder(AnswersCalls, nn.Module):
         self.head = None if config.tied else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
         start_small(self)
         weaken_parts(self, config.num_layers)
-
-    @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
-        """Load a published model from a folder on disk, in float32 and eval mode.
-
-        Reads ``config.json``, the weights (``model.safetensors``, or several files with an index) and, where there is
-        one, ``tokenizer.json``. Pickled weights are never read, and no code of the folder is run. The formats of GPT-2,
-        Llama, Mistral and Qwen2 are understood, and the one that `save_pretrained` falls back on.
-
-        Args:
-            path: the folder.
-
-        Raises:
-            UnsupportedError: a model that we would compute differently; every reason is listed.
-            ValueError: a file is missing or broken, or the weights do not fit the configuration.
-            ImportError: safetensors or tokenizers is not installed.
-        """
-        where, folder = "Decoder.from_pretrained", Path(path)
-        told = read_config(where, folder)
-        form = _form(where, told)
-        check_types(where, told)
-        return load(where, folder, told, form, cls)
-
-    @classmethod
-    def from_state_dict(
-        cls,
-        config: object,
-        state_dict: Mapping[str, Tensor],
-        *,
-        tokenizer: Tokenizer | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> Self:
-        """The model of weights that are in memory, in eval mode; they are copied.
-
-        Args:
-            config: what the model's ``config.json`` says, as a dict, or a config of transformers.
-            state_dict: the tensors under their published names, as `from_pretrained` reads them, in any dtype of
-                floats: of transformers' ``LlamaForCausalLM`` for instance.
-            tokenizer: kept with the model.
-            dtype: of the model.
-
-        Raises:
-            UnsupportedError, ValueError: as in `from_pretrained`.
-            TypeError: no config, no tensors, or a dtype that is no float's.
-        """
-        where = "Decoder.from_state_dict"
-        told = words_of(where, config)
-        return built(where, told, state_dict, _form(where, told), cls, dtype, tokenizer)
-
-    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a folder, where possible in a format that others read too.
-
-        That of Llama (with a sliding window that of Mistral) or GPT-2 if the model is one, else a format of our own.
-        Files are written under other names and then renamed, so that a reader finds an old file or a new one, never
-        half of one.
-
-        Args:
-            path: the folder; made if there is none. Files of other names in it are left alone.
-
-        Raises:
-            UnsupportedError: a mask that no format can express.
-            ImportError: safetensors is not installed.
-        """
-        where = "Decoder.save_pretrained"
-        reasons = {name: _FORMATS[name].reasons_to_write(self.config) for name in _WRITTEN}
-        form = next((_FORMATS[name] for name in _WRITTEN if not reasons[name]), None)
-        if form is None:
-            hint = "a decoder without this mask has the same weights; the mask may also be passed with each call"
-            raise unsupported(where, "config.json", reasons["saccade-decoder"], hint=hint)
-        state = {own: weight.detach().cpu() for own, weight in self.state_dict().items()}
-        words = form.write_config(self.config)
-        write_folder(where, Path(path), words, form.write_weights(state), self.tokenizer)
 
     def forward(
         self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
@@ -232,14 +156,6 @@ class Decoder(AnswersCalls, nn.Module):
                 raise value_error("Decoder", "text", rule, place[-1] + 1, hint=hint)
             x = x + self.position(place)
         return self.dropout(x), given
-
-
-def _form(where: str, told: Mapping[str, Any]) -> DecoderFormat:
-    """How the family that a config.json names writes its decoders."""
-    kind = told.get("model_type")
-    if not isinstance(kind, str) or kind not in _FORMATS:
-        raise unsupported(where, "Decoder", [f"model_type is {kind!r}, not one of {', '.join(_FORMATS)}"])
-    return _FORMATS[kind]
 
 
 def _layer(config: DecoderConfig) -> DecoderLayer:

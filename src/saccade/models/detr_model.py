@@ -5,26 +5,23 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple, Self, cast
+from typing import NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.matrix import Matrix
-from saccade.models.checkpoint_folder import check_types, read_config, read_weights
 from saccade.models.detr import Detr
 from saccade.models.hungarian_loss import Found
 from saccade.models.image_inputs import check_map, waves
-from saccade.models.loading import built, check_tensors, words_of
+from saccade.models.pretrained import Pretrained
 from saccade.models.spatial_layer import PlacedLayer
 from saccade.models.vision_config import SetDecoderConfig
 from saccade.nn import FeedForward, MultiHeadAttention
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
-from saccade.support.errors import type_error, unsupported
+from saccade.support.errors import type_error
 from saccade.support.validation import Shapes, instance
 
 __all__ = ["SetDecoder"]
@@ -41,7 +38,7 @@ class _Seen(NamedTuple):
     mask: Tensor | None
 
 
-class SetDecoder(AnswersCalls, nn.Module):
+class SetDecoder(Pretrained):
     """Queries look at a picture and at each other, and each says what it has found and where, or that it found nothing.
 
     An encoder goes over a feature map, each cell of which is a token. A decoder's tokens are the learned queries: they
@@ -73,11 +70,13 @@ class SetDecoder(AnswersCalls, nn.Module):
     Reference: Carion et al. 2020, arXiv:2005.12872, section 3.2.
     """
 
+    formats = {"detr": Detr()}
+
     def __init__(self, config: SetDecoderConfig, backbone: nn.Module | None = None):
         super().__init__()
         rule = "be a saccade.models.SetDecoderConfig"
         self.config = instance(_WHERE, "config", config, SetDecoderConfig, rule)
-        self.backbone = instance(_WHERE, "backbone", backbone, (nn.Module, NoneType), "be a module or None")
+        self.backbone = _check_backbone(_WHERE, backbone)
         width = config.embed_dim
         self.input_projection = nn.Conv2d(config.channels, width, 1)
         self.dropout = nn.Dropout(config.dropout_p)
@@ -97,21 +96,16 @@ class SetDecoder(AnswersCalls, nn.Module):
     def from_pretrained(cls, path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> Self:
         """Load a published DETR from a folder on disk, without its backbone, in float32 and eval mode.
 
-        Reads ``config.json`` and ``model.safetensors``; pickled weights never.
-
         Args:
-            path: the folder.
-            backbone: taken as it is; the file's weights for one are left alone.
+            path: the folder, with ``config.json`` and ``model.safetensors``.
+            backbone: used as it is; weights for a backbone in the file are ignored.
 
         Raises:
-            UnsupportedError: not a DETR as we compute it; every reason is listed.
-            ValueError: a file is missing or broken, or the weights do not fit the configuration.
-            ImportError: safetensors is not installed.
+            UnsupportedError, ValueError, ImportError: as in `saccade.models.Encoder.from_pretrained`.
+            TypeError: a backbone that is not a module.
         """
-        where, folder = "SetDecoder.from_pretrained", Path(path)
-        told = read_config(where, folder)
-        check_types(where, told)
-        return cls._of(where, told, read_weights(where, folder), backbone, torch.float32)
+        _check_backbone(f"{cls.__name__}.from_pretrained", backbone)
+        return super().from_pretrained(path)._with_backbone(backbone)
 
     @classmethod
     def from_state_dict(
@@ -122,38 +116,25 @@ class SetDecoder(AnswersCalls, nn.Module):
         backbone: nn.Module | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """The model of weights that are in memory, in eval mode; they are copied.
+        """Build a model in eval mode from weights in memory; they are copied.
 
         Args:
-            config: what the model's ``config.json`` says, as a dict, or a config of transformers.
+            config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
             state_dict: the tensors under their published names, or as transformers' ``DetrForObjectDetection`` holds
-                them, in any dtype of floats.
-            backbone: taken as it is; weights for one are left alone.
-            dtype: of the model, its backbone aside.
+                them, in any float dtype.
+            backbone: used as it is; weights for a backbone are ignored.
+            dtype: dtype of the model, its backbone aside.
 
         Raises:
             UnsupportedError, ValueError: as in `from_pretrained`.
-            TypeError: no config, no tensors, a backbone that is no module, or a dtype that is no float's.
+            TypeError: no config, no tensors, a backbone that is not a module, or a dtype that is not a float dtype.
         """
-        where = "SetDecoder.from_state_dict"
-        return cls._of(where, words_of(where, config), state_dict, backbone, dtype)
+        _check_backbone(f"{cls.__name__}.from_state_dict", backbone)
+        return super().from_state_dict(config, state_dict, dtype=dtype)._with_backbone(backbone)
 
-    @classmethod
-    def _of(
-        cls,
-        where: str,
-        told: Mapping[str, Any],
-        weights: Mapping[str, Tensor],
-        backbone: nn.Module | None,
-        dtype: torch.dtype,
-    ) -> Self:
-        instance(where, "backbone", backbone, (nn.Module, NoneType), "be a module or None")
-        if told.get("model_type") != "detr":
-            raise unsupported(where, _WHERE, [f"model_type is {told.get('model_type')!r}, not 'detr'"])
-        check_tensors(where, weights)
-        model = built(where, told, weights, Detr(weights), cls, dtype, None)
-        model.backbone = backbone
-        return model.eval()
+    def _with_backbone(self, backbone: nn.Module | None) -> Self:
+        self.backbone = backbone
+        return self.eval()
 
     def forward(self, images: Tensor, *, real: Tensor | None = None) -> Found:
         """Find objects.
@@ -243,6 +224,10 @@ class SetDecoder(AnswersCalls, nn.Module):
 
     def _found(self, hidden: Tensor) -> Found:
         return Found(self.class_head(hidden), self.box_head(hidden).sigmoid())
+
+
+def _check_backbone(where: str, backbone: nn.Module | None) -> nn.Module | None:
+    return instance(where, "backbone", backbone, (nn.Module, NoneType), "be a module or None")
 
 
 def _places(real: Tensor, embed_dim: int) -> Tensor:

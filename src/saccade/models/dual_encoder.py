@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.checkpoint_folder import check_types, read_config, read_tokenizer, read_weights
+from saccade.models.checkpoint_folder import check_types
 from saccade.models.clip import DEFAULTS, ClipText, ClipVision
 from saccade.models.decoder import Decoder
-from saccade.models.loading import built, check_fit, check_tensors, words_of
+from saccade.models.pretrained import Pretrained, build, check_fit, check_tensors, config_dict
 from saccade.models.token_inputs import check_tokens
 from saccade.models.vision_transformer import VisionTransformer
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
-from saccade.support.errors import unsupported, value_error
+from saccade.support.errors import value_error
 from saccade.support.validation import instance, integer
 
 if TYPE_CHECKING:
@@ -36,7 +33,7 @@ _NAMES = {
 }
 
 
-class DualEncoder(AnswersCalls, nn.Module):
+class DualEncoder(Pretrained):
     r"""Two encoders, and a projection of each to one space, as CLIP has them.
 
     .. math:: s_{ij} = \tau\, \frac{u_i \cdot v_j}{\lVert u_i \rVert \lVert v_j \rVert}
@@ -72,6 +69,9 @@ class DualEncoder(AnswersCalls, nn.Module):
     Reference: Radford et al. 2021, arXiv:2103.00020, section 2.
     """
 
+    formats = {"clip": ClipText()}  # of the text encoder; that of the image encoder is ClipVision
+    reads_text = True
+
     def __init__(self, image_encoder: VisionTransformer, text_encoder: Decoder, embed_dim: int):
         super().__init__()
         rule = "be a saccade.models."
@@ -85,25 +85,6 @@ class DualEncoder(AnswersCalls, nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
 
     @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
-        """Load a published CLIP from a folder on disk, in float32 and eval mode.
-
-        Reads ``config.json``, ``model.safetensors`` and, where there is one, ``tokenizer.json``; pickled weights never.
-
-        Args:
-            path: the folder.
-
-        Raises:
-            UnsupportedError: not a CLIP as we compute it; every reason is listed.
-            ValueError: a file is missing or broken, or the weights do not fit the configuration.
-            ImportError: safetensors or tokenizers is not installed.
-        """
-        where, folder = "DualEncoder.from_pretrained", Path(path)
-        told = read_config(where, folder)
-        check_types(where, told)
-        return cls._of(where, told, read_weights(where, folder), torch.float32, read_tokenizer(where, folder))
-
-    @classmethod
     def from_state_dict(
         cls,
         config: object,
@@ -112,51 +93,53 @@ class DualEncoder(AnswersCalls, nn.Module):
         tokenizer: Tokenizer | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """The model of weights that are in memory, in eval mode; they are copied.
+        """Build a model in eval mode from weights in memory; they are copied.
 
         Args:
-            config: what the model's ``config.json`` says, as a dict, or a config of transformers.
+            config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
             state_dict: the tensors under their published names, of transformers' ``CLIPModel`` for instance, in any
-                dtype of floats.
-            tokenizer: kept with the text encoder.
-            dtype: of the model.
+                float dtype.
+            tokenizer: stored with the text encoder.
+            dtype: dtype of the model.
 
         Raises:
             UnsupportedError, ValueError: as in `from_pretrained`.
-            TypeError: no config, no tensors, or a dtype that is no float's.
+            TypeError: no config, no tensors, or a dtype that is not a float dtype.
         """
-        where = "DualEncoder.from_state_dict"
-        return cls._of(where, words_of(where, config), state_dict, dtype, tokenizer)
+        where = f"{cls.__name__}.from_state_dict"
+        return cls._build(where, config_dict(where, config), lambda: state_dict, dtype, lambda: tokenizer)
 
     @classmethod
-    def _of(
+    def _build(
         cls,
         where: str,
-        told: Mapping[str, Any],
-        weights: Mapping[str, Tensor],
+        config: Mapping[str, Any],
+        weights: Callable[[], Mapping[str, Tensor]],
         dtype: torch.dtype,
-        tokenizer: Tokenizer | None,
+        tokenizer: Callable[[], Any],
     ) -> Self:
-        if told.get("model_type") != "clip":
-            raise unsupported(where, _WHERE, [f"model_type is {told.get('model_type')!r}, not 'clip'"])
-        words = {part: _words(where, told, part) for part in DEFAULTS}
-        check_tensors(where, weights)
-        own: dict[str, dict[str, Tensor]] = {"vision_model": {}, "text_model": {}, "": {}}
-        for name, weight in weights.items():
+        text_format = cls._format_of(where, config)
+        check_types(where, config)
+        configs = {part: _part_config(where, config, part) for part in DEFAULTS}
+        tensors = weights()
+        check_tensors(where, tensors)
+        parts: dict[str, dict[str, Tensor]] = {"vision_model": {}, "text_model": {}, "": {}}
+        for name, weight in tensors.items():
             part = str(name).partition(".")[0]
-            own[part if part in own else ""][name] = weight
-        vision = words["vision_config"], own["vision_model"], ClipVision(own["vision_model"])
-        image_encoder = built(where, *vision, VisionTransformer, dtype, None)
-        text_encoder = built(where, words["text_config"], own["text_model"], ClipText(), Decoder, dtype, tokenizer)
-        size = 512 if told.get("projection_dim") is None else told["projection_dim"]
+            parts[part if part in parts else ""][name] = weight
+        vision, text, rest = (lambda: parts["vision_model"]), (lambda: parts["text_model"]), parts[""]
+        image_encoder = build(
+            where, ClipVision(), VisionTransformer, configs["vision_config"], vision, dtype, lambda: None
+        )
+        text_encoder = build(where, text_format, Decoder, configs["text_config"], text, dtype, tokenizer)
+        size = 512 if config.get("projection_dim") is None else config["projection_dim"]
         widths = image_encoder.config.embed_dim, text_encoder.config.embed_dim
         shapes = [torch.Size([size, widths[0]]), torch.Size([size, widths[1]]), torch.Size()]
-        # Before anything of such a size is made.
-        check_fit(where, own[""], dict(zip(_NAMES.values(), shapes, strict=True)))
+        check_fit(where, rest, dict(zip(_NAMES.values(), shapes, strict=True)))  # before building anything that large
         model = cls(image_encoder, text_encoder, size).to(dtype)
         with torch.no_grad():
             for ours, theirs in _NAMES.items():
-                model.get_parameter(ours).copy_(own[""][theirs])
+                model.get_parameter(ours).copy_(rest[theirs])
         return model.eval()
 
     def forward(
@@ -240,13 +223,13 @@ def _projection(width: int, embed_dim: int) -> nn.Linear:
     return linear
 
 
-def _words(where: str, told: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """What a config.json says of one of the encoders; an older form says it twice, and the second counts."""
-    words = DEFAULTS[part]
+def _part_config(where: str, config: Mapping[str, Any], part: str) -> dict[str, Any]:
+    """Return the config of one of the encoders; older files have it twice, and the second counts."""
+    merged = DEFAULTS[part]
     for name in (part, f"{part}_dict"):
-        given = told.get(name)
-        if given is not None:
-            given = instance(where, f"{name} of config.json", given, Mapping, "be an object")
-            check_types(where, given, f"{name} of config.json")
-            words = DEFAULTS[part] | {key: value for key, value in given.items() if value is not None}
-    return words
+        values = config.get(name)
+        if values is not None:
+            values = instance(where, f"{name} of config.json", values, Mapping, "be an object")
+            check_types(where, values, f"{name} of config.json")
+            merged = DEFAULTS[part] | {key: value for key, value in values.items() if value is not None}
+    return merged

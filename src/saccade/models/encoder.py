@@ -1,9 +1,7 @@
 """An encoder of the BERT family whose attention can be looked at."""
 
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +10,13 @@ from saccade.masks import Padding
 from saccade.matrix import Matrix
 from saccade.models.attention_figure import figure_of
 from saccade.models.bert import Bert
-from saccade.models.checkpoint_folder import check_types, read_config, write_folder
 from saccade.models.config import EncoderConfig
 from saccade.models.init import start_small
-from saccade.models.loading import built, load, words_of
+from saccade.models.pretrained import PretrainedText
 from saccade.models.token_inputs import check_tokens, in_own_texts
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
 from saccade.nn.stack import with_inputs
 from saccade.positions.token_positions import Positions
-from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import Shapes, instance
 from saccade.text import words
@@ -34,8 +30,11 @@ __all__ = ["Encoder"]
 _TYPES = Shapes("tokens [batch, len]", "token_types [batch, len]")
 
 
-class Encoder(AnswersCalls, nn.Module):
-    """Embeddings and a stack of post-norm layers, as BERT has them.
+class Encoder(PretrainedText):
+    """Embeddings and a stack of post-norm layers, as in BERT.
+
+    `from_pretrained` reads BERT's folders, and `save_pretrained` writes them, so that transformers' ``BertModel`` reads
+    them too. A pooler or a task's head in a file is ignored; anything else must fit exactly.
 
     Args:
         config: its sizes.
@@ -57,6 +56,10 @@ class Encoder(AnswersCalls, nn.Module):
     Reference: Devlin et al. 2019, arXiv:1810.04805.
     """
 
+    formats = {"bert": Bert()}
+    default_type = "bert"
+    written_types = ("bert",)
+
     def __init__(self, config: EncoderConfig, tokenizer: "Tokenizer | None" = None):
         super().__init__()
         self.config = instance("Encoder", "config", config, EncoderConfig, "be a saccade.models.EncoderConfig")
@@ -64,70 +67,6 @@ class Encoder(AnswersCalls, nn.Module):
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(_layer(config) for _ in range(config.num_layers))
         start_small(self)
-
-    @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
-        """Load a published model from a folder on disk, in float32 and eval mode.
-
-        Reads ``config.json``, ``model.safetensors`` and, where there is one, ``tokenizer.json``; pickled weights
-        never. A pooler or a task's head in the file is left alone; anything else must fit exactly.
-
-        Args:
-            path: the folder.
-
-        Raises:
-            UnsupportedError: not a BERT encoder as we compute it; every reason is listed.
-            ValueError: a file is missing or broken, or the weights do not fit the configuration.
-            ImportError: safetensors or tokenizers is not installed.
-        """
-        where, folder = "Encoder.from_pretrained", Path(path)
-        told = read_config(where, folder)
-        if told.get("model_type", "bert") == "bert":  # others are refused by their name, whatever else they say
-            check_types(where, told)
-        return load(where, folder, told, Bert(), cls)
-
-    @classmethod
-    def from_state_dict(
-        cls,
-        config: object,
-        state_dict: Mapping[str, Tensor],
-        *,
-        tokenizer: "Tokenizer | None" = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> Self:
-        """The model of weights that are in memory, in eval mode; they are copied.
-
-        Args:
-            config: what the model's ``config.json`` says, as a dict, or a config of transformers.
-            state_dict: the tensors under their published names, as `from_pretrained` reads them, in any dtype of
-                floats: of transformers' ``BertModel`` for instance.
-            tokenizer: kept with the model.
-            dtype: of the model.
-
-        Raises:
-            UnsupportedError, ValueError: as in `from_pretrained`.
-            TypeError: no config, no tensors, or a dtype that is no float's.
-        """
-        where = "Encoder.from_state_dict"
-        told = words_of(where, config)
-        return built(where, told, state_dict, Bert(), cls, dtype, tokenizer)
-
-    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a folder as BERT's are written; transformers' ``BertModel`` reads it too.
-
-        Files are written under other names and then renamed, so that a reader finds an old file or a new one, never
-        half of one.
-
-        Args:
-            path: the folder; made if there is none. Files of other names in it are left alone.
-
-        Raises:
-            ImportError: safetensors is not installed.
-        """
-        form = Bert()
-        state = {own: weight.detach().cpu() for own, weight in self.state_dict().items()}
-        where, words = "Encoder.save_pretrained", form.write_config(self.config)
-        write_folder(where, Path(path), words, form.write_weights(state), self.tokenizer)
 
     def forward(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> Tensor:
         """Encode.

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,18 +11,16 @@ from torch.nn import functional as F
 from saccade.caches import Cache
 from saccade.masks import Causal
 from saccade.matrix import Matrix
-from saccade.models.checkpoint_folder import check_types, read_config, write_folder
 from saccade.models.conditioned_decoder import Given
 from saccade.models.config import EncoderDecoderConfig
-from saccade.models.encoder_decoder_format import PairFormat
 from saccade.models.init import start_small, weaken_parts
-from saccade.models.loading import load
+from saccade.models.pretrained import PretrainedText
+from saccade.models.saccade_format import EncoderDecoderFormat
 from saccade.models.token_inputs import check_tokens, in_own_texts
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import Learned, Rotary, Sinusoidal
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import value_error
 from saccade.support.validation import instance
 
@@ -34,11 +30,11 @@ if TYPE_CHECKING:
 __all__ = ["EncoderDecoder"]
 
 
-class EncoderDecoder(AnswersCalls, nn.Module):
-    """Reads one text, and says for every token of another how likely each token is to come next.
+class EncoderDecoder(PretrainedText):
+    """A language model of one sequence that depends on another, the source.
 
-    Both texts share one vocabulary, and the embedding shares its weights with the projection to the vocabulary;
-    embeddings are multiplied by the root of ``embed_dim``.
+    Both sequences share one vocabulary, and the embedding shares its weights with the projection to the vocabulary;
+    embeddings are multiplied by the square root of ``embed_dim``. Folders are in a format of our own.
 
     Args:
         config: its sizes.
@@ -68,6 +64,9 @@ class EncoderDecoder(AnswersCalls, nn.Module):
     Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.
     """
 
+    formats = {"saccade-encoder-decoder": EncoderDecoderFormat()}
+    written_types = ("saccade-encoder-decoder",)
+
     def __init__(self, config: EncoderDecoderConfig, tokenizer: Tokenizer | None = None):
         super().__init__()
         self.config = instance(
@@ -83,39 +82,6 @@ class EncoderDecoder(AnswersCalls, nn.Module):
         self.decoder = DecoderStack(decoder_layers, final_norm=_final_norm(config))
         start_small(self)
         weaken_parts(self, config.num_encoder_layers + config.num_decoder_layers)
-
-    @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
-        """Load a model from a folder that `save_pretrained` wrote, in float32 and eval mode.
-
-        Args:
-            path: the folder.
-
-        Raises:
-            UnsupportedError: a model of another kind.
-            ValueError: a file is missing or broken, or the weights do not fit the configuration.
-            ImportError: safetensors or tokenizers is not installed.
-        """
-        where, folder = "EncoderDecoder.from_pretrained", Path(path)
-        told = read_config(where, folder)
-        check_types(where, told)
-        return load(where, folder, told, PairFormat(), cls)
-
-    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a folder, in a format of our own.
-
-        Files are written under other names and then renamed, so that a reader finds an old file or a new one, never
-        half of one.
-
-        Args:
-            path: the folder; made if there is none. Files of other names in it are left alone.
-
-        Raises:
-            ImportError: safetensors is not installed.
-        """
-        words = PairFormat().write_config(self.config)
-        state = {name: weight.detach().cpu() for name, weight in self.state_dict().items()}
-        write_folder("EncoderDecoder.save_pretrained", Path(path), words, state, self.tokenizer)
 
     def forward(
         self,

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Self
-
 import torch
 from torch import Tensor, nn
 
 from saccade.matrix import Matrix
-from saccade.models.checkpoint_folder import check_types, read_config, read_weights
 from saccade.models.clip import ClipVision
 from saccade.models.image_inputs import cells, check_map, waves
 from saccade.models.init import start_small
-from saccade.models.loading import built, check_tensors, words_of
+from saccade.models.pretrained import Pretrained
 from saccade.models.vision_config import VisionTransformerConfig
-from saccade.models.vit import VisionFormat, ViT
+from saccade.models.vit import ViT
 from saccade.nn import EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.projections import weight_of
 from saccade.positions import Learned
-from saccade.support.argument_hints import AnswersCalls
-from saccade.support.errors import unsupported, value_error
+from saccade.support.errors import value_error
 from saccade.support.validation import instance
 
 __all__ = ["VisionTransformer"]
 
 _WHERE = "VisionTransformer"
-_FORMATS: dict[str, type[VisionFormat]] = {"vit": ViT, "clip_vision_model": ClipVision}
 
 
-class VisionTransformer(AnswersCalls, nn.Module):
-    """Pictures are cut into squares, each becomes a token, and every token looks at every other.
+class VisionTransformer(Pretrained):
+    """An encoder of images: square patches become tokens, and every token attends to every other.
 
     Tokens are the class token, if there is one, then the patches, row by row: the patch in row y and column x of the
     grid is token ``y * columns + x``, one more with a class token. A mask on a grid is told so by ``.after(1)``.
+
+    `from_pretrained` and `from_state_dict` read ``ViTForImageClassification`` (with a head), ``ViTModel`` and CLIP's
+    vision model (without one); a pooler is ignored.
 
     Args:
         config: its sizes.
@@ -62,6 +57,8 @@ class VisionTransformer(AnswersCalls, nn.Module):
     arXiv:2104.02057, appendix.
     """
 
+    formats = {"vit": ViT(), "clip_vision_model": ClipVision()}
+
     def __init__(self, config: VisionTransformerConfig):
         super().__init__()
         rule = "be a saccade.models.VisionTransformerConfig"
@@ -76,53 +73,6 @@ class VisionTransformer(AnswersCalls, nn.Module):
         self.stack = EncoderStack(layers, final_norm=nn.LayerNorm(width, eps=config.norm_eps))
         self.head = None if config.num_classes is None else nn.Linear(width, config.num_classes)
         start_small(self)
-
-    @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
-        """Load a published model from a folder on disk, in float32 and eval mode.
-
-        Reads ``config.json`` and ``model.safetensors``; pickled weights never. ``ViTForImageClassification`` has a
-        head, ``ViTModel`` and CLIP's vision model have none; a pooler is left alone.
-
-        Args:
-            path: the folder.
-
-        Raises:
-            UnsupportedError: not a Vision Transformer as we compute it; every reason is listed.
-            ValueError: a file is missing or broken, or the weights do not fit the configuration.
-            ImportError: safetensors is not installed.
-        """
-        where, folder = "VisionTransformer.from_pretrained", Path(path)
-        told = read_config(where, folder)
-        check_types(where, told)
-        return cls._of(where, told, read_weights(where, folder), torch.float32)
-
-    @classmethod
-    def from_state_dict(
-        cls, config: object, state_dict: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32
-    ) -> Self:
-        """The model of weights that are in memory, in eval mode; they are copied.
-
-        Args:
-            config: what the model's ``config.json`` says, as a dict, or a config of transformers.
-            state_dict: the tensors under their published names, or as transformers holds them: of ``ViTModel``,
-                ``ViTForImageClassification`` or ``CLIPVisionModel``, in any dtype of floats.
-            dtype: of the model.
-
-        Raises:
-            UnsupportedError, ValueError: as in `from_pretrained`.
-            TypeError: no config, no tensors, or a dtype that is no float's.
-        """
-        where = "VisionTransformer.from_state_dict"
-        return cls._of(where, words_of(where, config), state_dict, dtype)
-
-    @classmethod
-    def _of(cls, where: str, told: Mapping[str, object], weights: Mapping[str, Tensor], dtype: torch.dtype) -> Self:
-        kind = told.get("model_type")
-        if not isinstance(kind, str) or kind not in _FORMATS:
-            raise unsupported(where, _WHERE, [f"model_type is {kind!r}, not one of {', '.join(_FORMATS)}"])
-        check_tensors(where, weights)
-        return built(where, told, weights, _FORMATS[kind](weights), cls, dtype, None)
 
     def forward(self, images: Tensor, *, mask: object = None) -> Tensor:
         """Classify.
