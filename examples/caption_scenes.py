@@ -28,7 +28,7 @@ from torch.nn import functional as F
 import scenes
 import sheets
 import study
-from read_numbers import Given
+from read_numbers import ConditionedDecoder
 from saccade import masks, models, nn, positions, viz
 
 
@@ -77,9 +77,9 @@ class Captioner(torch.nn.Module):
         """What each token is, and where it stands in its sentence."""
         return self.embedding(tokens) + self.token_position(where)
 
-    def given(self, images: Tensor) -> Given:
+    def given(self, images: Tensor) -> ConditionedDecoder:
         """Look at scenes, once, to write under them: a language model."""
-        return Given(self, self.see(images))
+        return ConditionedDecoder(self, self.see(images))
 
 
 class Recurrent(torch.nn.Module):

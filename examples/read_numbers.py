@@ -202,9 +202,9 @@ class Captioner(torch.nn.Module):
         """What each token is, and where it stands in its caption."""
         return self.embedding(tokens) + self.token_position(where)
 
-    def given(self, images: Tensor) -> Given:
+    def given(self, images: Tensor) -> ConditionedDecoder:
         """Look at pictures, once, to write under them."""
-        return Given(self, self.encode(images))
+        return ConditionedDecoder(self, self.encode(images))
 
 
 def patches(images: Tensor, side: int) -> Tensor:
@@ -212,7 +212,7 @@ def patches(images: Tensor, side: int) -> Tensor:
     return images.unfold(1, side, side).unfold(2, side, side).flatten(3).flatten(1, 2)
 
 
-class Given(torch.nn.Module):
+class ConditionedDecoder(torch.nn.Module):
     """A captioner that has seen its pictures: a language model, of the kind that `saccade.models.generate` takes."""
 
     def __init__(self, captioner: Captioner, encoded: Tensor):
@@ -253,7 +253,7 @@ def run_of(seed: int, settings: Settings, digits: Digits, out: Path) -> study.Ru
         # Each picture is encoded once, and written under in every language. What pads a caption stands after it, where
         # nothing that counts can see it.
         encoded = captioner.encode(pictures.images).repeat(len(IN_WORDS), 1, 1)
-        logits = Given(captioner, encoded)(tokens[:, :-1].clamp(min=0))
+        logits = ConditionedDecoder(captioner, encoded)(tokens[:, :-1].clamp(min=0))
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=-1)
 
     return study.Run("captioner", seed, lambda: Captioner(settings), loss, settings, out)

@@ -7,13 +7,12 @@ from saccade.models.bundled import (
     small_decoder,
     small_decoder_card,
 )
-from saccade.models.conditioned_decoder import Given
 from saccade.models.config import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from saccade.models.decoder import Decoder
 from saccade.models.detr_model import SetDecoder
 from saccade.models.dual_encoder import DualEncoder
 from saccade.models.encoder import Encoder
-from saccade.models.encoder_decoder import EncoderDecoder
+from saccade.models.encoder_decoder import ConditionedDecoder, EncoderDecoder
 from saccade.models.generation import Hypothesis, Sampler, Step, beam_search, generate, stream
 from saccade.models.hungarian_loss import Found, Objects, SetLoss, match_sets, set_loss
 from saccade.models.signal_encoder import SignalEncoder
@@ -32,7 +31,7 @@ __all__ = [
     "DecoderConfig",
     "EncoderDecoder",
     "EncoderDecoderConfig",
-    "Given",
+    "ConditionedDecoder",
     "SignalEncoder",
     "VisionTransformer",
     "VisionTransformerConfig",

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from saccade.caches import Cache
 from saccade.masks import Causal
 from saccade.matrix import Matrix
-from saccade.models.conditioned_decoder import Given
 from saccade.models.config import EncoderDecoderConfig
 from saccade.models.init import start_small, weaken_parts
 from saccade.models.pretrained import PretrainedText
@@ -27,7 +26,7 @@ from saccade.support.validation import instance
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["EncoderDecoder"]
+__all__ = ["ConditionedDecoder", "EncoderDecoder"]
 
 
 class EncoderDecoder(PretrainedText):
@@ -114,7 +113,7 @@ class EncoderDecoder(PretrainedText):
         given = self.given(source, source_positions=source_positions)
         return given(tokens, mask=mask, positions=positions, cache=cache)
 
-    def given(self, source: Tensor, *, source_positions: GivenPositions = None) -> Given:
+    def given(self, source: Tensor, *, source_positions: GivenPositions = None) -> ConditionedDecoder:
         """Read ``source`` once, to write a text about it.
 
         Args:
@@ -123,7 +122,8 @@ class EncoderDecoder(PretrainedText):
         Returns:
             A model of the other text: ``given(tokens, positions=, cache=)`` and ``given.new_cache()``.
         """
-        return Given(self, self.encode(source, source_positions=source_positions), source_positions)
+        encoded = self.encode(source, source_positions=source_positions)
+        return ConditionedDecoder(self, encoded, source_positions)
 
     def encode(self, source: Tensor, *, source_positions: GivenPositions = None) -> Tensor:
         """What the encoder makes of a text: ``[batch, source_len, embed_dim]``; arguments as in `forward`."""
@@ -210,6 +210,45 @@ class EncoderDecoder(PretrainedText):
         place = cache.positions(length) if positions is None and cache is not None else positions
         vectors = self.position(in_own_texts(range(length) if place is None else place, mask, where))
         return self.dropout(x + vectors.to(x))  # sinusoids have no weights by which they could follow the model's dtype
+
+
+class ConditionedDecoder(nn.Module):
+    """An `EncoderDecoder` with an encoded source: a language model of the other sequence.
+
+    `EncoderDecoder.given` builds it.
+
+    Args:
+        model: the encoder-decoder.
+        encoded: the encoder's output for the source.
+        encoded_positions: positions of the source's tokens.
+    """
+
+    def __init__(self, model: EncoderDecoder, encoded: Tensor, encoded_positions: GivenPositions = None):
+        super().__init__()
+        self.model, self.encoded, self.encoded_positions = model, encoded, encoded_positions
+
+    def forward(
+        self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Return logits ``[batch, len, vocab_size]`` of ``tokens``; see `EncoderDecoder.forward`."""
+        return self.logits(self.hidden(tokens, mask=mask, positions=positions, cache=cache))
+
+    def hidden(
+        self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Return the last layer's output for each token; see `EncoderDecoder.hidden`."""
+        # Once the cache holds the source, use that: its rows may have been reordered or repeated since.
+        is_cached = cache is not None and cache.length > 0
+        encoded, where = None if is_cached else self.encoded, self.encoded_positions
+        return self.model.hidden(encoded, tokens, encoded_positions=where, mask=mask, positions=positions, cache=cache)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `EncoderDecoder.logits`."""
+        return self.model.logits(hidden)
+
+    def new_cache(self, max_len: int | None = None) -> Cache:
+        """See `EncoderDecoder.new_cache`."""
+        return self.model.new_cache(max_len)
 
 
 def _position(config: EncoderDecoderConfig) -> nn.Module | None:
