@@ -73,14 +73,14 @@ class Grid(torch.nn.Module):
         self.see, self.class_weight = scenes.Seer(settings.peer_channels), settings.class_weight
         self.guess = torch.nn.Conv2d(settings.peer_channels, 10 + 1 + 4, 1)
 
-    def forward(self, images: Tensor) -> models.Found:
+    def forward(self, images: Tensor) -> models.Detections:
         """As a `SetDecoder` does, with a query for each cell."""
         logits, boxes = self.guess(self.see(images)).flatten(2).mT.split([11, 4], -1)
         places = torch.stack(torch.meshgrid(torch.arange(6), torch.arange(6), indexing="xy"), -1).reshape(36, 2)
         middle = (places + boxes[..., :2].sigmoid()) / 6
-        return models.Found(logits, torch.cat([middle, boxes[..., 2:].sigmoid()], -1))
+        return models.Detections(logits, torch.cat([middle, boxes[..., 2:].sigmoid()], -1))
 
-    def loss(self, found: models.Found, shown: list[models.Objects]) -> Tensor:
+    def loss(self, found: models.Detections, shown: list[models.Targets]) -> Tensor:
         """That of `saccade.models.set_loss`, but that the cell of its middle answers for a digit."""
         logits, boxes = found
         item = torch.cat([torch.full_like(own.classes, index) for index, own in enumerate(shown)])
@@ -105,11 +105,11 @@ def shared(boxes: Tensor, others: Tensor) -> Tensor:
     return both / (boxes[..., 2:].prod(-1) + others[..., 2:].prod(-1) - both)
 
 
-def shown_in(drawn: scenes.Scenes) -> list[models.Objects]:
+def shown_in(drawn: scenes.Scenes) -> list[models.Targets]:
     """What there is to find in each scene."""
     there = drawn.things != scenes.NOTHING
     return [
-        models.Objects(things[own] % 10, boxes[own])
+        models.Targets(things[own] % 10, boxes[own])
         for things, boxes, own in zip(drawn.things, drawn.boxes, there, strict=True)
     ]
 
@@ -129,7 +129,7 @@ def run_of(name: str, seed: int, settings: Settings, digits: scenes.Digits, out:
     return study.Run(name, seed, lambda: make(settings), loss, settings, out)
 
 
-def once(found: models.Found) -> list[models.Objects]:
+def once(found: models.Detections) -> list[models.Targets]:
     """What is said with a probability above a half; of two boxes in one place the likelier (NMS)."""
     kept = []
     for logits, boxes in zip(*found, strict=True):
@@ -140,11 +140,11 @@ def once(found: models.Found) -> list[models.Objects]:
                 break
             if not own or shared(boxes[index], boxes[own]).max() < FITS:
                 own.append(index)
-        kept.append(models.Objects(classes[own], boxes[own]))
+        kept.append(models.Targets(classes[own], boxes[own]))
     return kept
 
 
-def hits(found: models.Objects, shown: models.Objects) -> int:
+def hits(found: models.Targets, shown: models.Targets) -> int:
     """How many of the digits are found: each by a box of its own that fits, and as what they are."""
     fits = shared(found.boxes[:, None], shown.boxes) > FITS
     same = found.classes[:, None] == shown.classes

@@ -14,7 +14,7 @@ from saccade.models.dual_encoder import DualEncoder
 from saccade.models.encoder import Encoder
 from saccade.models.encoder_decoder import ConditionedDecoder, EncoderDecoder
 from saccade.models.generation import Hypothesis, Sampler, Step, beam_search, generate, stream
-from saccade.models.hungarian_loss import Found, Objects, SetLoss, match_sets, set_loss
+from saccade.models.hungarian_loss import DetectionLoss, Detections, Targets, match_sets, set_loss
 from saccade.models.signal_encoder import SignalEncoder
 from saccade.models.vision_config import SetDecoderConfig, VisionTransformerConfig
 from saccade.models.vision_transformer import VisionTransformer
@@ -38,11 +38,11 @@ __all__ = [
     "DualEncoder",
     "SetDecoder",
     "SetDecoderConfig",
-    "Found",
-    "Objects",
+    "Detections",
+    "Targets",
     "match_sets",
     "set_loss",
-    "SetLoss",
+    "DetectionLoss",
     "generate",
     "stream",
     "Step",

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from saccade.matrix import Matrix
 from saccade.models.detr import Detr
-from saccade.models.hungarian_loss import Found
+from saccade.models.hungarian_loss import Detections
 from saccade.models.image_inputs import check_map, waves
 from saccade.models.pretrained import Pretrained
 from saccade.models.spatial_layer import PlacedLayer
@@ -136,7 +136,7 @@ class SetDecoder(Pretrained):
         self.backbone = backbone
         return self.eval()
 
-    def forward(self, images: Tensor, *, real: Tensor | None = None) -> Found:
+    def forward(self, images: Tensor, *, real: Tensor | None = None) -> Detections:
         """Find objects.
 
         Args:
@@ -153,7 +153,7 @@ class SetDecoder(Pretrained):
         """
         return self._found(self.decoder_norm(self._states(self._seen(images, real))[-1]))
 
-    def every_layer(self, images: Tensor, *, real: Tensor | None = None) -> list[Found]:
+    def every_layer(self, images: Tensor, *, real: Tensor | None = None) -> list[Detections]:
         """What the queries would have found after each of the decoder's layers, the last as in `forward`.
 
         In training the losses of all are added: each layer then learns by itself not to find things twice.
@@ -222,8 +222,8 @@ class SetDecoder(Pretrained):
             states.append(layer(states[-1], query, seen.tokens, seen.place, context_mask=seen.mask))
         return states
 
-    def _found(self, hidden: Tensor) -> Found:
-        return Found(self.class_head(hidden), self.box_head(hidden).sigmoid())
+    def _found(self, hidden: Tensor) -> Detections:
+        return Detections(self.class_head(hidden), self.box_head(hidden).sigmoid())
 
 
 def _check_backbone(where: str, backbone: nn.Module | None) -> nn.Module | None:

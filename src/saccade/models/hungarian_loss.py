@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from saccade.support.errors import missing_extra, type_error, value_error
 from saccade.support.validation import Shapes, instance, number
 
-__all__ = ["Found", "Objects", "SetLoss", "match_sets", "overlap", "set_loss"]
+__all__ = ["Detections", "Targets", "DetectionLoss", "match_sets", "overlap", "set_loss"]
 
 _FOUND = Shapes("logits [batch, num_queries, classes]", "boxes [batch, num_queries, 4]")
 _OBJECTS = Shapes("classes [objects]", "boxes [objects, 4]")
 
 
-class Objects(NamedTuple):
+class Targets(NamedTuple):
     """The objects of one picture.
 
     Attributes:
@@ -30,30 +30,30 @@ class Objects(NamedTuple):
     boxes: Tensor
 
 
-class Found(NamedTuple):
+class Detections(NamedTuple):
     """What the queries of a `SetDecoder` found in a batch of pictures.
 
     Attributes:
         logits: of the classes, ``[batch, num_queries, num_classes + 1]``; the last says that nothing is there.
-        boxes: ``[batch, num_queries, 4]``, as those of `Objects`.
+        boxes: ``[batch, num_queries, 4]``, as those of `Targets`.
     """
 
     logits: Tensor
     boxes: Tensor
 
-    def objects(self, confidence: float = 0.5) -> list[Objects]:
+    def objects(self, confidence: float = 0.5) -> list[Targets]:
         """The objects of each picture.
 
         Args:
             confidence: the least probability of its class with which an object counts.
         """
-        confidence = number("Found.objects", "confidence", confidence, least=0)
+        confidence = number("Detections.objects", "confidence", confidence, least=0)
         most, classes = self.logits.softmax(-1)[..., :-1].max(-1)
         counts = most >= confidence
-        return [Objects(own[kept], box[kept]) for own, box, kept in zip(classes, self.boxes, counts, strict=True)]
+        return [Targets(own[kept], box[kept]) for own, box, kept in zip(classes, self.boxes, counts, strict=True)]
 
 
-class SetLoss(NamedTuple):
+class DetectionLoss(NamedTuple):
     """How far off what was found is, and the parts of it.
 
     Attributes:
@@ -96,8 +96,8 @@ def overlap(boxes: Tensor, others: Tensor) -> Tensor:
 
 @torch.no_grad()
 def match_sets(
-    found: Found,
-    objects: Sequence[Objects],
+    found: Detections,
+    objects: Sequence[Targets],
     *,
     class_weight: float = 1.0,
     box_weight: float = 5.0,
@@ -125,8 +125,8 @@ def match_sets(
     Cost: O(num_queries ** 3) time for each picture at worst, on the CPU.
 
     Example:
-        >>> found = Found(torch.zeros(1, 3, 2), torch.tensor([[[0.2] * 4, [0.8] * 4, [0.5] * 4]]))
-        >>> match_sets(found, [Objects(torch.tensor([0, 0]), torch.tensor([[0.5] * 4, [0.1] * 4]))])
+        >>> found = Detections(torch.zeros(1, 3, 2), torch.tensor([[[0.2] * 4, [0.8] * 4, [0.5] * 4]]))
+        >>> match_sets(found, [Targets(torch.tensor([0, 0]), torch.tensor([[0.5] * 4, [0.1] * 4]))])
         [(tensor([0, 2]), tensor([1, 0]))]
 
     Reference: Carion et al. 2020, arXiv:2005.12872, section 3.1; Kuhn 1955, doi:10.1002/nav.3800020109.
@@ -150,14 +150,14 @@ def match_sets(
 
 
 def set_loss(
-    found: Found,
-    objects: Sequence[Objects],
+    found: Detections,
+    objects: Sequence[Targets],
     *,
     no_object_weight: float = 0.1,
     class_weight: float = 1.0,
     box_weight: float = 5.0,
     overlap_weight: float = 2.0,
-) -> SetLoss:
+) -> DetectionLoss:
     """Say how far off what was found is, whatever the order, each object being held against the query of `match_sets`.
 
     Queries without an object are to say that nothing is there.
@@ -173,8 +173,8 @@ def set_loss(
         TypeError, ValueError, ImportError: as in `match_sets`.
 
     Example:
-        >>> found = Found(torch.zeros(1, 3, 2), torch.full((1, 3, 4), 0.5))
-        >>> loss = set_loss(found, [Objects(torch.tensor([0]), torch.full((1, 4), 0.5))])
+        >>> found = Detections(torch.zeros(1, 3, 2), torch.full((1, 3, 4), 0.5))
+        >>> loss = set_loss(found, [Targets(torch.tensor([0]), torch.full((1, 4), 0.5))])
         >>> [round(float(part), 4) for part in loss]
         [0.6931, 0.6931, 0.0, 0.0]
 
@@ -198,18 +198,18 @@ def set_loss(
     )
     count = max(1, len(item))
     far, apart = (got - want).abs().sum() / count, (1 - overlap(got, want)).sum() / count
-    return SetLoss(class_weight * classes + box_weight * far + overlap_weight * apart, classes, far, apart)
+    return DetectionLoss(class_weight * classes + box_weight * far + overlap_weight * apart, classes, far, apart)
 
 
-def _check(where: str, found: Found, objects: Sequence[Objects]) -> None:
+def _check(where: str, found: Detections, objects: Sequence[Targets]) -> None:
     """Raise unless there is a set of objects for each picture, with classes that are known and no more than queries."""
-    instance(where, "found", found, Found, "be what a SetDecoder returns")
+    instance(where, "found", found, Detections, "be what a SetDecoder returns")
     sizes = _FOUND.check(where, *found)
-    instance(where, "objects", objects, Sequence, "be a list, with Objects for each picture")
+    instance(where, "objects", objects, Sequence, "be a list, with Targets for each picture")
     if len(objects) != sizes["batch"]:
         raise value_error(where, "objects", f"be one for each of {sizes['batch']} pictures", len(objects))
     for own in objects:
-        instance(where, "objects", own, Objects, "be Objects(classes, boxes), one for each picture")
+        instance(where, "objects", own, Targets, "be Targets(classes, boxes), one for each picture")
         count = _OBJECTS.check(where, *own)["objects"]
         if own.classes.dtype != torch.int64:
             raise type_error(where, "classes", "be int64", own.classes.dtype)
