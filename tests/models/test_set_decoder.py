@@ -13,7 +13,7 @@ from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
 from transformers.loss.loss_for_object_detection import HungarianMatcher, center_to_corners_format, generalized_box_iou
 
 from saccade.models import Detections, SetDecoder, SetDecoderConfig, Targets, match_sets, set_loss
-from saccade.models.hungarian_loss import overlap
+from saccade.models.hungarian_loss import generalized_iou
 from saccade.support.errors import UnsupportedError
 
 SIZES = {
@@ -175,7 +175,7 @@ def test_matching_and_loss_equal_transformers_and_every_order(data):
         assert [part.tolist() for part in own] == [part.tolist() for part in other]
     for item, own in enumerate(objects):  # none of all orders costs less
         boxes = found.boxes[item][:, None], own.boxes
-        cost = weights[1] * (boxes[0] - boxes[1]).abs().sum(-1) - weights[2] * overlap(*boxes)
+        cost = weights[1] * (boxes[0] - boxes[1]).abs().sum(-1) - weights[2] * generalized_iou(*boxes)
         cost = cost - weights[0] * logits[item].softmax(-1)[:, own.classes]
         orders = itertools.permutations(range(queries), len(own.classes))
         least = min(sum(float(cost[q, o]) for o, q in enumerate(order)) for order in orders)
@@ -206,14 +206,14 @@ def test_a_batch_without_objects_teaches_that_there_are_none():
     assert (loss.boxes.item(), loss.overlap.item()) == (0, 0)
 
 
-def test_overlap_equals_transformers_and_is_finite_where_nothing_has_an_area():
+def test_generalized_iou_equals_transformers_and_is_finite_for_empty_boxes():
     boxes, others = torch.rand(6, 4, dtype=torch.float64), torch.rand(9, 4, dtype=torch.float64)
     want = generalized_box_iou(center_to_corners_format(boxes), center_to_corners_format(others))
-    torch.testing.assert_close(overlap(boxes[:, None], others), want)
-    torch.testing.assert_close(overlap(boxes, boxes), torch.ones(6, dtype=torch.float64))
+    torch.testing.assert_close(generalized_iou(boxes[:, None], others), want)
+    torch.testing.assert_close(generalized_iou(boxes, boxes), torch.ones(6, dtype=torch.float64))
     point = torch.tensor([0.5, 0.5, 0, 0], requires_grad=True)
-    assert overlap(point, point).item() == 0
-    assert torch.autograd.grad(overlap(point, torch.rand(4)), point)[0].isfinite().all()
+    assert generalized_iou(point, point).item() == 0
+    assert torch.autograd.grad(generalized_iou(point, torch.rand(4)), point)[0].isfinite().all()
 
 
 def test_objects_are_those_that_are_likely_enough():

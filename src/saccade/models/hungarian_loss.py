@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from saccade.support.errors import missing_extra, type_error, value_error
 from saccade.support.validation import Shapes, instance, number
 
-__all__ = ["Detections", "Targets", "DetectionLoss", "match_sets", "overlap", "set_loss"]
+__all__ = ["Detections", "Targets", "DetectionLoss", "generalized_iou", "match_sets", "set_loss"]
 
 _FOUND = Shapes("logits [batch, num_queries, classes]", "boxes [batch, num_queries, 4]")
 _OBJECTS = Shapes("classes [objects]", "boxes [objects, 4]")
@@ -69,23 +69,23 @@ class DetectionLoss(NamedTuple):
     overlap: Tensor
 
 
-def overlap(boxes: Tensor, others: Tensor) -> Tensor:
-    r"""How much boxes have in common, from -1 (nothing, and far apart) to 1 (they are the same).
+def generalized_iou(boxes: Tensor, others: Tensor) -> Tensor:
+    r"""Return the generalized intersection over union of boxes, from -1 (disjoint and far apart) to 1 (equal).
 
     .. math:: \frac{|A \cap B|}{|A \cup B|} - \frac{|C| - |A \cup B|}{|C|}
 
-    with C the smallest box around both, which tells boxes that are near from others where nothing is shared.
+    with C the smallest box around both: it distinguishes near boxes from far ones even where they are disjoint.
 
     Args:
         boxes, others: ``[..., 4]``, broadcast: middle, width and height.
 
     Returns:
-        ``[...]``; 0 where both have no area and stand at one place.
+        ``[...]``; 0 where both have no area and the same place.
 
-    Reference: Rezatofighi et al. 2019, arXiv:1902.09630 (generalised intersection over union).
+    Reference: Rezatofighi et al. 2019, arXiv:1902.09630 (generalized intersection over union).
     """
     (first, last), (other_first, other_last) = (
-        (own[..., :2] - own[..., 2:] / 2, own[..., :2] + own[..., 2:] / 2) for own in (boxes, others)
+        (each[..., :2] - each[..., 2:] / 2, each[..., :2] + each[..., 2:] / 2) for each in (boxes, others)
     )
     least = torch.finfo(boxes.dtype).tiny
     shared = (torch.minimum(last, other_last) - torch.maximum(first, other_first)).clamp(min=0).prod(-1)
@@ -112,7 +112,7 @@ def match_sets(
         found: what the queries found.
         objects: what there is, one for each picture.
         class_weight, box_weight, overlap_weight: of the probability of the class, of the distance of the boxes (the sum
-            over four numbers), and of `overlap`.
+            over four numbers), and of `generalized_iou`.
 
     Returns:
         For each picture the indices of queries, ascending, and of their objects, int64 on the CPU.
@@ -140,7 +140,7 @@ def match_sets(
     pairs = []
     for logits, boxes, own in zip(*found, objects, strict=True):
         near = torch.cdist(boxes.float(), own.boxes.float(), p=1)
-        cost = box_weight * near - overlap_weight * overlap(boxes[:, None].float(), own.boxes.float())
+        cost = box_weight * near - overlap_weight * generalized_iou(boxes[:, None].float(), own.boxes.float())
         cost = cost - class_weight * logits.softmax(-1)[:, own.classes].float()
         if not bool(cost.isfinite().all()):
             raise value_error(where, "found", "be finite, as objects", "NaN or infinity")
@@ -197,7 +197,7 @@ def set_loss(
         torch.cat([own.boxes[order] for own, (_, order) in zip(objects, pairs, strict=True)]),
     )
     count = max(1, len(item))
-    far, apart = (got - want).abs().sum() / count, (1 - overlap(got, want)).sum() / count
+    far, apart = (got - want).abs().sum() / count, (1 - generalized_iou(got, want)).sum() / count
     return DetectionLoss(class_weight * classes + box_weight * far + overlap_weight * apart, classes, far, apart)
 
 
