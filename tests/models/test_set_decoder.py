@@ -70,38 +70,38 @@ def small(**changes):
 
 
 IMAGES = torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
-REAL = torch.ones(2, 64, 96, dtype=torch.bool)
-REAL[0, 40:] = REAL[0, :, 70:] = False
+VALID = torch.ones(2, 64, 96, dtype=torch.bool)
+VALID[0, 40:] = VALID[0, :, 70:] = False
 OBJECTS = [Targets(torch.tensor([0, 6, 3]), torch.rand(3, 4) / 2 + 0.1), Targets(torch.tensor([2]), torch.rand(1, 4))]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("real", [None, REAL], ids=["whole", "padded"])
-def test_what_is_found_equals_detr(real, activation):
+@pytest.mark.parametrize("valid", [None, VALID], ids=["whole", "padded"])
+def test_what_is_found_equals_detr(valid, activation):
     theirs = published(activation_function=activation)
     ours = SetDecoder.from_state_dict(theirs.config, theirs.state_dict(), backbone=Backbone(theirs))
-    want = theirs(IMAGES, pixel_mask=None if real is None else real.long())
-    found = ours(IMAGES, real=real)
+    want = theirs(IMAGES, pixel_mask=None if valid is None else valid.long())
+    found = ours(IMAGES, valid=valid)
     for got, expected in (
         (found.logits, want.logits),
         (found.boxes, want.pred_boxes),
-        (ours.hidden(IMAGES, real=real), want.last_hidden_state),
+        (ours.hidden(IMAGES, valid=valid), want.last_hidden_state),
     ):
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     bare = SetDecoder.from_state_dict(theirs.config, theirs.state_dict())
     features = ours.backbone(IMAGES)
-    torch.testing.assert_close(bare(features, real=real).logits, found.logits)
-    torch.testing.assert_close(ours.every_layer(IMAGES, real=real)[-1].boxes, found.boxes)
+    torch.testing.assert_close(bare(features, valid=valid).logits, found.logits)
+    torch.testing.assert_close(ours.every_layer(IMAGES, valid=valid)[-1].boxes, found.boxes)
 
 
 @torch.no_grad()
 def test_matrices_are_those_of_detr():
     theirs = published(attn_implementation="eager")
     ours = SetDecoder.from_state_dict(theirs.config, theirs.state_dict(), backbone=Backbone(theirs))
-    want = theirs(IMAGES, pixel_mask=REAL.long(), output_attentions=True)
-    pairs = [(ours.matrices(IMAGES, real=REAL), want.encoder_attentions)]
-    pairs += [(ours.cross_matrices(IMAGES, real=REAL), want.cross_attentions)]
+    want = theirs(IMAGES, pixel_mask=VALID.long(), output_attentions=True)
+    pairs = [(ours.matrices(IMAGES, valid=VALID), want.encoder_attentions)]
+    pairs += [(ours.cross_matrices(IMAGES, valid=VALID), want.cross_attentions)]
     for matrices, attentions in pairs:
         for own, other in zip(matrices, attentions, strict=True):
             torch.testing.assert_close(own.to_dense(), other, atol=1e-5, rtol=1e-4)
@@ -133,9 +133,9 @@ def test_padding_changes_nothing(norm_first):
     model, features = small(norm_first=norm_first), torch.randn(1, 20, 4, 6, dtype=torch.float64)
     padded = torch.full((1, 20, 7, 8), 9.0, dtype=torch.float64)
     padded[:, :, :4, :6] = features
-    real = torch.zeros(1, 7, 8, dtype=torch.bool)
-    real[:, :4, :6] = True
-    torch.testing.assert_close(model(padded, real=real), model(features))
+    valid = torch.zeros(1, 7, 8, dtype=torch.bool)
+    valid[:, :4, :6] = True
+    torch.testing.assert_close(model(padded, valid=valid), model(features))
     assert not torch.allclose(model(padded).logits, model(features).logits, atol=1e-3)
 
 
@@ -297,14 +297,14 @@ REFUSED = {
     "three axes": (lambda: small()(FEATURES[0]), ValueError, "images must have shape [batch, channels, H, W]"),
     "other channels": (lambda: small()(FEATURES[:, :3]), ValueError, "= [batch, 20, H, W]; got [1, 3, 4, 6]"),
     "a float mask": (
-        lambda: small()(FEATURES, real=FEATURES[:, 0]),
+        lambda: small()(FEATURES, valid=FEATURES[:, 0]),
         TypeError,
-        "real must be a bool tensor; got torch.float64",
+        "valid must be a bool tensor; got torch.float64",
     ),
     "a flat mask": (
-        lambda: small()(FEATURES, real=FEATURES[0, 0] == 0),
+        lambda: small()(FEATURES, valid=FEATURES[0, 0] == 0),
         ValueError,
-        "real must have shape [batch, H, W]",
+        "valid must have shape [batch, H, W]",
     ),
     "no config": (lambda: SetDecoder({}), TypeError, "config must be a saccade.models.SetDecoderConfig; got dict"),
     "no module": (lambda: SetDecoder(SetDecoderConfig(**SIZES), len), TypeError, "backbone must be a module or None"),

@@ -27,7 +27,7 @@ from saccade.support.validation import Shapes, instance
 __all__ = ["SetDecoder"]
 
 _WHERE = "SetDecoder"
-_REAL = Shapes("real [batch, H, W]")
+_VALID = Shapes("valid [batch, H, W]")
 
 
 class _Seen(NamedTuple):
@@ -136,50 +136,50 @@ class SetDecoder(Pretrained):
         self.backbone = backbone
         return self.eval()
 
-    def forward(self, images: Tensor, *, real: Tensor | None = None) -> Detections:
+    def forward(self, images: Tensor, *, valid: Tensor | None = None) -> Detections:
         """Find objects.
 
         Args:
             images: pictures for the backbone; without one, feature maps ``[batch, channels, H, W]``.
-            real: bool ``[batch, H, W]``, False where a picture is padding; of any height and width, since it is brought
+            valid: bool ``[batch, H, W]``, False where a picture is padding; of any height and width, since it is brought
                 to those of the feature map. No cell sees padding, and places are counted in the picture alone.
 
         Returns:
             What each query found: logits of the classes and a box.
 
         Raises:
-            TypeError: images are no tensor, or ``real`` is no bool tensor.
+            TypeError: images are no tensor, or ``valid`` is no bool tensor.
             ValueError: another shape or dtype.
         """
-        return self._found(self.decoder_norm(self._states(self._seen(images, real))[-1]))
+        return self._found(self.decoder_norm(self._states(self._seen(images, valid))[-1]))
 
-    def every_layer(self, images: Tensor, *, real: Tensor | None = None) -> list[Detections]:
+    def every_layer(self, images: Tensor, *, valid: Tensor | None = None) -> list[Detections]:
         """What the queries would have found after each of the decoder's layers, the last as in `forward`.
 
         In training the losses of all are added: each layer then learns by itself not to find things twice.
         """
-        return [self._found(self.decoder_norm(x)) for x in self._states(self._seen(images, real))[1:]]
+        return [self._found(self.decoder_norm(x)) for x in self._states(self._seen(images, valid))[1:]]
 
-    def hidden(self, images: Tensor, *, real: Tensor | None = None) -> Tensor:
+    def hidden(self, images: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """What the last layer makes of each query, ``[batch, num_queries, embed_dim]``; arguments as in `forward`."""
-        return self.decoder_norm(self._states(self._seen(images, real))[-1])
+        return self.decoder_norm(self._states(self._seen(images, valid))[-1])
 
-    def matrices(self, images: Tensor, *, real: Tensor | None = None) -> list[Matrix]:
+    def matrices(self, images: Tensor, *, valid: Tensor | None = None) -> list[Matrix]:
         """Which cell looks at which, in every layer of the encoder: ``[batch, num_heads, cells, cells]``, not built."""
-        x, place, mask = self._features(images, real)
+        x, place, mask = self._features(images, valid)
         found = []
         for layer in self.encoder:
             found.append(cast(PlacedLayer, layer).matrix(x, place=place, mask=mask))
             x = layer(x, place, mask=mask)
         return found
 
-    def cross_matrices(self, images: Tensor, *, real: Tensor | None = None) -> list[Matrix]:
+    def cross_matrices(self, images: Tensor, *, valid: Tensor | None = None) -> list[Matrix]:
         """Which cells each query looks at, in every layer of the decoder.
 
         Returns:
             One matrix per layer, ``[batch, num_heads, num_queries, cells]``; lazy, so nothing of that size is built.
         """
-        seen = self._seen(images, real)
+        seen = self._seen(images, valid)
         layers = zip(self.decoder, self._states(seen), strict=False)
         query = self.query.weight
         facts = {"context_mask": seen.mask}
@@ -187,7 +187,7 @@ class SetDecoder(Pretrained):
             cast(PlacedLayer, layer).cross_matrix(x, query, seen.tokens, seen.place, **facts) for layer, x in layers
         ]
 
-    def _features(self, images: Tensor, real: Tensor | None) -> _Seen:
+    def _features(self, images: Tensor, valid: Tensor | None) -> _Seen:
         """What the encoder is given."""
         if self.backbone is None:
             features = images
@@ -197,19 +197,19 @@ class SetDecoder(Pretrained):
         check_map(_WHERE, name, features, self.config.channels, weight_of(self.input_projection))
         size = features.shape[2:]
         x = self.input_projection(features).flatten(2).mT
-        if real is None:
+        if valid is None:
             there, mask = torch.ones(1, *size, dtype=torch.bool, device=x.device), None
         else:
-            if not isinstance(real, Tensor) or real.dtype != torch.bool:
-                raise type_error(_WHERE, "real", "be a bool tensor", getattr(real, "dtype", type(real).__name__))
-            _REAL.check(_WHERE, real, batch=len(x))
-            there = F.interpolate(real[None].float(), size=size)[0].bool()
+            if not isinstance(valid, Tensor) or valid.dtype != torch.bool:
+                raise type_error(_WHERE, "valid", "be a bool tensor", getattr(valid, "dtype", type(valid).__name__))
+            _VALID.check(_WHERE, valid, batch=len(x))
+            there = F.interpolate(valid[None].float(), size=size)[0].bool()
             mask = there.flatten(1)[:, None, None]  # [batch, 1, 1, cells]
         return _Seen(self.dropout(x), _places(there, self.config.embed_dim).to(x.dtype), mask)
 
-    def _seen(self, images: Tensor, real: Tensor | None) -> _Seen:
+    def _seen(self, images: Tensor, valid: Tensor | None) -> _Seen:
         """What the encoder makes of it."""
-        x, place, mask = self._features(images, real)
+        x, place, mask = self._features(images, valid)
         for layer in self.encoder:
             x = layer(x, place, mask=mask)
         return _Seen(x if self.encoder_norm is None else self.encoder_norm(x), place, mask)
@@ -230,17 +230,17 @@ def _check_backbone(where: str, backbone: nn.Module | None) -> nn.Module | None:
     return instance(where, "backbone", backbone, (nn.Module, NoneType), "be a module or None")
 
 
-def _places(real: Tensor, embed_dim: int) -> Tensor:
+def _places(valid: Tensor, embed_dim: int) -> Tensor:
     """Where cells stand: row and column counted from the picture's edge, as parts of its height and width.
 
     Args:
-        real: bool ``[batch, rows, columns]``.
+        valid: bool ``[batch, rows, columns]``.
         embed_dim: width of the model.
 
     Returns:
         float64 ``[batch, rows * columns, embed_dim]``.
     """
-    y, x = (real.cumsum(axis, dtype=torch.float64) for axis in (1, 2))
+    y, x = (valid.cumsum(axis, dtype=torch.float64) for axis in (1, 2))
     y, x = (2 * math.pi * own / (own.amax(axis, keepdim=True) + 1e-6) for axis, own in ((1, y), (2, x)))
     return waves(y.flatten(1), x.flatten(1), embed_dim)
 

@@ -16,7 +16,7 @@ from saccade.support.validation import Shapes, integer
 __all__ = ["ColumnAttention", "RowAttention", "TableAttention"]
 
 _TABLE = Shapes("x [batch, rows, columns, embed_dim]")
-_REAL = Shapes("real [batch, rows, columns]")
+_VALID = Shapes("valid [batch, rows, columns]")
 _PAIRS = Shapes("pairs [batch, columns, columns, pair_dim]")
 
 
@@ -55,7 +55,7 @@ class TableAttention(AnswersCalls, Layer):
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}"
 
-    def _check(self, x: Tensor, real: Tensor | None, shapes: Shapes = _TABLE) -> None:
+    def _check(self, x: Tensor, valid: Tensor | None, shapes: Shapes = _TABLE) -> None:
         """Raise unless a table, and which of its tokens are there, fit the layer and each other."""
         where = type(self).__name__
         shapes.check(where, x, embed_dim=self.embed_dim)
@@ -63,33 +63,33 @@ class TableAttention(AnswersCalls, Layer):
         if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             rule, got = (str(dtype).removeprefix("torch.") for dtype in (weight.dtype, x.dtype))
             raise value_error(where, "dtype", f"be {rule}, like the parameters", got, facts=[describe("x", x)])
-        if real is None:
+        if valid is None:
             return
         batch, rows, columns = x.shape[:3]
-        _REAL.check(where, real, batch=batch, rows=rows, columns=columns)
-        if real.dtype != torch.bool:
+        _VALID.check(where, valid, batch=batch, rows=rows, columns=columns)
+        if valid.dtype != torch.bool:
             hint = "True = a token stands here"
-            raise type_error(where, "real", "be a bool tensor", str(real.dtype).removeprefix("torch."), hint=hint)
+            raise type_error(where, "valid", "be a bool tensor", str(valid.dtype).removeprefix("torch."), hint=hint)
 
-    def _attended(self, x: Tensor, bias: Tensor | None, real: Tensor | None) -> Tensor:
+    def _attended(self, x: Tensor, bias: Tensor | None, valid: Tensor | None) -> Tensor:
         """What attention makes of a table: ``[batch, rows, columns, embed_dim]``, normed already, to the same."""
         attention = self.attention
-        heads = self._matrix(x, bias, real).matmul(self._split(attention.value_projection, x))
+        heads = self._matrix(x, bias, valid).matmul(self._split(attention.value_projection, x))
         merged = heads.unflatten(1, (len(x), self.num_heads)).permute(1, 0, 3, 2, 4).flatten(3)
         gate = attention.gate_projection
         return attention.output_projection(merged if gate is None else merged * torch.sigmoid(gate(x)))
 
-    def _matrix(self, x: Tensor, bias: Tensor | None, real: Tensor | None) -> Matrix:
+    def _matrix(self, x: Tensor, bias: Tensor | None, valid: Tensor | None) -> Matrix:
         """``[rows, batch * num_heads, columns, columns]``, of a normed table.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
             bias: ``[batch, columns, columns, num_heads]``, for all rows of an item alike.
-            real: bool ``[batch, rows, columns]``.
+            valid: bool ``[batch, rows, columns]``.
         """
         attention, mask = self.attention, None
-        if real is not None:
-            mask = real.transpose(0, 1)[:, :, None]  # [rows, batch, 1, columns]
+        if valid is not None:
+            mask = valid.transpose(0, 1)[:, :, None]  # [rows, batch, 1, columns]
             mask = mask if len(x) == 1 else mask.repeat_interleave(self.num_heads, 1)
         mechanism = attention.mechanism
         if bias is not None:
@@ -141,30 +141,30 @@ class RowAttention(TableAttention):
         self.pair_norm = None if pair_dim is None else nn.LayerNorm(pair_dim)
         self.bias_projection = None if pair_dim is None else nn.Linear(pair_dim, num_heads, bias=False)
 
-    def forward(self, x: Tensor, pairs: Tensor | None = None, *, real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, pairs: Tensor | None = None, *, valid: Tensor | None = None) -> Tensor:
         """Attend.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
             pairs: ``[batch, columns, columns, pair_dim]``, what column i (a query) is to know of column j (a key).
-            real: bool ``[batch, rows, columns]``: where a token stands; others are not attended to. All when None.
+            valid: bool ``[batch, rows, columns]``: True where a token is not padding; padding is not attended to. All when None.
 
         Returns:
             ``[batch, rows, columns, embed_dim]``. In a row without tokens it is the output's bias.
         """
-        bias = self._bias(x, pairs, real)
-        return self._attended(self.norm(x), bias, real)
+        bias = self._bias(x, pairs, valid)
+        return self._attended(self.norm(x), bias, valid)
 
-    def matrix(self, x: Tensor, pairs: Tensor | None = None, *, real: Tensor | None = None) -> Matrix:
+    def matrix(self, x: Tensor, pairs: Tensor | None = None, *, valid: Tensor | None = None) -> Matrix:
         """Who attends to whom in each row, ``[rows, batch * num_heads, columns, columns]``, not built; see `forward`.
 
         Head h of item b is head ``b * num_heads + h``.
         """
-        bias = self._bias(x, pairs, real)
-        return self._matrix(self.norm(x), bias, real)
+        bias = self._bias(x, pairs, valid)
+        return self._matrix(self.norm(x), bias, valid)
 
-    def _bias(self, x: Tensor, pairs: Tensor | None, real: Tensor | None) -> Tensor | None:
-        self._check(x, real)
+    def _bias(self, x: Tensor, pairs: Tensor | None, valid: Tensor | None) -> Tensor | None:
+        self._check(x, valid)
         if self.pair_norm is None or self.bias_projection is None:
             if pairs is not None:
                 hint = "RowAttention(..., pair_dim=...) takes them"
@@ -200,27 +200,27 @@ class ColumnAttention(TableAttention):
     8.
     """
 
-    def forward(self, x: Tensor, *, real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """Attend.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
-            real: bool ``[batch, rows, columns]``: where a token stands; others are not attended to. All when None.
+            valid: bool ``[batch, rows, columns]``: True where a token is not padding; padding is not attended to. All when None.
 
         Returns:
             ``[batch, rows, columns, embed_dim]``. In a column without tokens it is the output's bias.
         """
-        self._check(x, real)
-        return self._attended(self.norm(x).transpose(1, 2), None, _turned(real)).transpose(1, 2)
+        self._check(x, valid)
+        return self._attended(self.norm(x).transpose(1, 2), None, _turned(valid)).transpose(1, 2)
 
-    def matrix(self, x: Tensor, *, real: Tensor | None = None) -> Matrix:
+    def matrix(self, x: Tensor, *, valid: Tensor | None = None) -> Matrix:
         """Who attends to whom in each column, ``[columns, batch * num_heads, rows, rows]``, not built; see `forward`.
 
         Head h of item b is head ``b * num_heads + h``.
         """
-        self._check(x, real)
-        return self._matrix(self.norm(x).transpose(1, 2), None, _turned(real))
+        self._check(x, valid)
+        return self._matrix(self.norm(x).transpose(1, 2), None, _turned(valid))
 
 
-def _turned(real: Tensor | None) -> Tensor | None:
-    return None if real is None else real.transpose(1, 2)
+def _turned(valid: Tensor | None) -> Tensor | None:
+    return None if valid is None else valid.transpose(1, 2)

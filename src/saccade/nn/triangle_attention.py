@@ -50,35 +50,35 @@ class TriangleAttention(TableAttention):
         self.around = one_of("TriangleAttention", "around", around, ("start", "end"))
         self.bias_projection = nn.Linear(embed_dim, num_heads, bias=False)
 
-    def forward(self, pairs: Tensor, *, real: Tensor | None = None) -> Tensor:
+    def forward(self, pairs: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """Attend.
 
         Args:
             pairs: ``[batch, n, n, embed_dim]``.
-            real: bool ``[batch, n, n]``: which pairs are there; others are not attended to. All when None.
+            valid: bool ``[batch, n, n]``: which pairs are there; others are not attended to. All when None.
 
         Returns:
             ``[batch, n, n, embed_dim]``. Where nothing may be attended to, it is the output's bias.
         """
-        x, bias, real = self._turned(pairs, real)
-        return self._around(self._attended(x, bias, real))
+        x, bias, valid = self._turned(pairs, valid)
+        return self._around(self._attended(x, bias, valid))
 
-    def matrix(self, pairs: Tensor, *, real: Tensor | None = None) -> Matrix:
+    def matrix(self, pairs: Tensor, *, valid: Tensor | None = None) -> Matrix:
         """Who attends to whom around each node, ``[n, batch * num_heads, n, n]``, not built; see `forward`.
 
         Head h of item b is head ``b * num_heads + h``. Around node i, row j is the pair (i, j) and column k the pair
         (i, k); with "end", they are the pairs (j, i) and (k, i).
         """
-        return self._matrix(*self._turned(pairs, real))
+        return self._matrix(*self._turned(pairs, valid))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, around={self.around!r}"
 
-    def _turned(self, pairs: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _turned(self, pairs: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """The normed pairs, a row for each node that they share, with the bias of a row and which pairs are there."""
-        self._check(pairs, real, _PAIRS)
+        self._check(pairs, valid, _PAIRS)
         x = self._around(self.norm(pairs))
-        return x, self.bias_projection(x), None if real is None else self._around(real)
+        return x, self.bias_projection(x), None if valid is None else self._around(valid)
 
     def _around(self, x: Tensor) -> Tensor:
         return x if self.around == "start" else x.transpose(1, 2)
