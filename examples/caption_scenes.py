@@ -175,7 +175,7 @@ def draw(module: Captioner, image: Tensor) -> Any:
     words = write(module, image[None], 1)[0][: scenes.LONGEST - 1]
     tokens = torch.tensor([[scenes.START, *words]])
     given = module.given(image[None])
-    across = module.decoder.cross_matrices(module.embed(tokens, range(tokens.shape[1])), given.encoded)
+    across = module.decoder.cross_matrices(module.embed(tokens, range(tokens.shape[1])), given.context)
     # Row i of a matrix is that of token i, which chooses the word after it.
     weights = across[-1].to_dense()[0].mean(0).unflatten(-1, (6, 6))
     names = [scenes.TOKENS[word] for word in words] + ["<end>"]

@@ -215,9 +215,9 @@ def patches(images: Tensor, side: int) -> Tensor:
 class ConditionedDecoder(torch.nn.Module):
     """A captioner that has seen its pictures: a language model, of the kind that `saccade.models.generate` takes."""
 
-    def __init__(self, captioner: Captioner, encoded: Tensor):
+    def __init__(self, captioner: Captioner, context: Tensor):
         super().__init__()
-        self.captioner, self.encoded = captioner, encoded
+        self.captioner, self.context = captioner, context
 
     def forward(
         self, tokens: Tensor, *, positions: range | Tensor | None = None, cache: caches.Cache | None = None
@@ -226,9 +226,9 @@ class ConditionedDecoder(torch.nn.Module):
         if positions is None:
             positions = range(tokens.shape[1]) if cache is None else cache.positions(tokens.shape[1])
         # The first call projects the pictures to keys and values in every layer; later ones find them in the cache.
-        encoded = self.encoded if cache is None or cache.length == 0 else None
+        context = self.context if cache is None or cache.length == 0 else None
         x = self.captioner.embed(tokens, positions)
-        return self.captioner.tell(self.captioner.decoder(x, encoded, positions=positions, cache=cache))
+        return self.captioner.tell(self.captioner.decoder(x, context, positions=positions, cache=cache))
 
     def new_cache(self) -> caches.Cache:
         """For every layer a KVCache of the words so far, and a CrossCache of the picture."""
@@ -252,8 +252,8 @@ def run_of(seed: int, settings: Settings, digits: Digits, out: Path) -> study.Ru
         tokens = torch.tensor([own + [-1] * (longest - len(own)) for own in captions])
         # Each picture is encoded once, and written under in every language. What pads a caption stands after it, where
         # nothing that counts can see it.
-        encoded = captioner.encode(pictures.images).repeat(len(IN_WORDS), 1, 1)
-        logits = ConditionedDecoder(captioner, encoded)(tokens[:, :-1].clamp(min=0))
+        context = captioner.encode(pictures.images).repeat(len(IN_WORDS), 1, 1)
+        logits = ConditionedDecoder(captioner, context)(tokens[:, :-1].clamp(min=0))
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=-1)
 
     return study.Run("captioner", seed, lambda: Captioner(settings), loss, settings, out)

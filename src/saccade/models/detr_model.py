@@ -141,8 +141,8 @@ class SetDecoder(Pretrained):
 
         Args:
             images: pictures for the backbone; without one, feature maps ``[batch, channels, H, W]``.
-            valid: bool ``[batch, H, W]``, False where a picture is padding; of any height and width, since it is brought
-                to those of the feature map. No cell sees padding, and places are counted in the picture alone.
+            valid: bool ``[batch, H, W]``, False where an image is padding, of any height and width; resized to the
+                feature map. No cell attends to padding, and positions are counted within the image.
 
         Returns:
             What each query found: logits of the classes and a box.

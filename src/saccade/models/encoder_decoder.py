@@ -122,8 +122,8 @@ class EncoderDecoder(PretrainedText):
         Returns:
             A model of the other text: ``given(tokens, positions=, cache=)`` and ``given.new_cache()``.
         """
-        encoded = self.encode(source, source_positions=source_positions)
-        return ConditionedDecoder(self, encoded, source_positions)
+        context = self.encode(source, source_positions=source_positions)
+        return ConditionedDecoder(self, context, source_positions)
 
     def encode(self, source: Tensor, *, source_positions: GivenPositions = None) -> Tensor:
         """What the encoder makes of a text: ``[batch, source_len, embed_dim]``; arguments as in `forward`."""
@@ -132,10 +132,10 @@ class EncoderDecoder(PretrainedText):
 
     def hidden(
         self,
-        encoded: Tensor | None,
+        context: Tensor | None,
         tokens: Tensor,
         *,
-        encoded_positions: GivenPositions = None,
+        context_positions: GivenPositions = None,
         mask: object = None,
         positions: GivenPositions = None,
         cache: Cache | None = None,
@@ -143,16 +143,16 @@ class EncoderDecoder(PretrainedText):
         """What the last layer makes of each token, ``[batch, len, embed_dim]``.
 
         Args:
-            encoded: what `encode` made; None where the cache knows it.
-            encoded_positions: where its tokens stand.
+            context: what `encode` made; None where the cache knows it.
+            context_positions: where its tokens stand.
             tokens, mask, positions, cache: as in `forward`.
         """
         x = self._embedded("tokens", tokens, mask, positions, cache)
-        if encoded is not None and len(encoded) != len(tokens):
-            rule = f"have {len(encoded)} texts, as the source"
+        if context is not None and len(context) != len(tokens):
+            rule = f"have {len(context)} texts, as the source"
             raise value_error("EncoderDecoder", "tokens", rule, len(tokens))
         return self.decoder(
-            x, encoded, mask=mask, positions=positions, encoded_positions=encoded_positions, cache=cache
+            x, context, mask=mask, positions=positions, context_positions=context_positions, cache=cache
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -184,9 +184,9 @@ class EncoderDecoder(PretrainedText):
         Returns:
             One matrix per layer, ``[batch, num_heads, len, source_len]``; lazy, so nothing of that size is built.
         """
-        encoded = self.encode(source, source_positions=source_positions)
+        context = self.encode(source, source_positions=source_positions)
         x = self._embedded("tokens", tokens, None, positions, None)
-        return self.decoder.cross_matrices(x, encoded, positions=positions, encoded_positions=source_positions)
+        return self.decoder.cross_matrices(x, context, positions=positions, context_positions=source_positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
         """An empty cache, for the text that is written and the one that was read.
@@ -213,19 +213,19 @@ class EncoderDecoder(PretrainedText):
 
 
 class ConditionedDecoder(nn.Module):
-    """An `EncoderDecoder` with an encoded source: a language model of the other sequence.
+    """An `EncoderDecoder` with an context source: a language model of the other sequence.
 
     `EncoderDecoder.given` builds it.
 
     Args:
         model: the encoder-decoder.
-        encoded: the encoder's output for the source.
-        encoded_positions: positions of the source's tokens.
+        context: the encoder's output for the source.
+        context_positions: positions of the source's tokens.
     """
 
-    def __init__(self, model: EncoderDecoder, encoded: Tensor, encoded_positions: GivenPositions = None):
+    def __init__(self, model: EncoderDecoder, context: Tensor, context_positions: GivenPositions = None):
         super().__init__()
-        self.model, self.encoded, self.encoded_positions = model, encoded, encoded_positions
+        self.model, self.context, self.context_positions = model, context, context_positions
 
     def forward(
         self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
@@ -238,9 +238,9 @@ class ConditionedDecoder(nn.Module):
     ) -> Tensor:
         """Return the last layer's output for each token; see `EncoderDecoder.hidden`."""
         # Once the cache holds the source, use that: its rows may have been reordered or repeated since.
-        is_cached = cache is not None and cache.length > 0
-        encoded, where = None if is_cached else self.encoded, self.encoded_positions
-        return self.model.hidden(encoded, tokens, encoded_positions=where, mask=mask, positions=positions, cache=cache)
+        context_cached = cache is not None and cache.length > 0
+        context, where = None if context_cached else self.context, self.context_positions
+        return self.model.hidden(context, tokens, context_positions=where, mask=mask, positions=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `EncoderDecoder.logits`."""

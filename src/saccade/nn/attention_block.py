@@ -31,7 +31,7 @@ class Facts(TypedDict, total=False):
 class AttentionBlock(AnswersCalls, Layer):
     """Post-norm block: ``LayerNorm(query + Dropout(attention(query, key, value)))``.
 
-    Self-attention as ``block(x)``, the cross-attention layer of a decoder as ``block(x, encoded)``.
+    Self-attention as ``block(x)``, the cross-attention layer of a decoder as ``block(x, context)``.
 
     Args:
         embed_dim, num_heads, num_kv_heads, context_dim, mask: see `MultiHeadAttention`.

@@ -36,7 +36,7 @@ class DecoderLayer(ResidualLayer):
 
     Raises:
         TypeError: a part of the wrong kind.
-        ValueError: parts of different widths, an unknown norm; on use, ``encoded`` where there is no cross-attention,
+        ValueError: parts of different widths, an unknown norm; on use, ``context`` where there is no cross-attention,
             or none where there is.
 
     Example:
@@ -71,12 +71,12 @@ class DecoderLayer(ResidualLayer):
     def forward(
         self,
         x: Tensor,
-        encoded: Tensor | None = None,
+        context: Tensor | None = None,
         *,
         mask: object = None,
-        encoded_mask: object = None,
+        context_mask: object = None,
         positions: GivenPositions = None,
-        encoded_positions: GivenPositions = None,
+        context_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
         cache: LayerCache | Cache | None = None,
     ) -> Tensor:
@@ -84,23 +84,23 @@ class DecoderLayer(ResidualLayer):
 
         Args:
             x: ``[batch, len, embed_dim]``; with a cache, the new tokens only.
-            encoded: what the encoder made, ``[batch, encoded_len, context_dim]``.
+            context: what the encoder made, ``[batch, context_len, context_dim]``.
             mask: the facts of this batch; joined with the attention's own mask by ``&``.
-            encoded_mask: who of x may attend to what of ``encoded``; x counts from 0, or from where the cache is.
+            context_mask: who of x may attend to what of ``context``; x counts from 0, or from where the cache is.
             positions: where the tokens of x stand; see `MultiHeadAttention.forward`.
-            encoded_positions: where those of ``encoded`` stand.
+            context_positions: where those of ``context`` stand.
             bias: added to the scores of x among itself, as in `saccade.attention`; a rule on positions with a cache.
             cache: what the layer remembers of earlier calls, as `new_cache` makes it; the new tokens are added. With
-                cross-attention, ``encoded`` is projected in the first call and may be left out from then on.
+                cross-attention, ``context`` is projected in the first call and may be left out from then on.
 
         Returns:
             ``[batch, len, embed_dim]``.
         """
         own, across = self._caches(cache)
-        is_known = across is not None and across.is_filled
+        context_cached = across is not None and across.is_filled
         cross, cross_norm = self.cross_attention, self.cross_attention_norm
-        if (cross is None) != (encoded is None):
-            self._check_encoded(encoded, is_known)
+        if (cross is None) != (context is None):
+            self._check_context(context, context_cached)
         if own is not None and positions is None and cross is not None:
             positions = own.positions(x.shape[1])
         attend = partial(self.attention, mask=mask, positions=positions, bias=bias, cache=own)
@@ -108,10 +108,10 @@ class DecoderLayer(ResidualLayer):
         if cross is not None and cross_norm is not None:
             look_across = partial(
                 cross,
-                key=encoded,
-                mask=encoded_mask,
-                positions=_in_own_text(positions, x, encoded_mask),
-                kv_positions=None if is_known else encoded_positions,
+                key=context,
+                mask=context_mask,
+                positions=_in_own_text(positions, x, context_mask),
+                kv_positions=None if context_cached else context_positions,
                 cache=across,
             )
             x = self._add(x, look_across, cross_norm)
@@ -120,22 +120,22 @@ class DecoderLayer(ResidualLayer):
     def cross_matrix(
         self,
         x: Tensor,
-        encoded: Tensor,
+        context: Tensor,
         *,
         mask: object = None,
-        encoded_mask: object = None,
+        context_mask: object = None,
         positions: GivenPositions = None,
-        encoded_positions: GivenPositions = None,
+        context_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Who of x attends to what of ``encoded`` in `forward`: ``[batch, num_heads, len, encoded_len]``, not built."""
-        self._check_encoded(encoded, False)
+        """Who of x attends to what of ``context`` in `forward`: ``[batch, num_heads, len, context_len]``, not built."""
+        self._check_context(context, False)
         cross, cross_norm = self.cross_attention, self.cross_attention_norm
         assert cross is not None and cross_norm is not None  # noqa: PT018  checked in the line before
         x = self._add(x, partial(self.attention, mask=mask, positions=positions, bias=bias), self.attention_norm)
         tokens = cross_norm(x) if self.norm_first else x
-        own = _in_own_text(positions, x, encoded_mask)
-        return cross.matrix(tokens, encoded, mask=encoded_mask, positions=own, kv_positions=encoded_positions)
+        own = _in_own_text(positions, x, context_mask)
+        return cross.matrix(tokens, context, mask=context_mask, positions=own, kv_positions=context_positions)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:
         """An empty cache for this layer: one for its attention, and one for its cross-attention if it has one.
@@ -159,23 +159,23 @@ class DecoderLayer(ResidualLayer):
         rule = f"be {wanted}, or None"
         raise type_error("DecoderLayer", "cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
 
-    def _check_encoded(self, encoded: Tensor | None, is_known: bool) -> None:
-        """Refuse an ``encoded`` that nothing looks at, and none where it is needed."""
-        if self.cross_attention is None and encoded is not None:
+    def _check_context(self, context: Tensor | None, context_cached: bool) -> None:
+        """Refuse an ``context`` that nothing looks at, and none where it is needed."""
+        if self.cross_attention is None and context is not None:
             hint = "DecoderLayer(..., cross_attention=MultiHeadAttention(...)) makes a layer that looks across"
             rule = "be None in a layer without cross_attention"
-            raise value_error("DecoderLayer", "encoded", rule, type(encoded).__name__, hint=hint)
-        if self.cross_attention is not None and encoded is None and not is_known:
+            raise value_error("DecoderLayer", "context", rule, type(context).__name__, hint=hint)
+        if self.cross_attention is not None and context is None and not context_cached:
             hint = "with a cache it may be left out from the second call on"
             rule = "be given to a layer with cross_attention"
-            raise value_error("DecoderLayer", "encoded", rule, None, hint=hint)
+            raise value_error("DecoderLayer", "context", rule, None, hint=hint)
 
 
-def _in_own_text(positions: GivenPositions, x: Tensor, encoded_mask: object) -> GivenPositions:
+def _in_own_text(positions: GivenPositions, x: Tensor, context_mask: object) -> GivenPositions:
     """Where tokens stand when they look across: where they stand in their own text, whatever the other's length.
 
     A mask that is a tensor goes by rows, not by positions.
     """
-    if positions is not None or isinstance(encoded_mask, Tensor):
+    if positions is not None or isinstance(context_mask, Tensor):
         return positions
     return range(x.shape[1])

@@ -158,11 +158,9 @@ def _width(where: str, attentions: Mapping[str, AttentionLayer | None], feed_for
         if part is None and name != "attention":
             continue
         hint = "for instance saccade.nn.MultiHeadAttention(64, 8)"
-        is_across = name != "attention"  # to a context, which latents know nothing of
-        rule = "be a saccade.nn.MultiHeadAttention" + ("" if is_across else ", or another attention of saccade.nn")
-        own = instance(
-            where, name, part, MultiHeadAttention if is_across else AttentionLayer, rule, hint=hint
-        ).embed_dim
+        is_cross = name != "attention"  # to a context, which latents know nothing of
+        rule = "be a saccade.nn.MultiHeadAttention" + ("" if is_cross else ", or another attention of saccade.nn")
+        own = instance(where, name, part, MultiHeadAttention if is_cross else AttentionLayer, rule, hint=hint).embed_dim
         width = width or own
         if own != width:
             raise value_error(where, name, f"have embed_dim {width}, as the first attention", own)

@@ -147,7 +147,7 @@ class RowAttention(TableAttention):
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
             pairs: ``[batch, columns, columns, pair_dim]``, what column i (a query) is to know of column j (a key).
-            valid: bool ``[batch, rows, columns]``: True where a token is not padding; padding is not attended to. All when None.
+            valid: bool ``[batch, rows, columns]``: False at padding, which is not attended to; None for no padding.
 
         Returns:
             ``[batch, rows, columns, embed_dim]``. In a row without tokens it is the output's bias.
@@ -205,7 +205,7 @@ class ColumnAttention(TableAttention):
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
-            valid: bool ``[batch, rows, columns]``: True where a token is not padding; padding is not attended to. All when None.
+            valid: bool ``[batch, rows, columns]``: False at padding, which is not attended to; None for no padding.
 
         Returns:
             ``[batch, rows, columns, embed_dim]``. In a column without tokens it is the output's bias.

@@ -26,9 +26,9 @@ class Facts(TypedDict, total=False):
     """What a decoder layer may be told of a batch, each None unless it is given; see `DecoderLayer.forward`."""
 
     mask: object
-    encoded_mask: object
+    context_mask: object
     positions: GivenPositions
-    encoded_positions: GivenPositions
+    context_positions: GivenPositions
     bias: Tensor | Bias | None
 
 
@@ -113,37 +113,37 @@ class DecoderStack(AnswersCalls, Layer):
     def forward(
         self,
         x: Tensor,
-        encoded: Tensor | None = None,
+        context: Tensor | None = None,
         *,
         mask: object = None,
-        encoded_mask: object = None,
+        context_mask: object = None,
         positions: GivenPositions = None,
-        encoded_positions: GivenPositions = None,
+        context_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """``[batch, len, embed_dim]`` to the same.
 
         Args:
-            x, encoded, mask, encoded_mask, positions, encoded_positions, bias: as in `DecoderLayer.forward`, for all
+            x, context, mask, context_mask, positions, context_positions, bias: as in `DecoderLayer.forward`, for all
                 layers alike.
             cache: what the layers remember of earlier calls, as `new_cache` makes it.
         """
         facts = {"mask": mask, "positions": positions, "bias": bias}
-        facts |= {"encoded_mask": encoded_mask, "encoded_positions": encoded_positions}
+        facts |= {"context_mask": context_mask, "context_positions": context_positions}
         for layer, own in zip(self.layers, self._caches(cache), strict=True):
-            x = layer(x, encoded, cache=own, **facts)
+            x = layer(x, context, cache=own, **facts)
         return x if self.final_norm is None else self.final_norm(x)
 
-    def matrices(self, x: Tensor, encoded: Tensor | None = None, **kwargs: Unpack[Facts]) -> list[Matrix]:
+    def matrices(self, x: Tensor, context: Tensor | None = None, **kwargs: Unpack[Facts]) -> list[Matrix]:
         """The self-attention matrix of every layer in `forward`, not built; arguments as there."""
         own = {name: kwargs.get(name) for name in ("mask", "positions", "bias")}
-        return [layer.matrix(x, **own) for layer, x in with_inputs(self.layers, x, encoded, **kwargs)]
+        return [layer.matrix(x, **own) for layer, x in with_inputs(self.layers, x, context, **kwargs)]
 
-    def cross_matrices(self, x: Tensor, encoded: Tensor, **kwargs: Unpack[Facts]) -> list[Matrix]:
+    def cross_matrices(self, x: Tensor, context: Tensor, **kwargs: Unpack[Facts]) -> list[Matrix]:
         """The cross-attention matrix of every layer in `forward`, not built; arguments as there."""
-        inputs = with_inputs(self.layers, x, encoded, **kwargs)
-        return [layer.cross_matrix(x, encoded, **kwargs) for layer, x in inputs]
+        inputs = with_inputs(self.layers, x, context, **kwargs)
+        return [layer.cross_matrix(x, context, **kwargs) for layer, x in inputs]
 
     def new_cache(self, max_len: int | None = None) -> Cache:
         """An empty cache for all layers.
