@@ -27,7 +27,7 @@ def _is_list(kind: type) -> Callable[[object], bool]:
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "be an int below 2**31": (
-        lambda value: is_integer(value) and abs(value) < 1 << 31,  # products of two sizes then fit into 64 bits
+        lambda value: is_integer(value) and abs(value) < 1 << 31,  # so that products of two sizes fit into 64 bits
         "vocab_size max_position_embeddings hidden_size num_attention_heads num_hidden_layers intermediate_size "
         "type_vocab_size pad_token_id num_key_value_heads head_dim sliding_window "
         "n_positions n_embd n_head n_layer n_inner original_max_position_embeddings "
@@ -114,7 +114,7 @@ def read_weights(where: str, folder: Path) -> dict[str, Tensor]:
     for path in _weight_files(where, folder):
         try:
             weights |= load_file(path)
-        except (SafetensorError, RuntimeError, TypeError) as error:  # sides so long that torch cannot count them
+        except (SafetensorError, RuntimeError, TypeError) as error:  # the latter for shapes too large for torch
             got = str(error).partition("\n")[0]
             raise value_error(where, path.name, "be in safetensors format", got) from None
     return weights
@@ -180,7 +180,7 @@ def read_tokenizer(where: str, folder: Path) -> "Tokenizer | None":
         raise missing_extra(where, "tokenizers", "models") from None
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises nothing narrower
+    except Exception as error:  # the package raises no narrower type
         raise value_error(where, path.name, "be a tokenizer that the package tokenizers reads", f"{error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()

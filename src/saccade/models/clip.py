@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat, end_tokens_of
-from saccade.models.config import DecoderConfig
-from saccade.models.vision_config import VisionTransformerConfig
+from saccade.models.config import DecoderConfig, VisionTransformerConfig
 from saccade.models.vit import VisionFormat
 
 __all__ = ["DEFAULTS", "ClipText", "ClipVision"]

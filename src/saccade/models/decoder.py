@@ -1,4 +1,4 @@
-"""A decoder of the GPT and Llama families: a language model whose attention can be looked at."""
+"""Decoder: a language model of the GPT and Llama families."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.models.init import start_small, weaken_parts
 from saccade.models.llama import Llama, Qwen2
 from saccade.models.pretrained import PretrainedText
 from saccade.models.saccade_format import SaccadeFormat
-from saccade.models.token_inputs import check_tokens, in_own_texts
+from saccade.models.token_inputs import check_tokens, positions_in_documents
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
@@ -38,10 +38,10 @@ class Decoder(PretrainedText):
 
     Args:
         config: its sizes.
-        tokenizer: makes tokens of text; only kept, as ``decoder.tokenizer``, and saved with the weights.
+        tokenizer: stored as ``decoder.tokenizer`` and saved with the weights; not used otherwise.
 
-    Cost: O(num_layers * (len * embed_dim ** 2 + pairs * embed_dim)) time, pairs as many as the mask allows; memory
-    linear in len, but ``len * vocab_size`` for the logits: `hidden` goes without them.
+    Cost: O(num_layers * (len * embed_dim ** 2 + pairs * embed_dim)) time for the pairs that the mask allows; memory
+    linear in len, plus ``len * vocab_size`` for the logits, which `hidden` does not compute.
 
     Example:
         >>> config = DecoderConfig(
@@ -85,46 +85,46 @@ class Decoder(PretrainedText):
     def forward(
         self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
     ) -> Tensor:
-        """Read, and say what may come next.
+        """Return logits of the next token at every position.
 
         Args:
             tokens: int ``[batch, len]``; with a cache, the new ones only.
-            mask: the facts of this batch, joined with the model's own by ``&``. ``Documents(lengths)`` packs texts:
-                patterns and position vectors begin anew with each.
-            positions: where the tokens stand: a range, or int64 ``[len]`` or ``[batch, len]``; -1 means that no token
-                stands here (padding), whatever the number in ``tokens`` is. By default from 0, or from where the cache
-                is.
-            cache: what the model remembers of earlier calls, as `new_cache` makes it; the new tokens are added.
+            mask: the mask of this batch, joined with the model's by ``&``. With ``Documents(lengths)`` for packed
+                sequences, patterns and position vectors start again in each.
+            positions: positions of the tokens: a range, or int64 ``[len]`` or ``[batch, len]``; -1 marks padding,
+                whatever the token is. By default they count from 0, or from the end of the cache.
+            cache: the cache of earlier calls, from `new_cache`; the new tokens are added to it.
 
         Returns:
-            Logits, ``[batch, len, vocab_size]``; those at token i are about token i + 1.
+            Logits, ``[batch, len, vocab_size]``; row i predicts token i + 1.
 
         Raises:
             TypeError: tokens are not integers.
-            ValueError: another shape, a number that is no token, or with learned positions a text beyond ``max_len``.
+            ValueError: another shape, a token outside the vocabulary, or with learned positions a sequence beyond
+                ``max_len``.
         """
         return self.logits(self.hidden(tokens, mask=mask, positions=positions, cache=cache))
 
     def hidden(
         self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
     ) -> Tensor:
-        """What the last layer makes of each token, ``[batch, len, embed_dim]``; arguments as in `forward`.
+        """Return the last layer's output, ``[batch, len, embed_dim]``; arguments as in `forward`.
 
-        The projection to the vocabulary, often the largest tensor of all, is then made of the tokens that need it:
-        ``logits(hidden(tokens, cache=cache)[:, -1:])`` after a long prompt.
+        Logits are often the largest tensor of all. After a long prompt, compute those of the last token only:
+        ``logits(hidden(tokens, cache=cache)[:, -1:])``.
         """
         x, positions = self._embedded(tokens, mask, positions, cache)
         return self.stack(x, mask=mask, positions=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """How likely each token is to come next, before softmax: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
+        """Return logits of the next token: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
         return F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
 
     def matrices(self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> list[Matrix]:
-        """Say who attends to whom in every layer when `forward` gets the same arguments.
+        """Return the attention matrices of all layers in `forward`.
 
         Returns:
-            One matrix per layer, ``[batch, num_heads, len, len]``; lazy, so nothing of that size is built.
+            One lazy matrix per layer, ``[batch, num_heads, len, len]``.
 
         Cost: a forward pass; memory linear in len.
         """
@@ -132,30 +132,30 @@ class Decoder(PretrainedText):
         return self.stack.matrices(x, mask=mask, positions=positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """An empty cache for this model.
+        """Return an empty cache for this model.
 
         Args:
-            max_len: room for so many tokens, taken at once; None to grow.
+            max_len: number of tokens to allocate at once; None to grow.
         """
         return self.stack.new_cache(max_len)
 
     def _embedded(
         self, tokens: Tensor, mask: object, positions: GivenPositions, cache: Cache | None
     ) -> tuple[Tensor, Positions | None]:
-        """The vectors of tokens, and where these stand, checked."""
+        """Return the embeddings of tokens and their checked positions."""
         check_tokens("Decoder", "tokens", tokens, self.config.vocab_size)
         batch, length = tokens.shape
-        given = None if positions is None else Positions.of(positions, "Decoder", length=length, batch=batch)
+        checked = None if positions is None else Positions.of(positions, "Decoder", length=length, batch=batch)
         x = self.embedding(tokens)
         if self.position is not None:
-            place = cache.positions(length) if given is None and cache is not None else given
-            place = in_own_texts(range(length) if place is None else place, mask, "Decoder")
+            place = cache.positions(length) if checked is None and cache is not None else checked
+            place = positions_in_documents(range(length) if place is None else place, mask, "Decoder")
             if isinstance(place, range) and place and place[-1] >= self.config.max_len:
                 hint = "its position vectors are learned, and there are no more"
                 rule = f"be at most {self.config.max_len} long"
                 raise value_error("Decoder", "text", rule, place[-1] + 1, hint=hint)
             x = x + self.position(place)
-        return self.dropout(x), given
+        return self.dropout(x), checked
 
 
 def _layer(config: DecoderConfig) -> DecoderLayer:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat
-from saccade.models.vision_config import SetDecoderConfig
+from saccade.models.config import SetDecoderConfig
 
 __all__ = ["Detr"]
 

@@ -1,4 +1,4 @@
-"""A set decoder: objects in a picture, found all at once."""
+"""SetDecoder: detects all objects of an image at once, as in DETR."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.matrix import Matrix
+from saccade.models.config import SetDecoderConfig
 from saccade.models.detr import Detr
 from saccade.models.hungarian_loss import Detections
 from saccade.models.image_inputs import check_map, waves
 from saccade.models.pretrained import Pretrained
-from saccade.models.spatial_layer import PlacedLayer
-from saccade.models.vision_config import SetDecoderConfig
 from saccade.nn import FeedForward, MultiHeadAttention
+from saccade.nn.encoder_layer import ResidualLayer
 from saccade.nn.projections import weight_of
+from saccade.positions import Bias
+from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import type_error
 from saccade.support.validation import Shapes, instance
 
@@ -30,8 +32,8 @@ _WHERE = "SetDecoder"
 _VALID = Shapes("valid [batch, H, W]")
 
 
-class _Seen(NamedTuple):
-    """A feature map as tokens, where each stands, and which of them are no padding."""
+class _Features(NamedTuple):
+    """A feature map as tokens, their position vectors, and a mask that hides padding."""
 
     tokens: Tensor
     place: Tensor
@@ -39,19 +41,20 @@ class _Seen(NamedTuple):
 
 
 class SetDecoder(Pretrained):
-    """Queries look at a picture and at each other, and each says what it has found and where, or that it found nothing.
+    """An object detector: each of its learned queries predicts one object of an image, or none.
 
-    An encoder goes over a feature map, each cell of which is a token. A decoder's tokens are the learned queries: they
-    start as zeros, and are told apart by vectors that stand for places, as cells are. Nothing is found twice, since
-    queries see each other; which query must find which object is settled in training by `saccade.models.match_sets`.
+    The encoder's tokens are the cells of a feature map, the decoder's are the queries. Queries start as zeros and are
+    distinguished by learned position vectors. They attend to the image and to each other, so that no object is
+    predicted twice. In training `saccade.models.match_sets` assigns objects to queries. `from_pretrained` and
+    `from_state_dict` read DETR.
 
     Args:
         config: its sizes.
-        backbone: makes a feature map ``[batch, channels, H, W]`` of pictures; None where feature maps are given.
+        backbone: computes a feature map ``[batch, channels, H, W]`` of images; None if the inputs are feature maps.
 
     Attributes:
         encoder, decoder: the layers.
-        query: the vectors of the queries, an ``nn.Embedding``.
+        query: the position vectors of the queries, an ``nn.Embedding``.
 
     Cost: O(num_encoder_layers * (cells * embed_dim ** 2 + cells ** 2 * embed_dim)) time; memory linear in the cells.
 
@@ -61,8 +64,8 @@ class SetDecoder(Pretrained):
         ...     num_decoder_layers=2, feed_forward_dim=32,
         ... )
         >>> model = SetDecoder(config).eval()
-        >>> found = model(torch.zeros(2, 8, 6, 7))
-        >>> found.logits.shape, found.boxes.shape
+        >>> detections = model(torch.zeros(2, 8, 6, 7))
+        >>> detections.logits.shape, detections.boxes.shape
         (torch.Size([2, 5, 4]), torch.Size([2, 5, 4]))
         >>> [matrix.shape for matrix in model.cross_matrices(torch.zeros(2, 8, 6, 7))]
         [(2, 4, 5, 42), (2, 4, 5, 42)]
@@ -137,58 +140,59 @@ class SetDecoder(Pretrained):
         return self.eval()
 
     def forward(self, images: Tensor, *, valid: Tensor | None = None) -> Detections:
-        """Find objects.
+        """Detect objects.
 
         Args:
-            images: pictures for the backbone; without one, feature maps ``[batch, channels, H, W]``.
+            images: images for the backbone; without one, feature maps ``[batch, channels, H, W]``.
             valid: bool ``[batch, H, W]``, False where an image is padding, of any height and width; resized to the
                 feature map. No cell attends to padding, and positions are counted within the image.
 
         Returns:
-            What each query found: logits of the classes and a box.
+            For each query logits of the classes and a box.
 
         Raises:
-            TypeError: images are no tensor, or ``valid`` is no bool tensor.
+            TypeError: images are not a tensor, or ``valid`` is not a bool tensor.
             ValueError: another shape or dtype.
         """
-        return self._found(self.decoder_norm(self._states(self._seen(images, valid))[-1]))
+        return self._detections(self.decoder_norm(self._states(self._encode(images, valid))[-1]))
 
     def every_layer(self, images: Tensor, *, valid: Tensor | None = None) -> list[Detections]:
-        """What the queries would have found after each of the decoder's layers, the last as in `forward`.
+        """Return the detections after each of the decoder's layers, the last as in `forward`.
 
-        In training the losses of all are added: each layer then learns by itself not to find things twice.
+        In training add the losses of all layers: each then learns not to detect an object twice.
         """
-        return [self._found(self.decoder_norm(x)) for x in self._states(self._seen(images, valid))[1:]]
+        return [self._detections(self.decoder_norm(x)) for x in self._states(self._encode(images, valid))[1:]]
 
     def hidden(self, images: Tensor, *, valid: Tensor | None = None) -> Tensor:
-        """What the last layer makes of each query, ``[batch, num_queries, embed_dim]``; arguments as in `forward`."""
-        return self.decoder_norm(self._states(self._seen(images, valid))[-1])
+        """Return the last layer's output for each query, ``[batch, num_queries, embed_dim]``; see `forward`."""
+        return self.decoder_norm(self._states(self._encode(images, valid))[-1])
 
     def matrices(self, images: Tensor, *, valid: Tensor | None = None) -> list[Matrix]:
-        """Which cell looks at which, in every layer of the encoder: ``[batch, num_heads, cells, cells]``, not built."""
+        """Return the lazy attention matrices of all encoder layers: ``[batch, num_heads, cells, cells]`` each."""
         x, place, mask = self._features(images, valid)
-        found = []
+        matrices = []
         for layer in self.encoder:
-            found.append(cast(PlacedLayer, layer).matrix(x, place=place, mask=mask))
+            matrices.append(cast(_SpatialLayer, layer).matrix(x, place=place, mask=mask))
             x = layer(x, place, mask=mask)
-        return found
+        return matrices
 
     def cross_matrices(self, images: Tensor, *, valid: Tensor | None = None) -> list[Matrix]:
-        """Which cells each query looks at, in every layer of the decoder.
+        """Return the cross-attention matrices from queries to cells of all decoder layers.
 
         Returns:
-            One matrix per layer, ``[batch, num_heads, num_queries, cells]``; lazy, so nothing of that size is built.
+            One lazy matrix per layer, ``[batch, num_heads, num_queries, cells]``.
         """
-        seen = self._seen(images, valid)
-        layers = zip(self.decoder, self._states(seen), strict=False)
+        encoded = self._encode(images, valid)
+        layers = zip(self.decoder, self._states(encoded), strict=False)
         query = self.query.weight
-        facts = {"context_mask": seen.mask}
+        facts = {"context_mask": encoded.mask}
         return [
-            cast(PlacedLayer, layer).cross_matrix(x, query, seen.tokens, seen.place, **facts) for layer, x in layers
+            cast(_SpatialLayer, layer).cross_matrix(x, query, encoded.tokens, encoded.place, **facts)
+            for layer, x in layers
         ]
 
-    def _features(self, images: Tensor, valid: Tensor | None) -> _Seen:
-        """What the encoder is given."""
+    def _features(self, images: Tensor, valid: Tensor | None) -> _Features:
+        """Return the inputs of the encoder."""
         if self.backbone is None:
             features = images
         else:
@@ -198,40 +202,124 @@ class SetDecoder(Pretrained):
         size = features.shape[2:]
         x = self.input_projection(features).flatten(2).mT
         if valid is None:
-            there, mask = torch.ones(1, *size, dtype=torch.bool, device=x.device), None
+            cells, mask = torch.ones(1, *size, dtype=torch.bool, device=x.device), None
         else:
             if not isinstance(valid, Tensor) or valid.dtype != torch.bool:
                 raise type_error(_WHERE, "valid", "be a bool tensor", getattr(valid, "dtype", type(valid).__name__))
             _VALID.check(_WHERE, valid, batch=len(x))
-            there = F.interpolate(valid[None].float(), size=size)[0].bool()
-            mask = there.flatten(1)[:, None, None]  # [batch, 1, 1, cells]
-        return _Seen(self.dropout(x), _places(there, self.config.embed_dim).to(x.dtype), mask)
+            cells = F.interpolate(valid[None].float(), size=size)[0].bool()
+            mask = cells.flatten(1)[:, None, None]  # [batch, 1, 1, cells]
+        return _Features(self.dropout(x), _cell_positions(cells, self.config.embed_dim).to(x.dtype), mask)
 
-    def _seen(self, images: Tensor, valid: Tensor | None) -> _Seen:
-        """What the encoder makes of it."""
+    def _encode(self, images: Tensor, valid: Tensor | None) -> _Features:
+        """Return the outputs of the encoder."""
         x, place, mask = self._features(images, valid)
         for layer in self.encoder:
             x = layer(x, place, mask=mask)
-        return _Seen(x if self.encoder_norm is None else self.encoder_norm(x), place, mask)
+        return _Features(x if self.encoder_norm is None else self.encoder_norm(x), place, mask)
 
-    def _states(self, seen: _Seen) -> list[Tensor]:
-        """What each layer of the decoder is given, and what the last returns; `decoder_norm` is yet to come."""
-        query = self.query.weight.to(seen.tokens.dtype)
-        states = [torch.zeros_like(query).expand(len(seen.tokens), -1, -1)]
+    def _states(self, encoded: _Features) -> list[Tensor]:
+        """Return the input of each decoder layer and the output of the last, before `decoder_norm`."""
+        query = self.query.weight.to(encoded.tokens.dtype)
+        states = [torch.zeros_like(query).expand(len(encoded.tokens), -1, -1)]
         for layer in self.decoder:
-            states.append(layer(states[-1], query, seen.tokens, seen.place, context_mask=seen.mask))
+            states.append(layer(states[-1], query, encoded.tokens, encoded.place, context_mask=encoded.mask))
         return states
 
-    def _found(self, hidden: Tensor) -> Detections:
+    def _detections(self, hidden: Tensor) -> Detections:
         return Detections(self.class_head(hidden), self.box_head(hidden).sigmoid())
+
+
+class _SpatialLayer(ResidualLayer):
+    """Self-attention, cross-attention if there is one, and a feed-forward network, for tokens of an image.
+
+    Position vectors are added to queries and keys in every layer, never to values.
+
+    Args:
+        attention: self-attention.
+        feed_forward: a network that is applied to each token.
+        cross_attention: attention to the context.
+        norm_eps, norm_first, dropout_p: see `saccade.nn.EncoderLayer`.
+
+    Reference: Carion et al. 2020, arXiv:2005.12872, section A.3.
+    """
+
+    attention: MultiHeadAttention
+    cross_attention: MultiHeadAttention | None
+    cross_attention_norm: nn.Module | None
+
+    def __init__(
+        self,
+        attention: MultiHeadAttention,
+        feed_forward: nn.Module,
+        *,
+        cross_attention: MultiHeadAttention | None = None,
+        norm_eps: float = 1e-5,
+        norm_first: bool = False,
+        dropout_p: float = 0.0,
+    ):
+        attentions = {"attention": attention, "cross_attention": cross_attention}
+        super().__init__(attentions, feed_forward, "layer", norm_eps, norm_first, dropout_p)
+
+    def forward(
+        self,
+        x: Tensor,
+        place: Tensor,
+        context: Tensor | None = None,
+        context_place: Tensor | None = None,
+        *,
+        context_mask: object = None,
+        mask: object = None,
+    ) -> Tensor:
+        """Return the layer's output.
+
+        Args:
+            x: ``[batch, len, embed_dim]``.
+            place: position vectors of its tokens, of the same shape or the same for the whole batch.
+            context, context_place: the tokens for the cross-attention and their position vectors.
+            context_mask, mask: which tokens may attend to which of the context, and of ``x``.
+
+        Returns:
+            ``[batch, len, embed_dim]``.
+        """
+        x = self._add(x, lambda x: self.attention(keys := x + place, keys, x, mask=mask), self.attention_norm)
+        cross, norm = self.cross_attention, self.cross_attention_norm
+        if cross is not None and norm is not None and context is not None and context_place is not None:
+            keys = context + context_place
+            x = self._add(x, lambda x: cross(x + place, keys, context, mask=context_mask), norm)
+        return self._add(x, self.feed_forward, self.feed_forward_norm)
+
+    def matrix(
+        self,
+        x: Tensor,
+        *,
+        place: Tensor | None = None,
+        mask: object = None,
+        positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
+    ) -> Matrix:
+        """Return the lazy self-attention matrix of `forward`: ``[batch, num_heads, len, len]``."""
+        tokens = self.attention_norm(x) if self.norm_first else x
+        tokens = tokens if place is None else tokens + place
+        return self.attention.matrix(tokens, mask=mask, positions=positions, bias=bias)
+
+    def cross_matrix(
+        self, x: Tensor, place: Tensor, context: Tensor, context_place: Tensor, *, context_mask: object = None
+    ) -> Matrix:
+        """Return the lazy cross-attention matrix of `forward`: ``[batch, num_heads, len, context_len]``."""
+        cross, norm = self.cross_attention, self.cross_attention_norm
+        assert cross is not None and norm is not None  # noqa: PT018  SetDecoder calls it on decoder layers only
+        x = self._add(x, lambda x: self.attention(keys := x + place, keys, x), self.attention_norm)
+        tokens = norm(x) if self.norm_first else x
+        return cross.matrix(tokens + place, context + context_place, mask=context_mask)
 
 
 def _check_backbone(where: str, backbone: nn.Module | None) -> nn.Module | None:
     return instance(where, "backbone", backbone, (nn.Module, NoneType), "be a module or None")
 
 
-def _places(valid: Tensor, embed_dim: int) -> Tensor:
-    """Where cells stand: row and column counted from the picture's edge, as parts of its height and width.
+def _cell_positions(valid: Tensor, embed_dim: int) -> Tensor:
+    """Return position vectors of cells: row and column as fractions of the image without its padding.
 
     Args:
         valid: bool ``[batch, rows, columns]``.
@@ -241,17 +329,17 @@ def _places(valid: Tensor, embed_dim: int) -> Tensor:
         float64 ``[batch, rows * columns, embed_dim]``.
     """
     y, x = (valid.cumsum(axis, dtype=torch.float64) for axis in (1, 2))
-    y, x = (2 * math.pi * own / (own.amax(axis, keepdim=True) + 1e-6) for axis, own in ((1, y), (2, x)))
+    y, x = (2 * math.pi * count / (count.amax(axis, keepdim=True) + 1e-6) for axis, count in ((1, y), (2, x)))
     return waves(y.flatten(1), x.flatten(1), embed_dim)
 
 
-def _layer(config: SetDecoderConfig, looks_across: bool) -> PlacedLayer:
+def _layer(config: SetDecoderConfig, is_cross: bool) -> _SpatialLayer:
     def attention() -> MultiHeadAttention:
         return MultiHeadAttention(config.embed_dim, config.num_heads, dropout_p=config.attention_dropout_p)
 
-    return PlacedLayer(
+    return _SpatialLayer(
         attention(),
         FeedForward(config.embed_dim, config.feed_forward_dim, activation=config.activation),
-        cross_attention=attention() if looks_across else None,
+        cross_attention=attention() if is_cross else None,
         **{name: getattr(config, name) for name in ("norm_eps", "norm_first", "dropout_p")},
     )

@@ -1,4 +1,4 @@
-"""A dual encoder: pictures and texts as vectors of one space, where those that belong together point the same way."""
+"""DualEncoder: images and texts as vectors of one space, as in CLIP."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ _NAMES = {
 
 
 class DualEncoder(Pretrained):
-    r"""Two encoders, and a projection of each to one space, as CLIP has them.
+    r"""An image encoder and a text encoder with projections to one space, as in CLIP.
 
     .. math:: s_{ij} = \tau\, \frac{u_i \cdot v_j}{\lVert u_i \rVert \lVert v_j \rVert}
 
-    for picture i and text j. A text is read by a decoder, left to right, and its vector is that of the token where it
-    ends: the first of ``text_encoder.config.end_tokens``, or where the config has none, the first of the text's highest
-    token, as in CLIP's own files.
+    for image i and text j. The text encoder is a causal decoder, and the vector of a text is that of its end token: the
+    first of ``text_encoder.config.end_tokens``, or if the config has none, the first of the text's highest token, as in
+    CLIP's files. `from_pretrained` and `from_state_dict` read transformers' ``CLIPModel``.
 
     Args:
-        image_encoder: makes one vector of a picture.
-        text_encoder: a decoder; what it says comes next is not used.
+        image_encoder: encodes an image as one vector.
+        text_encoder: a decoder; its logits are not used.
         embed_dim: width of the common space.
 
     Attributes:
         image_projection, text_projection: to the common space, without a bias.
-        log_scale: natural log of τ, which is learned; it starts at 1 / 0.07.
+        log_scale: natural log of the learned τ, which starts at 1 / 0.07.
 
     Raises:
         TypeError: a part of another kind, a size that is no int.
@@ -59,9 +59,9 @@ class DualEncoder(Pretrained):
     Example:
         >>> from saccade.models import DecoderConfig, VisionTransformerConfig
         >>> sizes = {"embed_dim": 16, "num_heads": 4, "num_layers": 1, "feed_forward_dim": 32}
-        >>> pictures = VisionTransformer(VisionTransformerConfig(image_size=(16, 16), patch_size=8, **sizes))
-        >>> texts = Decoder(DecoderConfig(vocab_size=50, max_len=12, **sizes, end_tokens=(49,)))
-        >>> model = DualEncoder(pictures, texts, 8)
+        >>> image_encoder = VisionTransformer(VisionTransformerConfig(image_size=(16, 16), patch_size=8, **sizes))
+        >>> text_encoder = Decoder(DecoderConfig(vocab_size=50, max_len=12, **sizes, end_tokens=(49,)))
+        >>> model = DualEncoder(image_encoder, text_encoder, 8)
         >>> images, tokens = torch.zeros(3, 3, 16, 16), torch.tensor([[1, 2, 49], [3, 49, 0]])
         >>> model.similarity(images, tokens).shape
         torch.Size([3, 2])
@@ -151,58 +151,58 @@ class DualEncoder(Pretrained):
     def similarity(
         self, images: Tensor, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None
     ) -> Tensor:
-        """How well each picture and each text go together.
+        """Return the scaled cosine of each image and each text.
 
         Args:
             images: ``[images, channels, H, W]``.
-            tokens: int ``[texts, len]``; what stands after the end of a text changes nothing.
-            mask: the facts of these texts, as in `Decoder.forward`.
-            positions: where the tokens stand, as in `Decoder.forward`.
+            tokens: int ``[texts, len]``; tokens after the end token do not matter.
+            mask: the mask of these texts, as in `Decoder.forward`.
+            positions: positions of the tokens, as in `Decoder.forward`.
 
         Returns:
-            Logits ``[images, texts]``: the cosine of the two vectors, times τ. Softmax over the texts says which of
-            them a picture belongs to, over the pictures the other way round.
+            Logits ``[images, texts]``: the cosine of the two vectors, times τ. Softmax over texts classifies images,
+            softmax over images classifies texts.
 
         Raises:
             TypeError, ValueError: as the encoders do; a text without an end token.
         """
-        pictures, texts = self.embed_images(images), self.embed_texts(tokens, mask=mask, positions=positions)
-        return self.log_scale.exp() * (pictures @ texts.mT)
+        text_vectors = self.embed_texts(tokens, mask=mask, positions=positions)
+        return self.log_scale.exp() * (self.embed_images(images) @ text_vectors.mT)
 
     def loss(self, images: Tensor, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
-        """How badly pictures and texts find each other, where picture i belongs to text i.
+        """Return the symmetric contrastive loss; image i matches text i.
 
-        The mean of two cross entropies: of the texts, given a picture, and of the pictures, given a text. Each picture
-        of a batch is an example of what the other texts are not about, so that large batches teach more.
+        It is the mean of two cross entropies: over texts for each image, and over images for each text. All other pairs
+        of a batch are negative examples, so large batches teach more.
 
         Args:
-            images, tokens, mask, positions: as in `similarity`; as many pictures as texts.
+            images, tokens, mask, positions: as in `similarity`, with equal numbers of images and texts.
 
         Returns:
             A number.
 
         Raises:
-            ValueError: another number of texts than of pictures.
+            ValueError: the numbers of images and texts differ.
         """
         logits = self.similarity(images, tokens, mask=mask, positions=positions)
         if logits.shape[0] != logits.shape[1]:
             raise value_error("DualEncoder.loss", "tokens", f"be {logits.shape[0]} texts, as images", logits.shape[1])
-        own = torch.arange(len(logits), device=logits.device)
-        return (F.cross_entropy(logits, own) + F.cross_entropy(logits.mT, own)) / 2
+        targets = torch.arange(len(logits), device=logits.device)
+        return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.mT, targets)) / 2
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """One vector of length 1 for each picture: ``[images, embed_dim]``."""
+        """Return a unit vector for each image: ``[images, embed_dim]``."""
         return F.normalize(self.image_projection(self.image_encoder.embed(images)), dim=-1)
 
     def embed_texts(self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
-        """One vector of length 1 for each text: ``[texts, embed_dim]``; arguments as in `similarity`."""
+        """Return a unit vector for each text: ``[texts, embed_dim]``; arguments as in `similarity`."""
         ends = self._ends(tokens)
         hidden = self.text_encoder.hidden(tokens, mask=mask, positions=positions)
         last = hidden[torch.arange(len(hidden), device=hidden.device), ends]
         return F.normalize(self.text_projection(last), dim=-1)
 
     def _ends(self, tokens: Tensor) -> Tensor:
-        """Where each text ends: int64 ``[texts]``."""
+        """Return the index of each text's end token: int64 ``[texts]``."""
         config = self.text_encoder.config
         check_tokens(_WHERE, "tokens", tokens, config.vocab_size)
         if not tokens.shape[1]:

@@ -1,4 +1,4 @@
-"""An encoder of the BERT family whose attention can be looked at."""
+"""Encoder: a sequence encoder of the BERT family."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from saccade.models.bert import Bert
 from saccade.models.config import EncoderConfig
 from saccade.models.init import start_small
 from saccade.models.pretrained import PretrainedText
-from saccade.models.token_inputs import check_tokens, in_own_texts
+from saccade.models.token_inputs import check_tokens, positions_in_documents
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
 from saccade.nn.stack import with_inputs
 from saccade.positions.token_positions import Positions
@@ -38,7 +38,7 @@ class Encoder(PretrainedText):
 
     Args:
         config: its sizes.
-        tokenizer: makes tokens of text; `tokenize` needs it, nothing else does.
+        tokenizer: used by `tokenize` and `show` only.
 
     Cost: O(num_layers * (len * embed_dim ** 2 + len ** 2 * embed_dim)) time; memory linear in len.
 
@@ -69,13 +69,13 @@ class Encoder(PretrainedText):
         start_small(self)
 
     def forward(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> Tensor:
-        """Encode.
+        """Return the hidden states of the last layer.
 
         Args:
             tokens: int ``[batch, len]``, at most ``config.max_len`` long.
-            mask: who may attend to whom, anything that `saccade.attention` takes; ``Padding(lengths)`` for a
-                batch of sequences of different lengths.
-            token_types: int ``[batch, len]``; all 0 when None.
+            mask: which tokens may attend to which, as in `saccade.attention`; ``Padding(lengths)`` for sequences of
+                different lengths.
+            token_types: int ``[batch, len]``; all 0 if None.
 
         Returns:
             ``[batch, len, embed_dim]``.
@@ -90,10 +90,10 @@ class Encoder(PretrainedText):
         return hidden
 
     def matrices(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> list[Matrix]:
-        """Say who attends to whom in every layer when `forward` gets the same arguments.
+        """Return the attention matrices of all layers in `forward`.
 
         Returns:
-            One matrix per layer, ``[batch, num_heads, len, len]``; lazy, so nothing of that size is built.
+            One lazy matrix per layer, ``[batch, num_heads, len, len]``.
 
         Cost: a forward pass; memory linear in len.
         """
@@ -101,12 +101,12 @@ class Encoder(PretrainedText):
         return [layer.matrix(hidden, mask=mask) for layer, hidden in inputs]
 
     def embed(self, tokens: Tensor, lengths: Sequence[int] | Tensor, *, normalize: bool = True) -> Tensor:
-        """Make one vector of each sequence: the mean of its real tokens' hidden states.
+        """Return one vector for each sequence: the mean of its hidden states without padding.
 
         Args:
             tokens: int ``[batch, len]``, right padded, as `tokenize` returns them.
-            lengths: real tokens of each sequence.
-            normalize: scale each vector to length 1, as MiniLM's sentence embeddings are.
+            lengths: length of each sequence without padding.
+            normalize: scale each vector to length 1, as in MiniLM's sentence embeddings.
 
         Returns:
             ``[batch, embed_dim]``; zeros for a sequence without tokens.
@@ -122,12 +122,12 @@ class Encoder(PretrainedText):
             raise value_error("Encoder.embed", "lengths", rule, list(mask.lengths))
         hidden = self(tokens, mask=mask)
         counts = torch.tensor(mask.lengths, device=hidden.device)[:, None]  # [batch, 1]
-        is_real = torch.arange(longest, device=hidden.device) < counts  # [batch, len]
-        mean = hidden.masked_fill(~is_real[..., None], 0).sum(1) / counts.clamp(min=1)
+        valid = torch.arange(longest, device=hidden.device) < counts  # [batch, len]
+        mean = hidden.masked_fill(~valid[..., None], 0).sum(1) / counts.clamp(min=1)
         return nn.functional.normalize(mean, dim=-1) if normalize else mean
 
     def tokenize(self, sentences: Sequence[str]) -> tuple[Tensor, tuple[int, ...]]:
-        """Make tokens of sentences, with the special tokens that the model was trained with.
+        """Tokenize sentences, with the special tokens that the model was trained with.
 
         Returns:
             Tokens, int64 ``[batch, len]``, right padded, and the length of each sentence without padding.
@@ -144,58 +144,58 @@ class Encoder(PretrainedText):
             raise value_error(where, "tokenizer", "be there", None, hint="the model's folder had no tokenizer.json.")
         if not sentences:
             raise value_error(where, "sentences", "have at least one", "none")
-        encoded = [torch.tensor(one.ids) for one in self.tokenizer.encode_batch(list(sentences))]
-        lengths = tuple(len(ids) for ids in encoded)
+        sequences = [torch.tensor(one.ids) for one in self.tokenizer.encode_batch(list(sentences))]
+        lengths = tuple(map(len, sequences))
         if max(lengths) > self.config.max_len:
             got = f"{max(lengths)} (sentence {lengths.index(max(lengths)) + 1})"
             raise value_error(where, "sentences", f"have at most {self.config.max_len} tokens each", got)
-        padded = nn.utils.rnn.pad_sequence(encoded, batch_first=True, padding_value=self.config.pad_token)
+        padded = nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=self.config.pad_token)
         return padded.to(next(self.parameters()).device), lengths
 
     def show(self, text: str, *, layer: int | None = None, head: int | None = None) -> "Figure":
-        """Draw what each word of a text looks at, in the head that tells most about it.
+        """Draw which words each word of a text attends to, in the most informative head.
 
-        Which head that is, is decided among words, without special tokens, by
-        `saccade.statistics.unexplained_information`: what neither distance nor everybody's favourite words explain.
-        Texts of more than 512 tokens are compared by pooled maps and drawn token by token.
+        This is the head with the largest `saccade.statistics.unexplained_information` among words, without special
+        tokens: distance and generally popular words explain it least. Heads of texts with more than 512 tokens are
+        compared by pooled maps and drawn token by token.
 
         Args:
             text: at most ``config.max_len`` tokens long.
-            layer, head: which to draw, counted from 0; None for the most telling.
+            layer, head: the head to draw, counted from 0; None for the most informative.
 
         Returns:
-            A figure as `saccade.viz.heatmap` draws it; `saccade.viz.save` writes it.
+            A figure of `saccade.viz.heatmap`; `saccade.viz.save` writes it.
 
         Raises:
-            TypeError: no text.
-            ValueError: no tokenizer, a text without words or too long, or a layer or head that is not there.
+            TypeError: not a text.
+            ValueError: no tokenizer, a text without words or too long, or a layer or head that does not exist.
             ImportError: matplotlib is not installed.
 
-        Cost: a forward pass, and the weights of one layer at a time; of a long text, a sweep over each layer.
+        Cost: a forward pass, and the weights of one layer at a time; for a long text, a sweep over each layer.
         """
         where = "Encoder.show"
         instance(where, "text", text, str, "be a string")
         tokens, _ = self.tokenize([text])
-        assert self.tokenizer is not None  # or tokenize had refused
-        found = words(self.tokenizer.encode(text), text)
+        assert self.tokenizer is not None  # tokenize raised otherwise
+        labels = words(self.tokenizer.encode(text), text)
         with torch.no_grad():
             matrices = self.matrices(tokens)
-        return figure_of(where, matrices, found, layer=layer, head=head)
+        return figure_of(where, matrices, labels, layer=layer, head=head)
 
     def _embedded(self, tokens: Tensor, mask: object, token_types: Tensor | None) -> Tensor:
         check_tokens("Encoder", "tokens", tokens)
-        places = in_own_texts(range(tokens.shape[1]), mask, "Encoder")
-        longest = len(places) if isinstance(places, range) else int(places.max()) + 1
+        positions = positions_in_documents(range(tokens.shape[1]), mask, "Encoder")
+        longest = len(positions) if isinstance(positions, range) else int(positions.max()) + 1
         if longest > self.config.max_len:
             raise value_error("Encoder", "tokens", f"be at most {self.config.max_len} long", longest)
         if token_types is not None:
             check_tokens("Encoder", "token_types", token_types)
             _TYPES.check("Encoder", tokens, token_types)
-        return self.embeddings(tokens, token_types, places)
+        return self.embeddings(tokens, token_types, positions)
 
 
 class Embeddings(nn.Module):
-    """The normalised sum of three vectors: for the token, for its position and for its segment."""
+    """The normalised sum of a token's vector, its position's and its segment's."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -208,12 +208,12 @@ class Embeddings(nn.Module):
     def forward(
         self, tokens: Tensor, token_types: Tensor | None = None, positions: range | Tensor | None = None
     ) -> Tensor:
-        """Embed.
+        """Return the embeddings of tokens.
 
         Args:
             tokens: int ``[batch, len]``.
-            token_types: int ``[batch, len]``; all 0 when None.
-            positions: where the tokens stand in their own texts, from 0 on when None; -1 outside of all.
+            token_types: int ``[batch, len]``; all 0 if None.
+            positions: positions of the tokens in their documents, from 0 if None; -1 outside of all documents.
 
         Returns:
             ``[batch, len, embed_dim]``.

@@ -1,4 +1,4 @@
-"""An encoder-decoder: one text read as a whole, another written token by token."""
+"""EncoderDecoder: a language model of one sequence that depends on another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.models.config import EncoderDecoderConfig
 from saccade.models.init import start_small, weaken_parts
 from saccade.models.pretrained import PretrainedText
 from saccade.models.saccade_format import EncoderDecoderFormat
-from saccade.models.token_inputs import check_tokens, in_own_texts
+from saccade.models.token_inputs import check_tokens, positions_in_documents
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import Learned, Rotary, Sinusoidal
@@ -37,7 +37,7 @@ class EncoderDecoder(PretrainedText):
 
     Args:
         config: its sizes.
-        tokenizer: makes tokens of text; only kept, as ``model.tokenizer``, and saved with the weights.
+        tokenizer: stored as ``model.tokenizer`` and saved with the weights; not used otherwise.
 
     Attributes:
         encoder, decoder: the layers, a `saccade.nn.EncoderStack` and a `saccade.nn.DecoderStack`.
@@ -52,7 +52,7 @@ class EncoderDecoder(PretrainedText):
         >>> model(source, tokens).shape
         torch.Size([1, 3, 50])
 
-        To generate, read the source once: ``given(source)`` is a model of the other text.
+        To generate, encode the source once: ``given(source)`` is a language model of the other sequence.
 
         >>> writer = model.given(source)
         >>> cache = writer.new_cache()
@@ -92,41 +92,41 @@ class EncoderDecoder(PretrainedText):
         positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Read ``source``, and say what may come next in ``tokens``.
+        """Return logits of the next token at every position of ``tokens``.
 
         Args:
-            source: int ``[batch, source_len]``, the text to read.
-            tokens: int ``[batch, len]``, the text to write, as far as it is known; with a cache, the new ones only.
-            source_positions: where the tokens of ``source`` stand; -1 at its padding, which nobody sees
-                (`saccade.caches.padded_positions` makes them of lengths).
-            mask: the facts of this batch about ``tokens``; no token sees a later one in any case.
-            positions: where ``tokens`` stand; -1 at their padding.
-            cache: what `new_cache` made; ``source`` is projected in the first call only.
+            source: int ``[batch, source_len]``.
+            tokens: int ``[batch, len]``; with a cache, the new ones only.
+            source_positions: positions of the tokens of ``source``; -1 marks padding, which no token attends to
+                (`saccade.caches.padded_positions` computes them from lengths).
+            mask: the mask of this batch for ``tokens``; later tokens are hidden in any case.
+            positions: positions of ``tokens``; -1 marks padding.
+            cache: a cache from `new_cache`; ``source`` is projected in the first call only.
 
         Returns:
             Logits, ``[batch, len, vocab_size]``.
 
         Raises:
             TypeError: tokens are not integers.
-            ValueError: another shape, a number that is no token, batches of different sizes.
+            ValueError: another shape, a token outside the vocabulary, batches of different sizes.
         """
-        given = self.given(source, source_positions=source_positions)
-        return given(tokens, mask=mask, positions=positions, cache=cache)
+        conditioned = self.given(source, source_positions=source_positions)
+        return conditioned(tokens, mask=mask, positions=positions, cache=cache)
 
     def given(self, source: Tensor, *, source_positions: GivenPositions = None) -> ConditionedDecoder:
-        """Read ``source`` once, to write a text about it.
+        """Encode ``source`` once, and return a language model of the other sequence.
 
         Args:
             source, source_positions: as in `forward`.
 
         Returns:
-            A model of the other text: ``given(tokens, positions=, cache=)`` and ``given.new_cache()``.
+            A model that is called with ``(tokens, positions=, cache=)`` and has ``new_cache()``.
         """
         context = self.encode(source, source_positions=source_positions)
         return ConditionedDecoder(self, context, source_positions)
 
     def encode(self, source: Tensor, *, source_positions: GivenPositions = None) -> Tensor:
-        """What the encoder makes of a text: ``[batch, source_len, embed_dim]``; arguments as in `forward`."""
+        """Return the encoder's output, ``[batch, source_len, embed_dim]``; arguments as in `forward`."""
         x = self._embedded("source", source, None, source_positions, None)
         return self.encoder(x, positions=source_positions)
 
@@ -140,11 +140,11 @@ class EncoderDecoder(PretrainedText):
         positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """What the last layer makes of each token, ``[batch, len, embed_dim]``.
+        """Return the last layer's output, ``[batch, len, embed_dim]``.
 
         Args:
-            context: what `encode` made; None where the cache knows it.
-            context_positions: where its tokens stand.
+            context: the output of `encode`; None if the cache holds it.
+            context_positions: positions of its tokens.
             tokens, mask, positions, cache: as in `forward`.
         """
         x = self._embedded("tokens", tokens, mask, positions, cache)
@@ -156,11 +156,11 @@ class EncoderDecoder(PretrainedText):
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """How likely each token is to come next, before softmax: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
+        """Return logits of the next token: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
         return F.linear(hidden, self.embedding.weight)
 
     def matrices(self, source: Tensor, *, source_positions: GivenPositions = None) -> list[Matrix]:
-        """Say who attends to whom in the text that is read, in every layer of the encoder; lazy.
+        """Return the lazy attention matrices of all layers of the encoder.
 
         Args:
             source, source_positions: as in `forward`.
@@ -176,23 +176,23 @@ class EncoderDecoder(PretrainedText):
         source_positions: GivenPositions = None,
         positions: GivenPositions = None,
     ) -> list[Matrix]:
-        """Say which tokens of ``source`` each of ``tokens`` looks at, in every layer of the decoder.
+        """Return the cross-attention matrices from ``tokens`` to ``source`` of all layers of the decoder.
 
         Args:
             source, tokens, source_positions, positions: as in `forward`.
 
         Returns:
-            One matrix per layer, ``[batch, num_heads, len, source_len]``; lazy, so nothing of that size is built.
+            One lazy matrix per layer, ``[batch, num_heads, len, source_len]``.
         """
         context = self.encode(source, source_positions=source_positions)
         x = self._embedded("tokens", tokens, None, positions, None)
         return self.decoder.cross_matrices(x, context, positions=positions, context_positions=source_positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """An empty cache, for the text that is written and the one that was read.
+        """Return an empty cache for both sequences.
 
         Args:
-            max_len: room for so many tokens of the written text, taken at once; None to grow.
+            max_len: number of ``tokens`` to allocate at once; None to grow.
         """
         return self.decoder.new_cache(max_len)
 
@@ -208,12 +208,12 @@ class EncoderDecoder(PretrainedText):
         if self.position is None:
             return self.dropout(x)
         place = cache.positions(length) if positions is None and cache is not None else positions
-        vectors = self.position(in_own_texts(range(length) if place is None else place, mask, where))
-        return self.dropout(x + vectors.to(x))  # sinusoids have no weights by which they could follow the model's dtype
+        vectors = self.position(positions_in_documents(range(length) if place is None else place, mask, where))
+        return self.dropout(x + vectors.to(x))  # sinusoids have no weights, so they do not follow the model's dtype
 
 
 class ConditionedDecoder(nn.Module):
-    """An `EncoderDecoder` with an context source: a language model of the other sequence.
+    """An `EncoderDecoder` with an encoded source: a language model of the other sequence.
 
     `EncoderDecoder.given` builds it.
 
@@ -260,7 +260,7 @@ def _position(config: EncoderDecoderConfig) -> nn.Module | None:
 
 
 def _parts(config: EncoderDecoderConfig, mask: Causal | None) -> dict[str, Any]:
-    """The parts and options that encoder layers and decoder layers share."""
+    """Return the parts and options that encoder and decoder layers share."""
     dim, heads = config.embed_dim, config.num_heads
     rotary = Rotary(dim // heads) if config.position_encoding == "rotary" else None
     return {
@@ -271,12 +271,12 @@ def _parts(config: EncoderDecoderConfig, mask: Causal | None) -> dict[str, Any]:
 
 
 def _decoder_layer(config: EncoderDecoderConfig) -> DecoderLayer:
-    across = MultiHeadAttention(config.embed_dim, config.num_heads, dropout_p=config.attention_dropout_p)
-    return DecoderLayer(**_parts(config, Causal()), cross_attention=across)
+    cross_attention = MultiHeadAttention(config.embed_dim, config.num_heads, dropout_p=config.attention_dropout_p)
+    return DecoderLayer(**_parts(config, Causal()), cross_attention=cross_attention)
 
 
 def _final_norm(config: EncoderDecoderConfig) -> nn.Module | None:
-    """A norm where norms come first: nothing else would normalise the last sum."""
+    """Return the final norm of a pre-norm stack; None for post-norm."""
     if not config.norm_first:
         return None
     return make_norm(config.norm, config.embed_dim, config.norm_eps, "EncoderDecoder")

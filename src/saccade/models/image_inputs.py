@@ -1,4 +1,4 @@
-"""Pictures and feature maps that a model is called with: their check, and where their cells stand."""
+"""Checks of the images and feature maps that a model is called with, and position vectors of their cells."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["cells", "check_map", "waves"]
 
 
 def check_map(where: str, name: str, given: Tensor, channels: int, weight: Tensor | None) -> None:
-    """Raise unless a picture or feature map is ``[batch, channels, H, W]``, not empty, and in the dtype of a weight."""
+    """Raise unless an image or feature map is ``[batch, channels, H, W]``, not empty, and in the dtype of a weight."""
     hint = f"{name}[None] adds the batch" if isinstance(given, Tensor) and given.dim() == 3 else None
     sizes = Shapes(f"{name} [batch, channels, H, W]").check(where, given, hint=hint, channels=channels)
     if not sizes["H"] * sizes["W"]:
@@ -24,21 +24,21 @@ def check_map(where: str, name: str, given: Tensor, channels: int, weight: Tenso
 
 
 def cells(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row and column of each cell of a grid, row by row: float64 ``[height * width]`` each."""
+    """Return the row and column of each cell of a grid, row by row: float64 ``[height * width]`` each."""
     sides = (torch.arange(side, dtype=torch.float64, device=device) for side in (height, width))
     y, x = torch.meshgrid(*sides, indexing="ij")
     return y.flatten(), x.flatten()
 
 
 def waves(y: Tensor, x: Tensor, embed_dim: int, base: float = 10000.0) -> Tensor:
-    """A vector for each place in a picture: half of it tells the row, half the column.
+    """Return a vector of sinusoids for each cell of an image: half of it encodes the row, half the column.
 
-    Each half is what `saccade.positions.Sinusoidal` says of a position, which need not be whole here.
+    Each half is the vector of `saccade.positions.Sinusoidal`, at a position that may be fractional.
 
     Args:
         y, x: rows and columns, float64 of any shape.
         embed_dim: a multiple of 4.
-        base: of the wavelengths.
+        base: base of the wavelengths.
 
     Returns:
         float64 ``[..., embed_dim]``.

@@ -1,4 +1,4 @@
-"""The tokens that a model is called with: their check, and where they stand in their own texts."""
+"""Checks of the tokens that a model is called with, and their positions in packed documents."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from saccade.masks.algebra import And
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import type_error, value_error
 
-__all__ = ["check_tokens", "in_own_texts"]
+__all__ = ["check_tokens", "positions_in_documents"]
 
 
 def check_tokens(where: str, argument: str, tokens: object, vocab_size: int | None = None) -> None:
     """Raise unless ``tokens`` is int ``[batch, len]``, each below ``vocab_size``.
 
-    The numbers are read on the CPU only: on other devices that would wait, and torch's own lookup raises there, as it
-    does in a compiled program.
+    Values are checked on the CPU only: reading them would block other devices, where torch's lookup raises anyway, as
+    it does in a compiled program.
     """
     if not isinstance(tokens, Tensor):
         raise type_error(where, argument, "be a tensor", type(tokens).__name__)
@@ -34,13 +34,13 @@ def check_tokens(where: str, argument: str, tokens: object, vocab_size: int | No
         raise value_error(where, argument, rule, least if least < 0 else most, hint=hint)
 
 
-def in_own_texts(positions: GivenPositions, mask: object, where: str) -> range | Tensor:
-    """Where a table of positions is read: at those given, or where texts are packed, at those in the own text.
+def positions_in_documents(positions: GivenPositions, mask: object, where: str) -> range | Tensor:
+    """Return the positions for a table of position vectors: counted within each document if documents are packed.
 
-    Masks and relative positions need not know: they count on the whole line, or tell texts apart themselves.
+    Masks and relative positions do not need this: they count over the whole sequence or distinguish documents.
     """
-    placed = Positions.of(positions, where)
+    resolved = Positions.of(positions, where)
     for part in mask.parts if isinstance(mask, And) else (mask,):
         if isinstance(part, Documents):
-            return part.places(placed.on())
-    return placed.given
+            return part.places(resolved.on())
+    return resolved.given

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat
-from saccade.models.vision_config import VisionTransformerConfig
+from saccade.models.config import VisionTransformerConfig
 
 __all__ = ["VisionFormat", "ViT"]
 
