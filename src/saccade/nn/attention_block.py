@@ -19,8 +19,8 @@ from saccade.support.argument_hints import AnswersCalls
 __all__ = ["AttentionBlock"]
 
 
-class Facts(TypedDict, total=False):
-    """What may be told of a batch, each None unless it is given; see `MultiHeadAttention.forward`."""
+class _CallOptions(TypedDict, total=False):
+    """The keyword arguments of a call, each None by default; see `MultiHeadAttention.forward`."""
 
     mask: object
     positions: GivenPositions
@@ -29,14 +29,14 @@ class Facts(TypedDict, total=False):
 
 
 class AttentionBlock(AnswersCalls, Layer):
-    """Post-norm block: ``LayerNorm(query + Dropout(attention(query, key, value)))``.
+    """A post-norm block: ``LayerNorm(query + Dropout(attention(query, key, value)))``.
 
-    Self-attention as ``block(x)``, the cross-attention layer of a decoder as ``block(x, context)``.
+    ``block(x)`` is self-attention, ``block(x, context)`` the cross-attention of a decoder.
 
     Args:
         embed_dim, num_heads, num_kv_heads, context_dim, mask: see `MultiHeadAttention`.
         mechanism, rotary, projection_bias: see `MultiHeadAttention`.
-        dropout_p: of the attention weights and of the block's output, in training only.
+        dropout_p: dropout of the attention weights and of the attention's output, in training only.
 
     Example:
         >>> import torch
@@ -87,18 +87,18 @@ class AttentionBlock(AnswersCalls, Layer):
         bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """``[batch, q_len, embed_dim]``; arguments as in `MultiHeadAttention.forward`."""
+        """Return ``[batch, q_len, embed_dim]``; arguments as in `MultiHeadAttention.forward`."""
         facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions, "bias": bias}
         return self._add(query, self.attention(query, key, value, cache=cache, **facts))
 
-    def matrix(self, query: Tensor, key: Tensor | None = None, **kwargs: Unpack[Facts]) -> Matrix:
-        """The attention matrix of this call, not built; arguments as in `forward`."""
+    def matrix(self, query: Tensor, key: Tensor | None = None, **kwargs: Unpack[_CallOptions]) -> Matrix:
+        """Return the lazy attention matrix of this call; arguments as in `forward`."""
         return self.attention.matrix(query, key, **kwargs)
 
     def with_weights(
-        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **kwargs: Unpack[Facts]
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **kwargs: Unpack[_CallOptions]
     ) -> tuple[Tensor, Tensor]:
-        """Output and per-head weights ``[batch, num_heads, q_len, kv_len]``; see `MultiHeadAttention.with_weights`."""
+        """Return output and weights ``[batch, num_heads, q_len, kv_len]``; see `MultiHeadAttention.with_weights`."""
         attended, weights = self.attention.with_weights(query, key, value, **kwargs)
         return self._add(query, attended), weights
 

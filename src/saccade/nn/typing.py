@@ -1,4 +1,4 @@
-"""What all layers are to a type checker."""
+"""Layer: the base of all layers, for type checkers."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ __all__ = ["Layer"]
 
 
 class Layer(nn.Module):
-    """A module that makes a tensor of its inputs, by `forward`; torch tells type checkers that it may be anything."""
+    """A module whose call returns a tensor; to type checkers a call of ``nn.Module`` may return anything."""
 
     if TYPE_CHECKING:
 
