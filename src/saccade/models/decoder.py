@@ -14,7 +14,7 @@ from saccade.models.config import DecoderConfig
 from saccade.models.gpt2 import GPT2
 from saccade.models.init import start_small, weaken_parts
 from saccade.models.llama import Llama, Qwen2
-from saccade.models.pretrained import PretrainedText
+from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import SaccadeFormat
 from saccade.models.token_inputs import check_tokens, positions_in_documents
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Decoder"]
 
 
-class Decoder(PretrainedText):
+class Decoder(SavedText):
     """A language model: at every token, the probability of each token of the vocabulary to come next.
 
     `from_pretrained` reads the formats of GPT-2, Llama, Mistral and Qwen2. `save_pretrained` writes that of Llama (with

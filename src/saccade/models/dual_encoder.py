@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,12 @@ from torch.nn import functional as F
 from saccade.models.checkpoint_folder import check_types
 from saccade.models.clip import DEFAULTS, ClipText, ClipVision
 from saccade.models.decoder import Decoder
-from saccade.models.pretrained import Pretrained, build, check_fit, check_tensors, config_dict
+from saccade.models.pretrained import PretrainedText, build, check_fit, check_tensors
 from saccade.models.token_inputs import check_tokens
 from saccade.models.vision_transformer import VisionTransformer
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import value_error
 from saccade.support.validation import instance, integer
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 __all__ = ["DualEncoder"]
 
@@ -33,14 +30,15 @@ _NAMES = {
 }
 
 
-class DualEncoder(Pretrained):
+class DualEncoder(PretrainedText):
     r"""An image encoder and a text encoder with projections to one space, as in CLIP.
 
     .. math:: s_{ij} = \tau\, \frac{u_i \cdot v_j}{\lVert u_i \rVert \lVert v_j \rVert}
 
     for image i and text j. The text encoder is a causal decoder, and the vector of a text is that of its end token: the
     first of ``text_encoder.config.end_tokens``, or if the config has none, the first of the text's highest token, as in
-    CLIP's files. `from_pretrained` and `from_state_dict` read transformers' ``CLIPModel``.
+    CLIP's files. `from_pretrained` and `from_state_dict` read transformers' ``CLIPModel``; the
+    tokenizer is stored with the text encoder.
 
     Args:
         image_encoder: encodes an image as one vector.
@@ -70,7 +68,6 @@ class DualEncoder(Pretrained):
     """
 
     formats = {"clip": ClipText()}  # of the text encoder; that of the image encoder is ClipVision
-    reads_text = True
 
     def __init__(self, image_encoder: VisionTransformer, text_encoder: Decoder, embed_dim: int):
         super().__init__()
@@ -83,31 +80,6 @@ class DualEncoder(Pretrained):
         self.image_projection = _projection(image_encoder.config.embed_dim, self.embed_dim)
         self.text_projection = _projection(text_encoder.config.embed_dim, self.embed_dim)
         self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
-
-    @classmethod
-    def from_state_dict(
-        cls,
-        config: object,
-        state_dict: Mapping[str, Tensor],
-        *,
-        tokenizer: Tokenizer | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> Self:
-        """Build a model in eval mode from weights in memory; they are copied.
-
-        Args:
-            config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
-            state_dict: the tensors under their published names, of transformers' ``CLIPModel`` for instance, in any
-                float dtype.
-            tokenizer: stored with the text encoder.
-            dtype: dtype of the model.
-
-        Raises:
-            UnsupportedError, ValueError: as in `from_pretrained`.
-            TypeError: no config, no tensors, or a dtype that is not a float dtype.
-        """
-        where = f"{cls.__name__}.from_state_dict"
-        return cls._build(where, config_dict(where, config), lambda: state_dict, dtype, lambda: tokenizer)
 
     @classmethod
     def _build(

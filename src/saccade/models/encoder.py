@@ -12,7 +12,7 @@ from saccade.models.attention_figure import figure_of
 from saccade.models.bert import Bert
 from saccade.models.config import EncoderConfig
 from saccade.models.init import start_small
-from saccade.models.pretrained import PretrainedText
+from saccade.models.pretrained import SavedText
 from saccade.models.token_inputs import check_tokens, positions_in_documents
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
 from saccade.nn.stack import with_inputs
@@ -30,7 +30,7 @@ __all__ = ["Encoder"]
 _TYPES = Shapes("tokens [batch, len]", "token_types [batch, len]")
 
 
-class Encoder(PretrainedText):
+class Encoder(SavedText):
     """Embeddings and a stack of post-norm layers, as in BERT.
 
     `from_pretrained` reads BERT's folders, and `save_pretrained` writes them, so that transformers' ``BertModel`` reads

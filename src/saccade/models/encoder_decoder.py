@@ -13,7 +13,7 @@ from saccade.masks import Causal
 from saccade.matrix import Matrix
 from saccade.models.config import EncoderDecoderConfig
 from saccade.models.init import start_small, weaken_parts
-from saccade.models.pretrained import PretrainedText
+from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import EncoderDecoderFormat
 from saccade.models.token_inputs import check_tokens, positions_in_documents
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["ConditionedDecoder", "EncoderDecoder"]
 
 
-class EncoderDecoder(PretrainedText):
+class EncoderDecoder(SavedText):
     """A language model of one sequence that depends on another, the source.
 
     Both sequences share one vocabulary, and the embedding shares its weights with the projection to the vocabulary;

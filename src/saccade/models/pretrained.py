@@ -20,7 +20,7 @@ from saccade.support.validation import instance
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["Pretrained", "PretrainedText", "build", "check_fit", "check_tensors", "config_dict"]
+__all__ = ["Pretrained", "PretrainedText", "SavedText", "build", "check_fit", "check_tensors"]
 
 M = TypeVar("M", bound=nn.Module)
 _SAFE_SIDE = 1 << 20  # building a side of this length is harmless; its true length is compared later
@@ -80,7 +80,7 @@ class Pretrained(AnswersCalls, nn.Module):
             TypeError: no config, no tensors, or a dtype that is not a float dtype.
         """
         where = f"{cls.__name__}.from_state_dict"
-        return cls._build(where, config_dict(where, config), lambda: state_dict, dtype, lambda: None)
+        return cls._build(where, _config_dict(where, config), lambda: state_dict, dtype, lambda: None)
 
     @classmethod
     def _build(
@@ -114,16 +114,9 @@ class Pretrained(AnswersCalls, nn.Module):
 
 
 class PretrainedText(Pretrained):
-    """A model that is read and written with its tokenizer.
-
-    Attributes:
-        written_types: names in `formats`: `save_pretrained` uses the first that can express the model.
-    """
+    """A model that reads published weights together with a tokenizer."""
 
     reads_text = True
-    written_types: ClassVar[tuple[str, ...]]
-    config: Any
-    tokenizer: Tokenizer | None
 
     @classmethod
     def from_state_dict(
@@ -139,7 +132,7 @@ class PretrainedText(Pretrained):
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
             state_dict: the tensors under their published names, as `from_pretrained` reads them, in any float dtype:
-                those of transformers' ``BertModel`` or ``LlamaForCausalLM`` for instance.
+                those of transformers' ``BertModel``, ``LlamaForCausalLM`` or ``CLIPModel`` for instance.
             tokenizer: stored with the model.
             dtype: dtype of the model.
 
@@ -148,7 +141,19 @@ class PretrainedText(Pretrained):
             TypeError: no config, no tensors, or a dtype that is not a float dtype.
         """
         where = f"{cls.__name__}.from_state_dict"
-        return cls._build(where, config_dict(where, config), lambda: state_dict, dtype, lambda: tokenizer)
+        return cls._build(where, _config_dict(where, config), lambda: state_dict, dtype, lambda: tokenizer)
+
+
+class SavedText(PretrainedText):
+    """A model that is also written, with its tokenizer.
+
+    Attributes:
+        written_types: names in `formats`: `save_pretrained` uses the first that can express the model.
+    """
+
+    written_types: ClassVar[tuple[str, ...]]
+    config: Any
+    tokenizer: Tokenizer | None
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a folder, where possible in a format that transformers reads too.
@@ -239,7 +244,7 @@ def check_fit(where: str, weights: Mapping[str, Tensor], shapes: Mapping[str, to
         raise value_error(where, "model.safetensors", "have the weights that config.json tells of", got, facts=shown)
 
 
-def config_dict(where: str, config: object) -> Mapping[str, Any]:
+def _config_dict(where: str, config: object) -> Mapping[str, Any]:
     """Return the contents of a config.json: a dict as it is, or a config of transformers as a dict."""
     contents = config.to_dict() if hasattr(config, "to_dict") else config
     hint = "json.load(open('config.json')), or a config of transformers"
