@@ -37,8 +37,8 @@ class DualEncoder(PretrainedText):
 
     for image i and text j. The text encoder is a causal decoder, and the vector of a text is that of its end token: the
     first of ``text_encoder.config.end_tokens``, or if the config has none, the first of the text's highest token, as in
-    CLIP's files. `from_pretrained` and `from_state_dict` read transformers' ``CLIPModel``; the
-    tokenizer is stored with the text encoder.
+    CLIP's files. `from_pretrained` and `from_state_dict` read transformers' ``CLIPModel``; the tokenizer is stored with
+    the text encoder.
 
     Args:
         image_encoder: encodes an image as one vector.
