@@ -12,11 +12,11 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.models.config import DecoderConfig
 from saccade.models.gpt2 import GPT2
-from saccade.models.init import start_small, weaken_parts
+from saccade.models.init import init_small_weights, scale_residual_weights
+from saccade.models.inputs import check_tokens, positions_in_documents
 from saccade.models.llama import Llama, Qwen2
 from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import SaccadeFormat
-from saccade.models.token_inputs import check_tokens, positions_in_documents
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
@@ -79,8 +79,8 @@ class Decoder(SavedText):
         norm = make_norm(config.norm, config.embed_dim, config.norm_eps, "Decoder")
         self.stack = DecoderStack([_layer(config) for _ in range(config.num_layers)], final_norm=norm)
         self.head = None if config.tied else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
-        start_small(self)
-        weaken_parts(self, config.num_layers)
+        init_small_weights(self)
+        scale_residual_weights(self, config.num_layers)
 
     def forward(
         self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None

@@ -16,7 +16,7 @@ from saccade.matrix import Matrix
 from saccade.models.config import SetDecoderConfig
 from saccade.models.detr import Detr
 from saccade.models.hungarian_loss import Detections
-from saccade.models.image_inputs import check_map, waves
+from saccade.models.inputs import check_map, sinusoids
 from saccade.models.pretrained import Pretrained
 from saccade.nn import FeedForward, MultiHeadAttention
 from saccade.nn.encoder_layer import ResidualLayer
@@ -330,7 +330,7 @@ def _cell_positions(valid: Tensor, embed_dim: int) -> Tensor:
     """
     y, x = (valid.cumsum(axis, dtype=torch.float64) for axis in (1, 2))
     y, x = (2 * math.pi * count / (count.amax(axis, keepdim=True) + 1e-6) for axis, count in ((1, y), (2, x)))
-    return waves(y.flatten(1), x.flatten(1), embed_dim)
+    return sinusoids(y.flatten(1), x.flatten(1), embed_dim)
 
 
 def _layer(config: SetDecoderConfig, is_cross: bool) -> _SpatialLayer:

@@ -11,9 +11,9 @@ from saccade.matrix import Matrix
 from saccade.models.attention_figure import figure_of
 from saccade.models.bert import Bert
 from saccade.models.config import EncoderConfig
-from saccade.models.init import start_small
+from saccade.models.init import init_small_weights
+from saccade.models.inputs import check_tokens, positions_in_documents
 from saccade.models.pretrained import SavedText
-from saccade.models.token_inputs import check_tokens, positions_in_documents
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
 from saccade.nn.stack import with_inputs
 from saccade.positions.token_positions import Positions
@@ -66,7 +66,7 @@ class Encoder(SavedText):
         self.tokenizer = tokenizer
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(_layer(config) for _ in range(config.num_layers))
-        start_small(self)
+        init_small_weights(self)
 
     def forward(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> Tensor:
         """Return the hidden states of the last layer.

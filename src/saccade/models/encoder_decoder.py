@@ -12,10 +12,10 @@ from saccade.caches import Cache
 from saccade.masks import Causal
 from saccade.matrix import Matrix
 from saccade.models.config import EncoderDecoderConfig
-from saccade.models.init import start_small, weaken_parts
+from saccade.models.init import init_small_weights, scale_residual_weights
+from saccade.models.inputs import check_tokens, positions_in_documents
 from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import EncoderDecoderFormat
-from saccade.models.token_inputs import check_tokens, positions_in_documents
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import Learned, Rotary, Sinusoidal
@@ -79,8 +79,8 @@ class EncoderDecoder(SavedText):
         decoder_layers = [_decoder_layer(config) for _ in range(config.num_decoder_layers)]
         self.encoder = EncoderStack(encoder_layers, final_norm=_final_norm(config))
         self.decoder = DecoderStack(decoder_layers, final_norm=_final_norm(config))
-        start_small(self)
-        weaken_parts(self, config.num_encoder_layers + config.num_decoder_layers)
+        init_small_weights(self)
+        scale_residual_weights(self, config.num_encoder_layers + config.num_decoder_layers)
 
     def forward(
         self,

@@ -9,10 +9,10 @@ from torch import nn
 
 from saccade.nn import DecoderLayer, EncoderLayer
 
-__all__ = ["start_small", "weaken_parts"]
+__all__ = ["init_small_weights", "scale_residual_weights"]
 
 
-def start_small(model: nn.Module) -> None:
+def init_small_weights(model: nn.Module) -> None:
     """Set small normal weights, zero biases, and zeros for the padding token, as in BERT and GPT-2."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -24,7 +24,7 @@ def start_small(model: nn.Module) -> None:
                 module.weight[module.padding_idx].zero_()
 
 
-def weaken_parts(model: nn.Module, num_layers: int) -> None:
+def scale_residual_weights(model: nn.Module, num_layers: int) -> None:
     """Scale down the output projections of all layers by the square root of their number.
 
     The sum of the residual parts then keeps about the same size at any depth.

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from saccade.matrix import Matrix
 from saccade.models.clip import ClipVision
 from saccade.models.config import VisionTransformerConfig
-from saccade.models.image_inputs import cells, check_map, waves
-from saccade.models.init import start_small
+from saccade.models.init import init_small_weights
+from saccade.models.inputs import cell_indices, check_map, sinusoids
 from saccade.models.pretrained import Pretrained
 from saccade.models.vit import ViT
 from saccade.nn import EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
@@ -72,7 +72,7 @@ class VisionTransformer(Pretrained):
         layers = [_layer(config) for _ in range(config.num_layers)]
         self.stack = EncoderStack(layers, final_norm=nn.LayerNorm(width, eps=config.norm_eps))
         self.head = None if config.num_classes is None else nn.Linear(width, config.num_classes)
-        start_small(self)
+        init_small_weights(self)
 
     def forward(self, images: Tensor, *, mask: object = None) -> Tensor:
         """Return logits of the classes.
@@ -125,7 +125,7 @@ class VisionTransformer(Pretrained):
         rows, columns = x.shape[2:]
         x = x.flatten(2).mT
         if self.position is None:
-            x = x + waves(*cells(rows, columns, x.device), config.embed_dim).to(x.dtype)
+            x = x + sinusoids(*cell_indices(rows, columns, x.device), config.embed_dim).to(x.dtype)
         if self.class_token is not None:
             class_token = self.class_token(torch.zeros(len(x), 1, dtype=torch.int64, device=x.device))
             x = torch.cat([class_token, x], 1)

@@ -11,7 +11,7 @@ from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.typing import Layer
+from saccade.nn.base_layer import Layer
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import AnswersCalls

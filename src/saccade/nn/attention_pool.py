@@ -12,7 +12,7 @@ from saccade.engine.nested import check_dense
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.typing import Layer
+from saccade.nn.base_layer import Layer
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import value_error
 from saccade.support.validation import Shapes, flag, instance, integer

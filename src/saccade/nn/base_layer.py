@@ -1,8 +1,9 @@
-"""AttentionLayer: the base of attention layers, with a mask, a mechanism and dropout."""
+"""The bases of layers: Layer of all, AttentionLayer of those with a mask, a mechanism and dropout."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -11,14 +12,21 @@ from saccade.masks import Mask, as_mask
 from saccade.masks.rules.documents import with_facts
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
-from saccade.nn.typing import Layer
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import unsupported
 from saccade.support.validation import instance
 
-__all__ = ["AttentionLayer"]
+__all__ = ["AttentionLayer", "Layer"]
+
+
+class Layer(nn.Module):
+    """A module whose call returns a tensor; to type checkers a call of ``nn.Module`` may return anything."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
 
 
 class AttentionLayer(AnswersCalls, Layer):

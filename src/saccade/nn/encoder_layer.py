@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from saccade.engine import dropout
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.base_layer import AttentionLayer
+from saccade.nn.base_layer import AttentionLayer, Layer
 from saccade.nn.norms import Norm, make_norm
-from saccade.nn.typing import Layer
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import AnswersCalls

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.engine import dropout
-from saccade.nn.typing import Layer
+from saccade.nn.base_layer import Layer
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.validation import flag, integer, one_of
 

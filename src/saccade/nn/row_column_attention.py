@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.base_layer import Layer
 from saccade.nn.projections import weight_of
-from saccade.nn.typing import Layer
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import describe, type_error, value_error
 from saccade.support.validation import Shapes, integer

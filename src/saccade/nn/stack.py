@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from saccade.caches import Cache, LayerCache
 from saccade.matrix import Matrix
+from saccade.nn.base_layer import Layer
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
-from saccade.nn.typing import Layer
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import AnswersCalls
