@@ -307,10 +307,10 @@ def _layer_to_torch(module: EncoderLayer | DecoderLayer) -> TorchLayer:
     )
     theirs.dropout.p = feed_forward.dropout.p
     attentions, norms = _ENCODER if is_encoder else _DECODER
-    for own, name in attentions.items():
-        setattr(theirs, name, _attention_to_torch(getattr(module, own)))
-    for own, name in norms.items():
-        setattr(theirs, name, copy.deepcopy(getattr(module, own)))
+    for ours, name in attentions.items():
+        setattr(theirs, name, _attention_to_torch(getattr(module, ours)))
+    for ours, name in norms.items():
+        setattr(theirs, name, copy.deepcopy(getattr(module, ours)))
     theirs.linear1.load_state_dict(feed_forward.expand.state_dict())
     theirs.linear2.load_state_dict(feed_forward.contract.state_dict())
     return theirs.train(module.training)
