@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from saccade.learning.mixers import Mixer, ShortConvolution
 from saccade.nn import FeedForward
 from saccade.support.errors import value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Learner"]
 
@@ -33,7 +33,7 @@ class Learner(nn.Module):
 
     def __init__(self, mixer: Mixer, vocab_size: int, length: int, *, width: int = 64, num_layers: int = 2):
         super().__init__()
-        integer("Learner", "num_layers", num_layers)
+        check_int("num_layers", num_layers)
         self.tokens = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(length, width)
         for table in (self.tokens, self.positions):
@@ -64,7 +64,7 @@ class _Layer(nn.Module):
         size, limit = sum(x.numel() for x in mixer.parameters()), _LAYER_SIZE * width**2
         hidden = (limit - size) // (2 * width)
         if hidden < 1:
-            raise value_error("Learner", "mixer", f"have fewer than {limit} parameters", size)
+            raise value_error("mixer", f"have fewer than {limit} parameters", size)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.convolution = ShortConvolution(width, 4)
         self.mixer = mixer

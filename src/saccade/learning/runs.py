@@ -19,7 +19,7 @@ from saccade.learning.mixers import MIXERS
 from saccade.learning.task_presets import QUESTIONS
 from saccade.learning.training import DEFAULT, Outcome, Settings, train
 from saccade.support.errors import value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Run", "planned", "run_all"]
 
@@ -41,7 +41,7 @@ def planned(mixers: Sequence[str], questions: Sequence[str], seeds: int) -> list
     """Return all possible runs: mixers that attend to later tokens skip tasks whose answers are there."""
     return [
         Run(mixer, question, seed)
-        for seed in range(integer("planned", "seeds", seeds))
+        for seed in range(check_int("seeds", seeds))
         for question in questions
         for mixer in mixers
         if not MIXERS[mixer].sees_later or QUESTIONS[question].hides_answers
@@ -68,7 +68,7 @@ def run_all(
     Raises:
         ValueError: a file in the folder that is not an outcome, or is one of other settings.
     """
-    integer("run_all", "workers", workers)
+    check_int("workers", workers)
     folder.mkdir(parents=True, exist_ok=True)
     outcomes = {run: outcome for run in runs if (outcome := _load(folder / run.file_name, settings)) is not None}
     for run in outcomes:
@@ -124,11 +124,11 @@ def _load(path: Path, settings: Settings) -> Outcome | None:
         contents = json.loads(path.read_text(encoding="utf-8"))
         outcome, others, checksum = Outcome(**contents["outcome"]), contents["settings"], contents["checksum"]
     except (ValueError, KeyError, TypeError) as error:
-        raise value_error("run_all", "folder", "hold outcomes of runs", f"{path}: {error}", hint=hint) from None
+        raise value_error("folder", "hold outcomes of runs", f"{path}: {error}", hint=hint) from None
     if checksum != _checksum(outcome._asdict(), others):
-        raise value_error("run_all", "folder", "hold outcomes of runs", f"{path}, which was changed", hint=hint)
+        raise value_error("folder", "hold outcomes of runs", f"{path}, which was changed", hint=hint)
     if others != settings._asdict():
-        raise value_error("run_all", "folder", f"hold runs of {settings}", f"{path} of others", hint=hint)
+        raise value_error("folder", f"hold runs of {settings}", f"{path} of others", hint=hint)
     return outcome
 
 

@@ -53,8 +53,8 @@ class Bert(FileFormat):
         decoding = ("is_decoder", "add_cross_attention")
         return reasons + [f"{key} is true: this is not an encoder" for key in decoding if config.get(key)]
 
-    def read_config(self, where: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> EncoderConfig:
-        fields = self._required(where, config)
+    def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> EncoderConfig:
+        fields = self._required(config)
         # A null value means the default, as in transformers.
         fields |= {ours: config[key] for key, ours in _OPTIONAL.items() if config.get(key) is not None}
         if "activation" in fields:
@@ -69,7 +69,7 @@ class Bert(FileFormat):
     def sides(self, config: EncoderConfig) -> tuple[str, ...]:
         return ("vocab_size", "max_len", "num_token_types", "embed_dim", "feed_forward_dim")
 
-    def clean_weights(self, where: str, weights: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
+    def clean_weights(self, weights: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
         """Return the encoder's weights without the prefix ``bert.``, and named weight and bias, not gamma and beta."""
         renamed = {
             name.removeprefix("bert.")

@@ -93,7 +93,7 @@ class FileFormat(ABC):
         """Return why we would compute the model of this config.json differently; empty if we would not."""
 
     @abstractmethod
-    def read_config(self, where: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
+    def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
         """Return our config for a config.json that `reasons_to_read` has no reasons against."""
 
     @abstractmethod
@@ -101,7 +101,7 @@ class FileFormat(ABC):
         """Return the sizes of our config that are the length of a weight's side."""
 
     @abstractmethod
-    def clean_weights(self, where: str, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+    def clean_weights(self, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
         """Return the weights under the names of `entries`, without those that do not affect the output."""
 
     def reasons_to_write(self, config: Any) -> list[str]:
@@ -149,11 +149,11 @@ class FileFormat(ABC):
             return []
         return [f"{self.activation_key} is {name!r}, not one of {', '.join(ACTIVATIONS)}"]
 
-    def _required(self, where: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    def _required(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of the required keys under our names; the error lists all that are missing."""
         missing = [key for key in self.sizes if config.get(key) is None]
         if missing:
-            raise value_error(where, "config.json", f"have {', '.join(self.sizes)}", f"no {', '.join(missing)}")
+            raise value_error("config.json", f"have {', '.join(self.sizes)}", f"no {', '.join(missing)}")
         return {ours: config[key] for key, ours in self.sizes.items()}
 
 
@@ -172,20 +172,20 @@ class DecoderFormat(FileFormat):
         learned = ("max_len",) if config.position_encoding in ("learned", "relative") else ()
         return ("vocab_size", "embed_dim", "feed_forward_dim", *learned)
 
-    def clean_weights(self, where: str, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+    def clean_weights(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
         cleaned = {
             name if name.startswith((self.prefix, "lm_head.")) else f"{self.prefix}{name}": weight
             for name, weight in weights.items()
             if not name.endswith(self.ignored)
         }
-        return self._without_tied_head(where, cleaned) if config.tied else cleaned
+        return self._without_tied_head(cleaned) if config.tied else cleaned
 
-    def _without_tied_head(self, where: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _without_tied_head(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Drop the second copy of the embeddings; raise if it is not a copy."""
         head, embedding = "lm_head.weight", f"{self.names['embedding']}.weight"
         if head in weights and embedding in weights and not torch.equal(weights[head], weights[embedding]):
             hint = "set tie_word_embeddings to false if the model has a head of its own"
-            raise value_error(where, head, f"be {embedding}, as tie_word_embeddings says", "another tensor", hint=hint)
+            raise value_error(head, f"be {embedding}, as tie_word_embeddings says", "another tensor", hint=hint)
         return {name: weight for name, weight in weights.items() if name != head}
 
 

@@ -64,9 +64,7 @@ class ClipVision(VisionFormat):
     def family_fields(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
         return {"embedding_norm": True, "patch_bias": False, **_options(config)}
 
-    def clean_weights(
-        self, where: str, weights: Mapping[str, Tensor], config: VisionTransformerConfig
-    ) -> dict[str, Tensor]:
+    def clean_weights(self, weights: Mapping[str, Tensor], config: VisionTransformerConfig) -> dict[str, Tensor]:
         cleaned = _without_prefix(weights, "vision_model.")
         token = cleaned.pop("embeddings.class_embedding", None)
         if token is not None:  # the file has one vector, we have a vocabulary of one
@@ -89,10 +87,10 @@ class ClipText(FileFormat):
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
         return self._activation_reasons(config)
 
-    def read_config(self, where: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
+    def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
         ends = end_tokens_of(config)
         return DecoderConfig(
-            **self._required(where, config),
+            **self._required(config),
             position_encoding="learned",
             activation=ACTIVATIONS[self._activation(config)],
             gated=False,
@@ -107,7 +105,7 @@ class ClipText(FileFormat):
     def sides(self, config: DecoderConfig) -> tuple[str, ...]:
         return ("vocab_size", "max_len", "embed_dim", "feed_forward_dim")
 
-    def clean_weights(self, where: str, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+    def clean_weights(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
         return _without_prefix(weights, "text_model.")
 
 

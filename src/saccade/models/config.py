@@ -14,7 +14,7 @@ from saccade.nn.norms import Norm
 from saccade.positions import Scaling
 from saccade.support.argument_hints import WORDS, answers_class
 from saccade.support.errors import value_error
-from saccade.support.validation import flag, instance, integer, number, one_of
+from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type
 
 __all__ = [
     "DecoderConfig",
@@ -28,7 +28,7 @@ Positive = Annotated[float, {"above": 0}]
 Probability = Annotated[float, {"least": 0, "below": 1}]
 Token = Annotated[int, {"least": 0}]
 
-_NUMBERS: dict[Any, Any] = {bool: flag, int: integer, float: number}
+_NUMBERS: dict[Any, Any] = {bool: check_bool, int: check_int, float: check_number}
 _FOREIGN_NAMES: Mapping[str, str] = {
     **WORDS,
     **dict.fromkeys(("vocab", "num_tokens", "n_vocab"), "vocab_size="),
@@ -59,13 +59,13 @@ class Config:
     """
 
     def __post_init__(self) -> None:
-        where, hints = type(self).__name__, get_type_hints(type(self), include_extras=True)
+        hints = get_type_hints(type(self), include_extras=True)
         for field in dataclasses.fields(self):
-            value = _checked(where, field.name, getattr(self, field.name), hints[field.name])
+            value = _checked(field.name, getattr(self, field.name), hints[field.name])
             object.__setattr__(self, field.name, value)
         width, heads = (getattr(self, name) for name in ("embed_dim", "num_heads"))
         if width % heads:
-            raise value_error(where, "num_heads", f"divide embed_dim {width}", heads)
+            raise value_error("num_heads", f"divide embed_dim {width}", heads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class EncoderConfig(TextConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         hint = f"vocab_size is {self.vocab_size}"
-        integer("EncoderConfig", "pad_token", self.pad_token, 0, below=self.vocab_size, hint=hint)
+        check_int("pad_token", self.pad_token, 0, below=self.vocab_size, hint=hint)
 
 
 @answers_class(_FOREIGN_NAMES)
@@ -169,15 +169,15 @@ class DecoderConfig(TextConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where, heads = "DecoderConfig", self.num_heads
+        heads = self.num_heads
         if heads % self.kv_heads:
-            raise value_error(where, "num_kv_heads", f"divide num_heads {heads}", self.num_kv_heads)
+            raise value_error("num_kv_heads", f"divide num_heads {heads}", self.num_kv_heads)
         if self.position_encoding != "rotary" and self.rotary_scaling is not None:
             got = f"{self.rotary_scaling} with {self.position_encoding} positions"
-            raise value_error(where, "rotary_scaling", "be None unless positions are rotary", got)
+            raise value_error("rotary_scaling", "be None unless positions are rotary", got)
         if self.position_encoding == "rotary" and self.embed_dim // heads % 2:
             rule = "be even for rotary positions"
-            raise value_error(where, "embed_dim / num_heads", rule, f"{self.embed_dim} / {heads}")
+            raise value_error("embed_dim / num_heads", rule, f"{self.embed_dim} / {heads}")
 
     @property
     def kv_heads(self) -> int:
@@ -285,17 +285,15 @@ class VisionTransformerConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where, side = "VisionTransformerConfig", self.patch_size
+        side = self.patch_size
         if len(self.image_size) != 2 or any(length < 1 or length % side for length in self.image_size):
             rule = f"be a height and a width, multiples of patch_size {side}"
-            raise value_error(where, "image_size", rule, self.image_size)
+            raise value_error("image_size", rule, self.image_size)
         if self.position_encoding == "sinusoidal" and self.embed_dim % 4:
             hint = "rows and columns have a sine and a cosine for each wave"
-            raise value_error(
-                where, "embed_dim", "be a multiple of 4 for sinusoidal positions", self.embed_dim, hint=hint
-            )
+            raise value_error("embed_dim", "be a multiple of 4 for sinusoidal positions", self.embed_dim, hint=hint)
         if self.pooling == "class_token" and not self.class_token:
-            raise value_error(where, "pooling", "be 'mean' where there is no class token", self.pooling)
+            raise value_error("pooling", "be 'mean' where there is no class token", self.pooling)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -356,21 +354,19 @@ class SetDecoderConfig(Config):
         super().__post_init__()
         if self.embed_dim % 4:
             hint = "rows and columns have a sine and a cosine for each wave"
-            raise value_error("SetDecoderConfig", "embed_dim", "be a multiple of 4", self.embed_dim, hint=hint)
+            raise value_error("embed_dim", "be a multiple of 4", self.embed_dim, hint=hint)
 
 
-def _checked(where: str, name: str, value: Any, kind: Any) -> Any:
+def _checked(name: str, value: Any, kind: Any) -> Any:
     """Return a value if it fits its annotation; raise otherwise."""
     origin, inner = get_origin(kind), get_args(kind)
     if NoneType in inner:
-        return None if value is None else _checked(where, name, value, inner[0])
+        return None if value is None else _checked(name, value, inner[0])
     if origin is Literal:
-        return one_of(where, name, value, inner)
+        return check_choice(name, value, inner)
     if origin is tuple:
-        return tuple(
-            integer(where, name, one, None) for one in instance(where, name, value, tuple, "be a tuple of ints")
-        )
+        return tuple(check_int(name, one, None) for one in check_type(name, value, tuple, "be a tuple of ints"))
     kind, limits = inner if origin is Annotated else (kind, {})
     if kind in _NUMBERS:
-        return _NUMBERS[kind](where, name, value, **limits)
-    return instance(where, name, value, kind, f"be a {kind.__name__} or None")
+        return _NUMBERS[kind](name, value, **limits)
+    return check_type(name, value, kind, f"be a {kind.__name__} or None")

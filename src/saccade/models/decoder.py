@@ -22,7 +22,7 @@ from saccade.nn.norms import make_norm
 from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -70,13 +70,13 @@ class Decoder(SavedText):
 
     def __init__(self, config: DecoderConfig, tokenizer: Tokenizer | None = None):
         super().__init__()
-        self.config = instance("Decoder", "config", config, DecoderConfig, "be a saccade.models.DecoderConfig")
+        self.config = check_type("config", config, DecoderConfig, "be a saccade.models.DecoderConfig")
         self.tokenizer = tokenizer
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
         is_learned = config.position_encoding == "learned"
         self.position = Learned(config.max_len, config.embed_dim) if is_learned else None
         self.dropout = nn.Dropout(config.dropout_p)
-        norm = make_norm(config.norm, config.embed_dim, config.norm_eps, "Decoder")
+        norm = make_norm(config.norm, config.embed_dim, config.norm_eps)
         self.stack = DecoderStack([_layer(config) for _ in range(config.num_layers)], final_norm=norm)
         self.head = None if config.tied else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
         init_small_weights(self)
@@ -143,17 +143,17 @@ class Decoder(SavedText):
         self, tokens: Tensor, mask: object, positions: GivenPositions, cache: Cache | None
     ) -> tuple[Tensor, Positions | None]:
         """Return the embeddings of tokens and their checked positions."""
-        check_tokens("Decoder", "tokens", tokens, self.config.vocab_size)
+        check_tokens("tokens", tokens, self.config.vocab_size)
         batch, length = tokens.shape
-        checked = None if positions is None else Positions.of(positions, "Decoder", length=length, batch=batch)
+        checked = None if positions is None else Positions.of(positions, length=length, batch=batch)
         x = self.embedding(tokens)
         if self.position is not None:
             place = cache.positions(length) if checked is None and cache is not None else checked
-            place = positions_in_documents(range(length) if place is None else place, mask, "Decoder")
+            place = positions_in_documents(range(length) if place is None else place, mask)
             if isinstance(place, range) and place and place[-1] >= self.config.max_len:
                 hint = "its position vectors are learned, and there are no more"
                 rule = f"be at most {self.config.max_len} long"
-                raise value_error("Decoder", "text", rule, place[-1] + 1, hint=hint)
+                raise value_error("text", rule, place[-1] + 1, hint=hint)
             x = x + self.position(place)
         return self.dropout(x), checked
 

@@ -68,10 +68,10 @@ class Detr(FileFormat):
             )
         return reasons
 
-    def read_config(self, where: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> SetDecoderConfig:
+    def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> SetDecoderConfig:
         dropouts = {"dropout_p": config.get("dropout"), "attention_dropout_p": config.get("attention_dropout")}
         return SetDecoderConfig(
-            **self._required(where, config),
+            **self._required(config),
             channels=max(1, _side(weights, "input_projection.weight", 1)),
             num_classes=max(1, _side(weights, "class_labels_classifier.weight", 0) - 1),
             activation=ACTIVATIONS[self._activation(config)],
@@ -81,7 +81,7 @@ class Detr(FileFormat):
     def sides(self, config: SetDecoderConfig) -> tuple[str, ...]:
         return ("embed_dim", "num_queries", "feed_forward_dim")
 
-    def clean_weights(self, where: str, weights: Mapping[str, Tensor], config: SetDecoderConfig) -> dict[str, Tensor]:
+    def clean_weights(self, weights: Mapping[str, Tensor], config: SetDecoderConfig) -> dict[str, Tensor]:
         """Return all weights but the backbone's, under the names that transformers uses."""
         renamed = {name.removeprefix("model."): weight for name, weight in weights.items()}
         return {

@@ -24,12 +24,11 @@ from saccade.nn.projections import weight_of
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import type_error
-from saccade.support.validation import Shapes, instance
+from saccade.support.validation import ShapeSpec, check_type
 
 __all__ = ["SetDecoder"]
 
-_WHERE = "SetDecoder"
-_VALID = Shapes("valid [batch, H, W]")
+_VALID = ShapeSpec("valid [batch, H, W]")
 
 
 class _Features(NamedTuple):
@@ -78,8 +77,8 @@ class SetDecoder(Pretrained):
     def __init__(self, config: SetDecoderConfig, backbone: nn.Module | None = None):
         super().__init__()
         rule = "be a saccade.models.SetDecoderConfig"
-        self.config = instance(_WHERE, "config", config, SetDecoderConfig, rule)
-        self.backbone = _check_backbone(_WHERE, backbone)
+        self.config = check_type("config", config, SetDecoderConfig, rule)
+        self.backbone = _check_backbone(backbone)
         width = config.embed_dim
         self.input_projection = nn.Conv2d(config.channels, width, 1)
         self.dropout = nn.Dropout(config.dropout_p)
@@ -107,7 +106,7 @@ class SetDecoder(Pretrained):
             UnsupportedError, ValueError, ImportError: as in `saccade.models.Encoder.from_pretrained`.
             TypeError: a backbone that is not a module.
         """
-        _check_backbone(f"{cls.__name__}.from_pretrained", backbone)
+        _check_backbone(backbone)
         return super().from_pretrained(path)._with_backbone(backbone)
 
     @classmethod
@@ -132,7 +131,7 @@ class SetDecoder(Pretrained):
             UnsupportedError, ValueError: as in `from_pretrained`.
             TypeError: no config, no tensors, a backbone that is not a module, or a dtype that is not a float dtype.
         """
-        _check_backbone(f"{cls.__name__}.from_state_dict", backbone)
+        _check_backbone(backbone)
         return super().from_state_dict(config, state_dict, dtype=dtype)._with_backbone(backbone)
 
     def _with_backbone(self, backbone: nn.Module | None) -> Self:
@@ -196,17 +195,17 @@ class SetDecoder(Pretrained):
         if self.backbone is None:
             features = images
         else:
-            features = self.backbone(instance(_WHERE, "images", images, Tensor, "be a tensor"))
+            features = self.backbone(check_type("images", images, Tensor, "be a tensor"))
         name = "images" if self.backbone is None else "what the backbone returns"
-        check_map(_WHERE, name, features, self.config.channels, weight_of(self.input_projection))
+        check_map(name, features, self.config.channels, weight_of(self.input_projection))
         size = features.shape[2:]
         x = self.input_projection(features).flatten(2).mT
         if valid is None:
             cells, mask = torch.ones(1, *size, dtype=torch.bool, device=x.device), None
         else:
             if not isinstance(valid, Tensor) or valid.dtype != torch.bool:
-                raise type_error(_WHERE, "valid", "be a bool tensor", getattr(valid, "dtype", type(valid).__name__))
-            _VALID.check(_WHERE, valid, batch=len(x))
+                raise type_error("valid", "be a bool tensor", getattr(valid, "dtype", type(valid).__name__))
+            _VALID.check(valid, batch=len(x))
             cells = F.interpolate(valid[None].float(), size=size)[0].bool()
             mask = cells.flatten(1)[:, None, None]  # [batch, 1, 1, cells]
         return _Features(self.dropout(x), _cell_positions(cells, self.config.embed_dim).to(x.dtype), mask)
@@ -314,8 +313,8 @@ class _SpatialLayer(ResidualLayer):
         return cross.matrix(tokens + place, context + context_place, mask=context_mask)
 
 
-def _check_backbone(where: str, backbone: nn.Module | None) -> nn.Module | None:
-    return instance(where, "backbone", backbone, (nn.Module, NoneType), "be a module or None")
+def _check_backbone(backbone: nn.Module | None) -> nn.Module | None:
+    return check_type("backbone", backbone, (nn.Module, NoneType), "be a module or None")
 
 
 def _cell_positions(valid: Tensor, embed_dim: int) -> Tensor:

@@ -18,11 +18,10 @@ from saccade.models.pretrained import PretrainedText, build, check_fit, check_te
 from saccade.models.vision_transformer import VisionTransformer
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import value_error
-from saccade.support.validation import instance, integer
+from saccade.support.validation import check_int, check_type
 
 __all__ = ["DualEncoder"]
 
-_WHERE = "DualEncoder"
 _NAMES = {
     "image_projection.weight": "visual_projection.weight",
     "text_projection.weight": "text_projection.weight",
@@ -72,11 +71,9 @@ class DualEncoder(PretrainedText):
     def __init__(self, image_encoder: VisionTransformer, text_encoder: Decoder, embed_dim: int):
         super().__init__()
         rule = "be a saccade.models."
-        self.image_encoder = instance(
-            _WHERE, "image_encoder", image_encoder, VisionTransformer, f"{rule}VisionTransformer"
-        )
-        self.text_encoder = instance(_WHERE, "text_encoder", text_encoder, Decoder, f"{rule}Decoder")
-        self.embed_dim = integer(_WHERE, "embed_dim", embed_dim)
+        self.image_encoder = check_type("image_encoder", image_encoder, VisionTransformer, f"{rule}VisionTransformer")
+        self.text_encoder = check_type("text_encoder", text_encoder, Decoder, f"{rule}Decoder")
+        self.embed_dim = check_int("embed_dim", embed_dim)
         self.image_projection = _projection(image_encoder.config.embed_dim, self.embed_dim)
         self.text_projection = _projection(text_encoder.config.embed_dim, self.embed_dim)
         self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
@@ -84,30 +81,27 @@ class DualEncoder(PretrainedText):
     @classmethod
     def _build(
         cls,
-        where: str,
         config: Mapping[str, Any],
         weights: Callable[[], Mapping[str, Tensor]],
         dtype: torch.dtype,
         tokenizer: Callable[[], Any],
     ) -> Self:
-        text_format = cls._format_of(where, config)
-        check_types(where, config)
-        configs = {part: _part_config(where, config, part) for part in DEFAULTS}
+        text_format = cls._format_of(config)
+        check_types(config)
+        configs = {part: _part_config(config, part) for part in DEFAULTS}
         tensors = weights()
-        check_tensors(where, tensors)
+        check_tensors(tensors)
         parts: dict[str, dict[str, Tensor]] = {"vision_model": {}, "text_model": {}, "": {}}
         for name, weight in tensors.items():
             part = str(name).partition(".")[0]
             parts[part if part in parts else ""][name] = weight
         vision, text, rest = (lambda: parts["vision_model"]), (lambda: parts["text_model"]), parts[""]
-        image_encoder = build(
-            where, ClipVision(), VisionTransformer, configs["vision_config"], vision, dtype, lambda: None
-        )
-        text_encoder = build(where, text_format, Decoder, configs["text_config"], text, dtype, tokenizer)
+        image_encoder = build(ClipVision(), VisionTransformer, configs["vision_config"], vision, dtype, lambda: None)
+        text_encoder = build(text_format, Decoder, configs["text_config"], text, dtype, tokenizer)
         size = 512 if config.get("projection_dim") is None else config["projection_dim"]
         widths = image_encoder.config.embed_dim, text_encoder.config.embed_dim
         shapes = [torch.Size([size, widths[0]]), torch.Size([size, widths[1]]), torch.Size()]
-        check_fit(where, rest, dict(zip(_NAMES.values(), shapes, strict=True)))  # before building anything that large
+        check_fit(rest, dict(zip(_NAMES.values(), shapes, strict=True)))  # before building anything that large
         model = cls(image_encoder, text_encoder, size).to(dtype)
         with torch.no_grad():
             for ours, theirs in _NAMES.items():
@@ -158,7 +152,7 @@ class DualEncoder(PretrainedText):
         """
         logits = self.similarity(images, tokens, mask=mask, positions=positions)
         if logits.shape[0] != logits.shape[1]:
-            raise value_error("DualEncoder.loss", "tokens", f"be {logits.shape[0]} texts, as images", logits.shape[1])
+            raise value_error("tokens", f"be {logits.shape[0]} texts, as images", logits.shape[1])
         targets = torch.arange(len(logits), device=logits.device)
         return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.mT, targets)) / 2
 
@@ -176,16 +170,16 @@ class DualEncoder(PretrainedText):
     def _ends(self, tokens: Tensor) -> Tensor:
         """Return the index of each text's end token: int64 ``[texts]``."""
         config = self.text_encoder.config
-        check_tokens(_WHERE, "tokens", tokens, config.vocab_size)
+        check_tokens("tokens", tokens, config.vocab_size)
         if not tokens.shape[1]:
-            raise value_error(_WHERE, "tokens", "have at least one token for each text", list(tokens.shape))
+            raise value_error("tokens", "have at least one token for each text", list(tokens.shape))
         if not config.end_tokens:
             return tokens.argmax(1)
         is_end = torch.isin(tokens, torch.tensor(config.end_tokens, device=tokens.device))
         can_be_read = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
         if can_be_read and not bool(is_end.any(1).all()):
             rule = f"have an end token in each text, one of {config.end_tokens}"
-            raise value_error(_WHERE, "tokens", rule, "a text without one")
+            raise value_error("tokens", rule, "a text without one")
         return is_end.int().argmax(1)
 
 
@@ -195,13 +189,13 @@ def _projection(width: int, embed_dim: int) -> nn.Linear:
     return linear
 
 
-def _part_config(where: str, config: Mapping[str, Any], part: str) -> dict[str, Any]:
+def _part_config(config: Mapping[str, Any], part: str) -> dict[str, Any]:
     """Return the config of one of the encoders; older files have it twice, and the second counts."""
     merged = DEFAULTS[part]
     for name in (part, f"{part}_dict"):
         values = config.get(name)
         if values is not None:
-            values = instance(where, f"{name} of config.json", values, Mapping, "be an object")
-            check_types(where, values, f"{name} of config.json")
+            values = check_type(f"{name} of config.json", values, Mapping, "be an object")
+            check_types(values, f"{name} of config.json")
             merged = DEFAULTS[part] | {key: value for key, value in values.items() if value is not None}
     return merged

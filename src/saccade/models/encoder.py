@@ -18,7 +18,7 @@ from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
 from saccade.nn.stack import with_inputs
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import type_error, value_error
-from saccade.support.validation import Shapes, instance
+from saccade.support.validation import ShapeSpec, check_type
 from saccade.text import words
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoder"]
 
-_TYPES = Shapes("tokens [batch, len]", "token_types [batch, len]")
+_TYPES = ShapeSpec("tokens [batch, len]", "token_types [batch, len]")
 
 
 class Encoder(SavedText):
@@ -62,7 +62,7 @@ class Encoder(SavedText):
 
     def __init__(self, config: EncoderConfig, tokenizer: "Tokenizer | None" = None):
         super().__init__()
-        self.config = instance("Encoder", "config", config, EncoderConfig, "be a saccade.models.EncoderConfig")
+        self.config = check_type("config", config, EncoderConfig, "be a saccade.models.EncoderConfig")
         self.tokenizer = tokenizer
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(_layer(config) for _ in range(config.num_layers))
@@ -114,12 +114,12 @@ class Encoder(SavedText):
         Raises:
             ValueError: not one length per sequence, or one beyond ``len``.
         """
-        check_tokens("Encoder", "tokens", tokens)
+        check_tokens("tokens", tokens)
         mask = Padding(lengths)
         batch, longest = tokens.shape
         if len(mask.lengths) != batch or max(mask.lengths) > longest:
             rule = f"be one for each of the {batch} sequences, at most {longest}"
-            raise value_error("Encoder.embed", "lengths", rule, list(mask.lengths))
+            raise value_error("lengths", rule, list(mask.lengths))
         hidden = self(tokens, mask=mask)
         counts = torch.tensor(mask.lengths, device=hidden.device)[:, None]  # [batch, 1]
         valid = torch.arange(longest, device=hidden.device) < counts  # [batch, len]
@@ -136,19 +136,18 @@ class Encoder(SavedText):
             TypeError: one string instead of a list of them.
             ValueError: no tokenizer, no sentence, or one that is longer than ``config.max_len`` tokens.
         """
-        where = "Encoder.tokenize"
         if isinstance(sentences, str):
             hint = "[sentence] is a batch of one."
-            raise type_error(where, "sentences", "be a list of strings", "one string", hint=hint)
+            raise type_error("sentences", "be a list of strings", "one string", hint=hint)
         if self.tokenizer is None:
-            raise value_error(where, "tokenizer", "be there", None, hint="the model's folder had no tokenizer.json.")
+            raise value_error("tokenizer", "be there", None, hint="the model's folder had no tokenizer.json.")
         if not sentences:
-            raise value_error(where, "sentences", "have at least one", "none")
+            raise value_error("sentences", "have at least one", "none")
         sequences = [torch.tensor(one.ids) for one in self.tokenizer.encode_batch(list(sentences))]
         lengths = tuple(map(len, sequences))
         if max(lengths) > self.config.max_len:
             got = f"{max(lengths)} (sentence {lengths.index(max(lengths)) + 1})"
-            raise value_error(where, "sentences", f"have at most {self.config.max_len} tokens each", got)
+            raise value_error("sentences", f"have at most {self.config.max_len} tokens each", got)
         padded = nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=self.config.pad_token)
         return padded.to(next(self.parameters()).device), lengths
 
@@ -173,24 +172,23 @@ class Encoder(SavedText):
 
         Cost: a forward pass, and the weights of one layer at a time; for a long text, a sweep over each layer.
         """
-        where = "Encoder.show"
-        instance(where, "text", text, str, "be a string")
+        check_type("text", text, str, "be a string")
         tokens, _ = self.tokenize([text])
         assert self.tokenizer is not None  # tokenize raised otherwise
         labels = words(self.tokenizer.encode(text), text)
         with torch.no_grad():
             matrices = self.matrices(tokens)
-        return figure_of(where, matrices, labels, layer=layer, head=head)
+        return figure_of(matrices, labels, layer=layer, head=head)
 
     def _embedded(self, tokens: Tensor, mask: object, token_types: Tensor | None) -> Tensor:
-        check_tokens("Encoder", "tokens", tokens)
-        positions = positions_in_documents(range(tokens.shape[1]), mask, "Encoder")
+        check_tokens("tokens", tokens)
+        positions = positions_in_documents(range(tokens.shape[1]), mask)
         longest = len(positions) if isinstance(positions, range) else int(positions.max()) + 1
         if longest > self.config.max_len:
-            raise value_error("Encoder", "tokens", f"be at most {self.config.max_len} long", longest)
+            raise value_error("tokens", f"be at most {self.config.max_len} long", longest)
         if token_types is not None:
-            check_tokens("Encoder", "token_types", token_types)
-            _TYPES.check("Encoder", tokens, token_types)
+            check_tokens("token_types", token_types)
+            _TYPES.check(tokens, token_types)
         return self.embeddings(tokens, token_types, positions)
 
 
@@ -218,7 +216,7 @@ class Embeddings(nn.Module):
         Returns:
             ``[batch, len, embed_dim]``.
         """
-        table = Positions.of(range(tokens.shape[1]) if positions is None else positions, "Encoder").on(tokens.device)
+        table = Positions.of(range(tokens.shape[1]) if positions is None else positions).on(tokens.device)
         types = torch.zeros_like(tokens) if token_types is None else token_types
         total = self.word(tokens) + self.token_type(types) + self.position(table.clamp(min=0))
         return self.dropout(self.norm(total))

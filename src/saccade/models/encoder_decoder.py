@@ -21,7 +21,7 @@ from saccade.nn.norms import make_norm
 from saccade.positions import Learned, Rotary, Sinusoidal
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -68,9 +68,7 @@ class EncoderDecoder(SavedText):
 
     def __init__(self, config: EncoderDecoderConfig, tokenizer: Tokenizer | None = None):
         super().__init__()
-        self.config = instance(
-            "EncoderDecoder", "config", config, EncoderDecoderConfig, "be a saccade.models.EncoderDecoderConfig"
-        )
+        self.config = check_type("config", config, EncoderDecoderConfig, "be a saccade.models.EncoderDecoderConfig")
         self.tokenizer = tokenizer
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
         self.position = _position(config)
@@ -150,7 +148,7 @@ class EncoderDecoder(SavedText):
         x = self._embedded("tokens", tokens, mask, positions, cache)
         if context is not None and len(context) != len(tokens):
             rule = f"have {len(context)} texts, as the source"
-            raise value_error("EncoderDecoder", "tokens", rule, len(tokens))
+            raise value_error("tokens", rule, len(tokens))
         return self.decoder(
             x, context, mask=mask, positions=positions, context_positions=context_positions, cache=cache
         )
@@ -199,16 +197,15 @@ class EncoderDecoder(SavedText):
     def _embedded(
         self, name: str, tokens: Tensor, mask: object, positions: GivenPositions, cache: Cache | None
     ) -> Tensor:
-        where = "EncoderDecoder"
-        check_tokens(where, name, tokens, self.config.vocab_size)
+        check_tokens(name, tokens, self.config.vocab_size)
         batch, length = tokens.shape
         if positions is not None:
-            positions = Positions.of(positions, where, f"positions of {name}", length=length, batch=batch)
+            positions = Positions.of(positions, f"positions of {name}", length=length, batch=batch)
         x = self.embedding(tokens) * math.sqrt(self.config.embed_dim)
         if self.position is None:
             return self.dropout(x)
         place = cache.positions(length) if positions is None and cache is not None else positions
-        vectors = self.position(positions_in_documents(range(length) if place is None else place, mask, where))
+        vectors = self.position(positions_in_documents(range(length) if place is None else place, mask))
         return self.dropout(x + vectors.to(x))  # sinusoids have no weights, so they do not follow the model's dtype
 
 
@@ -279,4 +276,4 @@ def _final_norm(config: EncoderDecoderConfig) -> nn.Module | None:
     """Return the final norm of a pre-norm stack; None for post-norm."""
     if not config.norm_first:
         return None
-    return make_norm(config.norm, config.embed_dim, config.norm_eps, "EncoderDecoder")
+    return make_norm(config.norm, config.embed_dim, config.norm_eps)

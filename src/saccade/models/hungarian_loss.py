@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.support.errors import missing_extra, type_error, value_error
-from saccade.support.validation import Shapes, instance, number
+from saccade.support.validation import ShapeSpec, check_number, check_type
 
 __all__ = ["Detections", "Targets", "DetectionLoss", "generalized_iou", "match_sets", "set_loss"]
 
-_DETECTIONS = Shapes("logits [batch, num_queries, classes]", "boxes [batch, num_queries, 4]")
-_TARGETS = Shapes("classes [objects]", "boxes [objects, 4]")
+_DETECTIONS = ShapeSpec("logits [batch, num_queries, classes]", "boxes [batch, num_queries, 4]")
+_TARGETS = ShapeSpec("classes [objects]", "boxes [objects, 4]")
 
 
 class Targets(NamedTuple):
@@ -47,7 +47,7 @@ class Detections(NamedTuple):
         Args:
             confidence: the smallest probability of an object's class.
         """
-        confidence = number("Detections.objects", "confidence", confidence, least=0)
+        confidence = check_number("confidence", confidence, least=0)
         probabilities, classes = self.logits.softmax(-1)[..., :-1].max(-1)
         each = zip(classes, self.boxes, probabilities >= confidence, strict=True)
         return [Targets(kinds[selected], boxes[selected]) for kinds, boxes, selected in each]
@@ -130,19 +130,18 @@ def match_sets(
 
     Reference: Carion et al. 2020, arXiv:2005.12872, section 3.1; Kuhn 1955, doi:10.1002/nav.3800020109.
     """
-    where = "match_sets"
     try:
         from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  imported when used
     except ModuleNotFoundError:
-        raise missing_extra(where, "scipy", "pictures") from None
-    _check(where, found, objects)
+        raise missing_extra("scipy", "pictures") from None
+    _check(found, objects)
     pairs = []
     for logits, boxes, targets in zip(*found, objects, strict=True):
         distance = torch.cdist(boxes.float(), targets.boxes.float(), p=1)
         cost = box_weight * distance - overlap_weight * generalized_iou(boxes[:, None].float(), targets.boxes.float())
         cost = cost - class_weight * logits.softmax(-1)[:, targets.classes].float()
         if not bool(cost.isfinite().all()):
-            raise value_error(where, "found", "be finite, as objects", "NaN or infinity")
+            raise value_error("found", "be finite, as objects", "NaN or infinity")
         queries, order = linear_sum_assignment(cost.cpu().numpy())
         pairs.append((torch.from_numpy(queries), torch.from_numpy(order)))
     return pairs
@@ -181,7 +180,7 @@ def set_loss(
     """
     weights = {"class_weight": class_weight, "box_weight": box_weight, "overlap_weight": overlap_weight}
     for name, weight in {"no_object_weight": no_object_weight, **weights}.items():
-        number("set_loss", name, weight, least=0)
+        check_number(name, weight, least=0)
     pairs = match_sets(found, objects, **weights)
     logits, boxes = found
     item = torch.cat([torch.full_like(queries, index) for index, (queries, _) in enumerate(pairs)])
@@ -200,20 +199,20 @@ def set_loss(
     return DetectionLoss(total, classes, distance, overlap)
 
 
-def _check(where: str, found: Detections, objects: Sequence[Targets]) -> None:
+def _check(found: Detections, objects: Sequence[Targets]) -> None:
     """Raise unless there are targets for each image, with known classes and no more objects than queries."""
-    instance(where, "found", found, Detections, "be what a SetDecoder returns")
-    sizes = _DETECTIONS.check(where, *found)
-    instance(where, "objects", objects, Sequence, "be a list, with Targets for each picture")
+    check_type("found", found, Detections, "be what a SetDecoder returns")
+    sizes = _DETECTIONS.check(*found)
+    check_type("objects", objects, Sequence, "be a list, with Targets for each picture")
     if len(objects) != sizes["batch"]:
-        raise value_error(where, "objects", f"be one for each of {sizes['batch']} pictures", len(objects))
+        raise value_error("objects", f"be one for each of {sizes['batch']} pictures", len(objects))
     for targets in objects:
-        instance(where, "objects", targets, Targets, "be Targets(classes, boxes), one for each picture")
-        count = _TARGETS.check(where, *targets)["objects"]
+        check_type("objects", targets, Targets, "be Targets(classes, boxes), one for each picture")
+        count = _TARGETS.check(*targets)["objects"]
         if targets.classes.dtype != torch.int64:
-            raise type_error(where, "classes", "be int64", targets.classes.dtype)
+            raise type_error("classes", "be int64", targets.classes.dtype)
         if count > sizes["num_queries"]:
-            raise value_error(where, "objects", f"be at most {sizes['num_queries']} in a picture, as queries", count)
+            raise value_error("objects", f"be at most {sizes['num_queries']} in a picture, as queries", count)
         if count and not 0 <= int(targets.classes.min()) <= int(targets.classes.max()) < sizes["classes"] - 1:
             hint = "the last logit says that nothing is there"
-            raise value_error(where, "classes", f"be from 0 to {sizes['classes'] - 2}", "others", hint=hint)
+            raise value_error("classes", f"be from 0 to {sizes['classes'] - 2}", "others", hint=hint)

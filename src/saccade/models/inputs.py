@@ -9,54 +9,54 @@ from saccade.masks import Documents
 from saccade.masks.algebra import And
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import describe, type_error, value_error
-from saccade.support.validation import Shapes
+from saccade.support.validation import ShapeSpec
 
 __all__ = ["cell_indices", "check_map", "check_tokens", "positions_in_documents", "sinusoids"]
 
 
-def check_tokens(where: str, argument: str, tokens: object, vocab_size: int | None = None) -> None:
+def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -> None:
     """Raise unless ``tokens`` is int ``[batch, len]``, each below ``vocab_size``.
 
     Values are checked on the CPU only: reading them would block other devices, where torch's lookup raises anyway, as
     it does in a compiled program.
     """
     if not isinstance(tokens, Tensor):
-        raise type_error(where, argument, "be a tensor", type(tokens).__name__)
+        raise type_error(argument, "be a tensor", type(tokens).__name__)
     if tokens.dtype not in (torch.int64, torch.int32):
-        raise type_error(where, argument, "be int64 or int32", tokens.dtype)
+        raise type_error(argument, "be int64 or int32", tokens.dtype)
     if tokens.ndim != 2:
-        raise value_error(where, argument, "be [batch, len]", list(tokens.shape))
+        raise value_error(argument, "be [batch, len]", list(tokens.shape))
     if vocab_size is None or tokens.device.type != "cpu" or not tokens.numel() or torch.compiler.is_compiling():
         return
     least, most = map(int, tokens.aminmax())
     if least < 0 or most >= vocab_size:
         hint = "padding is any token, at position -1"
         rule = f"be from 0 to {vocab_size - 1}, the vocabulary"
-        raise value_error(where, argument, rule, least if least < 0 else most, hint=hint)
+        raise value_error(argument, rule, least if least < 0 else most, hint=hint)
 
 
-def positions_in_documents(positions: GivenPositions, mask: object, where: str) -> range | Tensor:
+def positions_in_documents(positions: GivenPositions, mask: object) -> range | Tensor:
     """Return the positions for a table of position vectors: counted within each document if documents are packed.
 
     Masks and relative positions do not need this: they count over the whole sequence or distinguish documents.
     """
-    resolved = Positions.of(positions, where)
+    resolved = Positions.of(positions)
     for part in mask.parts if isinstance(mask, And) else (mask,):
         if isinstance(part, Documents):
             return part.places(resolved.on())
     return resolved.given
 
 
-def check_map(where: str, name: str, given: Tensor, channels: int, weight: Tensor | None) -> None:
+def check_map(name: str, given: Tensor, channels: int, weight: Tensor | None) -> None:
     """Raise unless an image or feature map is ``[batch, channels, H, W]``, not empty, and in the dtype of a weight."""
     hint = f"{name}[None] adds the batch" if isinstance(given, Tensor) and given.dim() == 3 else None
-    sizes = Shapes(f"{name} [batch, channels, H, W]").check(where, given, hint=hint, channels=channels)
+    sizes = ShapeSpec(f"{name} [batch, channels, H, W]").check(given, hint=hint, channels=channels)
     if not sizes["H"] * sizes["W"]:
-        raise value_error(where, name, "have at least one row and column", list(given.shape))
+        raise value_error(name, "have at least one row and column", list(given.shape))
     if weight is not None and given.dtype != weight.dtype and not torch.is_autocast_enabled(given.device.type):
         rule = f"be {str(weight.dtype).removeprefix('torch.')}, like the parameters"
         got = str(given.dtype).removeprefix("torch.")
-        raise value_error(where, name, rule, got, facts=[describe(name, given)])
+        raise value_error(name, rule, got, facts=[describe(name, given)])
 
 
 def cell_indices(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:

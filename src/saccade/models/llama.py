@@ -58,11 +58,11 @@ class Llama(DecoderFormat):
             reasons.append(f"layer_types names {' and '.join(sorted(kinds))}: layers of different masks")
         return reasons
 
-    def read_config(self, where: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
+    def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
         window = _window(config)
         kind = config.get("model_type")
         return DecoderConfig(
-            **self._required(where, config),
+            **self._required(config),
             num_kv_heads=config.get("num_key_value_heads"),
             mask=sliding_window(window) if window else None,
             rotary_base=rope_base(config),
@@ -108,8 +108,8 @@ class Llama(DecoderFormat):
 class Qwen2(Llama):
     """Llama without a bias in the output projection of the attention; ours is set to 0."""
 
-    def clean_weights(self, where: str, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-        cleaned = super().clean_weights(where, weights, config)
+    def clean_weights(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+        cleaned = super().clean_weights(weights, config)
         for layer in range(config.num_layers):
             cleaned.setdefault(f"model.layers.{layer}.self_attn.o_proj.bias", torch.zeros(config.embed_dim))
         return cleaned

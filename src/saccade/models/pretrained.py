@@ -15,7 +15,7 @@ from saccade.models.checkpoint_folder import check_types, read_config, read_toke
 from saccade.models.checkpoint_format import Entry, FileFormat
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import type_error, unsupported, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -55,13 +55,12 @@ class Pretrained(AnswersCalls, nn.Module):
             ValueError: a file is missing or broken, or the weights do not fit the configuration.
             ImportError: safetensors or tokenizers is not installed.
         """
-        where, folder = f"{cls.__name__}.from_pretrained", Path(path)
+        folder = Path(path)
         return cls._build(
-            where,
-            read_config(where, folder),
-            lambda: read_weights(where, folder),
+            read_config(folder),
+            lambda: read_weights(folder),
             torch.float32,
-            lambda: read_tokenizer(where, folder) if cls.reads_text else None,
+            lambda: read_tokenizer(folder) if cls.reads_text else None,
         )
 
     @classmethod
@@ -79,25 +78,23 @@ class Pretrained(AnswersCalls, nn.Module):
             UnsupportedError, ValueError: as in `from_pretrained`.
             TypeError: no config, no tensors, or a dtype that is not a float dtype.
         """
-        where = f"{cls.__name__}.from_state_dict"
-        return cls._build(where, _config_dict(where, config), lambda: state_dict, dtype, lambda: None)
+        return cls._build(_config_dict(config), lambda: state_dict, dtype, lambda: None)
 
     @classmethod
     def _build(
         cls,
-        where: str,
         config: Mapping[str, Any],
         weights: Callable[[], Mapping[str, Tensor]],
         dtype: torch.dtype,
         tokenizer: Callable[[], Any],
     ) -> Self:
         """Build a model from a config.json, and from weights and a tokenizer that are read when needed."""
-        file_format = cls._format_of(where, config)
-        check_types(where, config)
-        return build(where, file_format, cls, config, weights, dtype, tokenizer)
+        file_format = cls._format_of(config)
+        check_types(config)
+        return build(file_format, cls, config, weights, dtype, tokenizer)
 
     @classmethod
-    def _format_of(cls, where: str, config: Mapping[str, Any]) -> FileFormat:
+    def _format_of(cls, config: Mapping[str, Any]) -> FileFormat:
         """Return the format that a config.json names.
 
         Raises:
@@ -107,10 +104,10 @@ class Pretrained(AnswersCalls, nn.Module):
         if isinstance(kind, str) and kind in cls.formats:
             return cls.formats[kind]
         if len(cls.formats) > 1:
-            raise unsupported(where, cls.__name__, [f"model_type is {kind!r}, not one of {', '.join(cls.formats)}"])
+            raise unsupported(cls.__name__, [f"model_type is {kind!r}, not one of {', '.join(cls.formats)}"])
         [(name, file_format)] = cls.formats.items()
         reasons = [f"model_type is {kind!r}, not {name!r}", *file_format.reasons_to_read(config)]
-        raise unsupported(where, cls.__name__, reasons)
+        raise unsupported(cls.__name__, reasons)
 
 
 class PretrainedText(Pretrained):
@@ -140,8 +137,7 @@ class PretrainedText(Pretrained):
             UnsupportedError, ValueError: as in `from_pretrained`.
             TypeError: no config, no tensors, or a dtype that is not a float dtype.
         """
-        where = f"{cls.__name__}.from_state_dict"
-        return cls._build(where, _config_dict(where, config), lambda: state_dict, dtype, lambda: tokenizer)
+        return cls._build(_config_dict(config), lambda: state_dict, dtype, lambda: tokenizer)
 
 
 class SavedText(PretrainedText):
@@ -168,18 +164,17 @@ class SavedText(PretrainedText):
             UnsupportedError: a mask that no format can express.
             ImportError: safetensors is not installed.
         """
-        where, formats = f"{type(self).__name__}.save_pretrained", [self.formats[name] for name in self.written_types]
+        formats = [self.formats[name] for name in self.written_types]
         file_format = next((each for each in formats if not each.reasons_to_write(self.config)), None)
         if file_format is None:
             hint = "a decoder without this mask has the same weights; the mask may also be passed with each call"
-            raise unsupported(where, "config.json", formats[-1].reasons_to_write(self.config), hint=hint)
+            raise unsupported("config.json", formats[-1].reasons_to_write(self.config), hint=hint)
         state = {name: weight.detach().cpu() for name, weight in self.state_dict().items()}
         config, weights = file_format.write_config(self.config), file_format.write_weights(state)
-        write_folder(where, Path(path), config, weights, self.tokenizer)
+        write_folder(Path(path), config, weights, self.tokenizer)
 
 
 def build(
-    where: str,
     file_format: FileFormat,
     model_class: type[M],
     config: Mapping[str, Any],
@@ -190,7 +185,6 @@ def build(
     """Build a model in eval mode from the contents of its files.
 
     Args:
-        where: the function, for the error message.
         file_format: how to read the files.
         model_class: called with a config, and with a tokenizer if there is one.
         config: the contents of config.json.
@@ -207,16 +201,16 @@ def build(
     if config.get("quantization_config") is not None:
         reasons.append("it has a quantization_config: its weights are codes, not numbers")
     if reasons:
-        raise unsupported(where, model_class.__name__, reasons)
+        raise unsupported(model_class.__name__, reasons)
     tensors = weights()
-    check_tensors(where, tensors)
+    check_tensors(tensors)
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise type_error(where, "dtype", "be a dtype of floats", dtype)
-    ours = file_format.read_config(where, config, tensors)
-    _check_sizes(where, ours, file_format, tensors)
+        raise type_error("dtype", "be a dtype of floats", dtype)
+    ours = file_format.read_config(config, tensors)
+    _check_sizes(ours, file_format, tensors)
     shapes = _shapes(model_class, ours, file_format)
-    cleaned = file_format.clean_weights(where, tensors, ours)
-    state = _convert_weights(where, file_format.entries(shapes), cleaned, shapes, dtype)
+    cleaned = file_format.clean_weights(tensors, ours)
+    state = _convert_weights(file_format.entries(shapes), cleaned, shapes, dtype)
     loaded = tokenizer()
     with torch.device("meta"):  # shapes only: the weights are replaced next
         model = model_class(ours) if loaded is None else model_class(ours, loaded)
@@ -224,13 +218,13 @@ def build(
     return model.eval()
 
 
-def check_tensors(where: str, weights: object) -> None:
+def check_tensors(weights: object) -> None:
     """Raise unless a state dict is a mapping to tensors."""
-    for name, x in instance(where, "state_dict", weights, Mapping, "be a state dict of tensors").items():
-        instance(where, f"state_dict[{name!r}]", x, Tensor, "be a tensor")
+    for name, x in check_type("state_dict", weights, Mapping, "be a state dict of tensors").items():
+        check_type(f"state_dict[{name!r}]", x, Tensor, "be a tensor")
 
 
-def check_fit(where: str, weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
+def check_fit(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
     """Raise unless the weights are exactly those of the model; the error lists the differences."""
     facts = [f"missing     {name}" for name in shapes if name not in weights]
     facts += [f"unexpected  {name}" for name in weights if name not in shapes]
@@ -241,17 +235,17 @@ def check_fit(where: str, weights: Mapping[str, Tensor], shapes: Mapping[str, to
     if facts:
         shown = facts if len(facts) <= 12 else [*facts[:12], f"and {len(facts) - 12} more"]
         got = f"{len(facts)} that do not"
-        raise value_error(where, "model.safetensors", "have the weights that config.json tells of", got, facts=shown)
+        raise value_error("model.safetensors", "have the weights that config.json tells of", got, facts=shown)
 
 
-def _config_dict(where: str, config: object) -> Mapping[str, Any]:
+def _config_dict(config: object) -> Mapping[str, Any]:
     """Return the contents of a config.json: a dict as it is, or a config of transformers as a dict."""
     contents = config.to_dict() if hasattr(config, "to_dict") else config
     hint = "json.load(open('config.json')), or a config of transformers"
-    return instance(where, "config", contents, Mapping, "be a dict as config.json holds it", hint=hint)
+    return check_type("config", contents, Mapping, "be a dict as config.json holds it", hint=hint)
 
 
-def _check_sizes(where: str, config: Any, file_format: FileFormat, weights: Mapping[str, Tensor]) -> None:
+def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Tensor]) -> None:
     """Raise if config.json names larger sizes than the files hold, before anything of such a size is built.
 
     A layer has at least one tensor, and each of the format's ``sides`` is the length of some tensor's side. Smaller
@@ -260,12 +254,12 @@ def _check_sizes(where: str, config: Any, file_format: FileFormat, weights: Mapp
     rule = "tell of sizes that the weights have"
     for layers in (getattr(config, count) for count in file_format.stacks):
         if layers > len(weights):
-            raise value_error(where, "config.json", rule, f"{layers} layers, and {len(weights)} tensors")
+            raise value_error("config.json", rule, f"{layers} layers, and {len(weights)} tensors")
     longest = max((max(x.shape) for x in weights.values() if x.numel() and x.dim()), default=0)
     for name in file_format.sides(config):
         if getattr(config, name) > max(longest, _SAFE_SIDE):
             got = f"{name} {getattr(config, name)}, and tensors of at most {longest}"
-            raise value_error(where, "config.json", rule, got)
+            raise value_error("config.json", rule, got)
 
 
 def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) -> dict[str, Tensor]:
@@ -284,7 +278,6 @@ def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) 
 
 
 def _convert_weights(
-    where: str,
     entries: Iterable[Entry],
     weights: Mapping[str, Tensor],
     shapes: Mapping[str, Tensor],
@@ -293,7 +286,6 @@ def _convert_weights(
     """Return our state dict, with memory of its own, from the tensors of a file.
 
     Args:
-        where: the function, for the error message.
         entries: the tensors that the file must hold, no more and no less.
         weights: the tensors of the file.
         shapes: a state dict of the model, for its shapes.
@@ -303,7 +295,7 @@ def _convert_weights(
         ValueError: tensors are missing, unexpected, of another shape or not floats; each is named.
     """
     entries = list(entries)
-    check_fit(where, weights, {entry.name: entry.shape(shapes) for entry in entries})
+    check_fit(weights, {entry.name: entry.shape(shapes) for entry in entries})
     state = {}
     for entry in entries:
         # Copy: the tensors of the file are views of it, and the file may change while the model lives.

@@ -32,7 +32,7 @@ class SaccadeFormat(DecoderFormat):
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
         return _unknown_keys(config, _KEYS) + rope_reasons(config)
 
-    def read_config(self, where: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
+    def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
         window = config.get("window")
         fields = {name: config[name] for name in _FIELDS if name in config}
         is_rotary = fields.get("position_encoding", "rotary") == "rotary"
@@ -74,8 +74,8 @@ class EncoderDecoderFormat(FileFormat):
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
         return _unknown_keys(config, {*_PAIR_NAMES, "model_type"})
 
-    def read_config(self, where: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> EncoderDecoderConfig:
-        self._required(where, config)
+    def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> EncoderDecoderConfig:
+        self._required(config)
         fields = {name: config[name] for name in _PAIR_NAMES if name in config}
         return EncoderDecoderConfig(**fields | {"end_tokens": tuple(fields.get("end_tokens", ()))})
 
@@ -87,9 +87,7 @@ class EncoderDecoderFormat(FileFormat):
         learned = ("max_len",) if config.position_encoding == "learned" else ()
         return ("vocab_size", "embed_dim", "feed_forward_dim", *learned)
 
-    def clean_weights(
-        self, where: str, weights: Mapping[str, Tensor], config: EncoderDecoderConfig
-    ) -> dict[str, Tensor]:
+    def clean_weights(self, weights: Mapping[str, Tensor], config: EncoderDecoderConfig) -> dict[str, Tensor]:
         return dict(weights)
 
     def _published_name(self, our_name: str) -> str:

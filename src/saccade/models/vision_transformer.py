@@ -16,11 +16,9 @@ from saccade.nn import EncoderLayer, EncoderStack, FeedForward, MultiHeadAttenti
 from saccade.nn.projections import weight_of
 from saccade.positions import Learned
 from saccade.support.errors import value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["VisionTransformer"]
-
-_WHERE = "VisionTransformer"
 
 
 class VisionTransformer(Pretrained):
@@ -62,7 +60,7 @@ class VisionTransformer(Pretrained):
     def __init__(self, config: VisionTransformerConfig):
         super().__init__()
         rule = "be a saccade.models.VisionTransformerConfig"
-        self.config = instance(_WHERE, "config", config, VisionTransformerConfig, rule)
+        self.config = check_type("config", config, VisionTransformerConfig, rule)
         width, side = config.embed_dim, config.patch_size
         self.patch = nn.Conv2d(config.channels, width, side, stride=side, bias=config.patch_bias)
         self.class_token = nn.Embedding(1, width) if config.class_token else None
@@ -114,13 +112,13 @@ class VisionTransformer(Pretrained):
 
     def _embedded(self, images: Tensor) -> Tensor:
         config = self.config
-        check_map(_WHERE, "images", images, config.channels, weight_of(self.patch))
+        check_map("images", images, config.channels, weight_of(self.patch))
         size, side = tuple(images.shape[2:]), config.patch_size
         if self.position is not None and size != config.image_size:
             hint = "position vectors are learned, one for each patch; position_encoding='sinusoidal' has no size"
-            raise value_error(_WHERE, "images", f"be {_by(config.image_size)}", _by(size), hint=hint)
+            raise value_error("images", f"be {_by(config.image_size)}", _by(size), hint=hint)
         if any(length % side for length in size):
-            raise value_error(_WHERE, "images", f"have sides that are multiples of {side}, as patches", _by(size))
+            raise value_error("images", f"have sides that are multiples of {side}, as patches", _by(size))
         x = self.patch(images)  # [batch, embed_dim, rows, columns]
         rows, columns = x.shape[2:]
         x = x.flatten(2).mT

@@ -50,10 +50,8 @@ class VisionFormat(FileFormat):
             )
         return reasons
 
-    def read_config(
-        self, where: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]
-    ) -> VisionTransformerConfig:
-        fields = self._required(where, config)
+    def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> VisionTransformerConfig:
+        fields = self._required(config)
         fields |= {"image_size": _pair(fields["image_size"]), "patch_size": _pair(fields["patch_size"])[0]}
         fields["activation"] = ACTIVATIONS[self._activation(config)]
         if config.get("num_channels") is not None:
@@ -105,9 +103,7 @@ class ViT(VisionFormat):
         fields = {"norm_eps": 1e-12} | {name: value for name, value in options.items() if value is not None}
         return fields | {"num_classes": None if head is None or not head.dim() else len(head)}
 
-    def clean_weights(
-        self, where: str, weights: Mapping[str, Tensor], config: VisionTransformerConfig
-    ) -> dict[str, Tensor]:
+    def clean_weights(self, weights: Mapping[str, Tensor], config: VisionTransformerConfig) -> dict[str, Tensor]:
         cleaned = {}
         for key, weight in weights.items():
             name = key.removeprefix("vit.")

@@ -18,7 +18,7 @@ from saccade.nn.feed_forward import ACTIVATIONS, Activation, FeedForward
 from saccade.nn.projections import reasons_against_plain
 from saccade.nn.stack import DecoderStack, EncoderStack
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["from_torch", "to_torch"]
 
@@ -88,9 +88,9 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
         False
     """
     rule = "be an nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerDecoder or a layer of these"
-    instance("from_torch", "module", module, _THEIRS, rule)
+    check_type("module", module, _THEIRS, rule)
     _check_layout(module, batch_first)
-    _check_forward("from_torch", module, _THEIRS)
+    _check_forward(module, _THEIRS)
     if isinstance(module, nn.MultiheadAttention):
         return _attention_from_torch(module)
     if isinstance(module, TorchStack):
@@ -120,8 +120,8 @@ def to_torch(module: nn.Module) -> nn.Module:
             that overrides ``forward``.
     """
     rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
-    instance("to_torch", "module", module, _OURS, rule)
-    _check_forward("to_torch", module, _OURS)
+    check_type("module", module, _OURS, rule)
+    _check_forward(module, _OURS)
     if isinstance(module, MultiHeadAttention):
         return _attention_to_torch(module)
     if isinstance(module, EncoderStack | DecoderStack):
@@ -131,20 +131,20 @@ def to_torch(module: nn.Module) -> nn.Module:
 
 def _check_layout(module: nn.Module, batch_first: object) -> None:
     """Refuse a module that takes the length first, unless ``batch_first=True``."""
-    where, what = "from_torch", type(module).__name__
+    what = type(module).__name__
     if batch_first is not None and batch_first is not True:
         hint = "ours takes [batch, len, embed_dim] only; x.transpose(0, 1) turns the one into the other"
-        raise value_error(where, "batch_first", "be True, or None for what the module says", batch_first, hint=hint)
+        raise value_error("batch_first", "be True, or None for what the module says", batch_first, hint=hint)
     layouts = {part.batch_first for part in module.modules() if isinstance(part, nn.MultiheadAttention)}
     if len(layouts) > 1:
-        raise unsupported(where, what, ["batch_first is True in some of its attentions and False in others"])
+        raise unsupported(what, ["batch_first is True in some of its attentions and False in others"])
     if layouts == {False} and batch_first is None:
         reason = "its batch_first is False: it takes [len, batch, embed_dim], and ours [batch, len, embed_dim]"
         hint = "from_torch(module, batch_first=True) converts it, and x.transpose(0, 1) what it is called with"
-        raise unsupported(where, what, [reason], hint=hint)
+        raise unsupported(what, [reason], hint=hint)
 
 
-def _check_forward(where: str, module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
+def _check_forward(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
     """Refuse subclasses that override ``forward``: copied weights alone would not give equal outputs."""
     reasons = [
         f"{f'{name} is' if name else 'it is'} {type(part).__name__}, whose forward is not that of {kind.__name__}"
@@ -153,7 +153,7 @@ def _check_forward(where: str, module: nn.Module, kinds: tuple[type[nn.Module], 
         if isinstance(part, kind) and type(part).forward is not kind.forward
     ]
     if reasons:
-        raise unsupported(where, type(module).__name__, reasons)
+        raise unsupported(type(module).__name__, reasons)
 
 
 def _attention_from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
@@ -166,7 +166,7 @@ def _attention_from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
         reasons.append(f"kdim {module.kdim} and vdim {module.vdim} differ; context_dim is one width for both")
     reasons += reasons_against_plain({"out_proj": module.out_proj}, "saccade's module")
     if reasons:
-        raise unsupported("from_torch", "MultiHeadAttention", reasons)
+        raise unsupported("MultiHeadAttention", reasons)
     ours = MultiHeadAttention(
         module.embed_dim,
         module.num_heads,
@@ -210,7 +210,7 @@ def _reasons_against_torch(module: AttentionLayer) -> list[str]:
 def _attention_to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     reasons = _reasons_against_torch(module)
     if reasons:
-        raise unsupported("to_torch", "nn.MultiheadAttention", reasons)
+        raise unsupported("nn.MultiheadAttention", reasons)
     like = module.output_projection.weight
     theirs = nn.MultiheadAttention(
         module.embed_dim,
@@ -266,7 +266,7 @@ def _layer_from_torch(module: TorchLayer) -> EncoderLayer | DecoderLayer:
         reasons.append(f"what its parts add is dropped with different probabilities: {sorted(dropouts)}")
     reasons += reasons_against_plain({"linear1": module.linear1, "linear2": module.linear2}, "saccade's layer")
     if reasons or activation is None:
-        raise unsupported("from_torch", f"a layer of {type(module).__name__}", reasons)
+        raise unsupported(f"a layer of {type(module).__name__}", reasons)
     feed_forward = FeedForward(
         module.linear1.in_features,
         module.linear1.out_features,
@@ -286,7 +286,7 @@ def _layer_from_torch(module: TorchLayer) -> EncoderLayer | DecoderLayer:
 def _layer_to_torch(module: EncoderLayer | DecoderLayer) -> TorchLayer:
     reasons = _reasons_of_layer(module)
     if reasons:
-        raise unsupported("to_torch", f"nn.Transformer{type(module).__name__}", reasons)
+        raise unsupported(f"nn.Transformer{type(module).__name__}", reasons)
     feed_forward = module.feed_forward
     assert isinstance(feed_forward, FeedForward)  # or there is a reason
     is_encoder = isinstance(module, EncoderLayer)
@@ -327,7 +327,7 @@ def _stack_to_torch(module: EncoderStack | DecoderStack) -> TorchStack:
     for index, layer in enumerate(module.layers):
         reasons += [f"layer {index}: {reason}" for reason in _reasons_of_layer(layer)]  # type: ignore[arg-type]
     if reasons:
-        raise unsupported("to_torch", f"nn.Transformer{type(module).__name__.removesuffix('Stack')}", reasons)
+        raise unsupported(f"nn.Transformer{type(module).__name__.removesuffix('Stack')}", reasons)
     layers: list[Any] = [_layer_to_torch(layer) for layer in module.layers]  # type: ignore[arg-type]
     norm = None if module.final_norm is None else copy.deepcopy(module.final_norm)
     theirs: TorchStack

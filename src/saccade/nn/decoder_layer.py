@@ -159,18 +159,18 @@ class DecoderLayer(ResidualLayer):
             return first, second
         kind = "the cache of a layer" if self.cross_attention is None else "a Cache([KVCache(), CrossCache()])"
         rule = f"be {kind}, or None"
-        raise type_error("DecoderLayer", "cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
+        raise type_error("cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
 
     def _check_context(self, context: Tensor | None, context_cached: bool) -> None:
         """Refuse a context without cross-attention, and cross-attention without a context."""
         if self.cross_attention is None and context is not None:
             hint = "DecoderLayer(..., cross_attention=MultiHeadAttention(...)) makes a layer that looks across"
             rule = "be None in a layer without cross_attention"
-            raise value_error("DecoderLayer", "context", rule, type(context).__name__, hint=hint)
+            raise value_error("context", rule, type(context).__name__, hint=hint)
         if self.cross_attention is not None and context is None and not context_cached:
             hint = "with a cache it may be left out from the second call on"
             rule = "be given to a layer with cross_attention"
-            raise value_error("DecoderLayer", "context", rule, None, hint=hint)
+            raise value_error("context", rule, None, hint=hint)
 
 
 def _cross_positions(positions: GivenPositions, x: Tensor, context_mask: object) -> GivenPositions:

@@ -16,7 +16,7 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import value_error
-from saccade.support.validation import flag, instance
+from saccade.support.validation import check_bool, check_type
 
 __all__ = ["EncoderLayer", "ResidualLayer"]
 
@@ -43,16 +43,15 @@ class ResidualLayer(AnswersCalls, Layer):
         dropout_p: float,
     ):
         super().__init__()
-        where = type(self).__name__
-        width = _width(where, attentions, feed_forward)
-        dropout.check(dropout_p, where)
-        self.norm_first = flag(where, "norm_first", norm_first)
+        width = _width(attentions, feed_forward)
+        dropout.check(dropout_p)
+        self.norm_first = check_bool("norm_first", norm_first)
         for name, part in attentions.items():
             setattr(self, name, part)
         self.feed_forward = feed_forward
         parts = {"attention": None, "feed_forward": feed_forward} | {**attentions}
         for name, module in parts.items():
-            setattr(self, f"{name}_norm", None if module is None else make_norm(norm, width, norm_eps, where))
+            setattr(self, f"{name}_norm", None if module is None else make_norm(norm, width, norm_eps))
         self.dropout = nn.Dropout(dropout_p)
 
     def matrix(
@@ -150,7 +149,7 @@ class EncoderLayer(ResidualLayer):
         return self._add(x, self.feed_forward, self.feed_forward_norm)
 
 
-def _width(where: str, attentions: Mapping[str, AttentionLayer | None], feed_forward: nn.Module) -> int:
+def _width(attentions: Mapping[str, AttentionLayer | None], feed_forward: nn.Module) -> int:
     """Check the types and widths of a layer's parts, and return their width."""
     width = 0
     for name, part in attentions.items():
@@ -160,13 +159,13 @@ def _width(where: str, attentions: Mapping[str, AttentionLayer | None], feed_for
         is_cross = name != "attention"  # only MultiHeadAttention supports cross-attention
         rule = "be a saccade.nn.MultiHeadAttention" + ("" if is_cross else ", or another attention of saccade.nn")
         kind = MultiHeadAttention if is_cross else AttentionLayer
-        part_width = instance(where, name, part, kind, rule, hint=hint).embed_dim
+        part_width = check_type(name, part, kind, rule, hint=hint).embed_dim
         width = width or part_width
         if part_width != width:
-            raise value_error(where, name, f"have embed_dim {width}, as the first attention", part_width)
+            raise value_error(name, f"have embed_dim {width}, as the first attention", part_width)
     hint = f"for instance saccade.nn.FeedForward({width}, {4 * width})"
-    instance(where, "feed_forward", feed_forward, nn.Module, "be a module", hint=hint)
+    check_type("feed_forward", feed_forward, nn.Module, "be a module", hint=hint)
     inner_width = getattr(feed_forward, "embed_dim", width)
     if inner_width != width:
-        raise value_error(where, "feed_forward", f"have embed_dim {width}, as the attention", inner_width)
+        raise value_error("feed_forward", f"have embed_dim {width}, as the attention", inner_width)
     return width

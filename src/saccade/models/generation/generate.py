@@ -17,7 +17,7 @@ from saccade.models.generation.sampler import Sampler
 from saccade.models.generation.stepper import LanguageModel, Reader, new_reader
 from saccade.support.argument_hints import answers
 from saccade.support.errors import value_error
-from saccade.support.validation import instance, integer
+from saccade.support.validation import check_int, check_type
 
 __all__ = ["Step", "generate", "stream"]
 
@@ -45,7 +45,7 @@ class Step:
     bytes_appended: int | None
 
 
-@answers("generate", FOREIGN_NAMES)
+@answers(FOREIGN_NAMES)
 def generate(
     model: LanguageModel,
     tokens: Tokens,
@@ -86,7 +86,7 @@ def generate(
         >>> [len(text) for text in generate(model, [[1, 2, 3], [4]], 5)]
         [5, 5]
     """
-    prompts, ends, steps = _prepare("generate", model, tokens, max_new_tokens, cache, sampler, stop, seed)
+    prompts, ends, steps = _prepare(model, tokens, max_new_tokens, cache, sampler, stop, seed)
     texts: list[list[int]] = [[] for _ in prompts]
     for step in steps:
         for text, token in zip(texts, step.tokens.tolist(), strict=True):
@@ -95,7 +95,7 @@ def generate(
     return texts
 
 
-@answers("stream", FOREIGN_NAMES)
+@answers(FOREIGN_NAMES)
 def stream(
     model: LanguageModel,
     tokens: Tokens,
@@ -118,11 +118,10 @@ def stream(
         decode 1 64
         decode 1 64
     """
-    return _prepare("stream", model, tokens, max_new_tokens, cache, sampler, stop, seed)[2]
+    return _prepare(model, tokens, max_new_tokens, cache, sampler, stop, seed)[2]
 
 
 def _prepare(
-    where: str,
     model: LanguageModel,
     tokens: Tokens,
     max_new_tokens: int,
@@ -132,15 +131,15 @@ def _prepare(
     seed: int | None,
 ) -> tuple[list[list[int]], frozenset[int], Iterator[Step]]:
     """Check all arguments; return the prompts, the tokens that end a text, and the steps."""
-    prompts = as_prompts(where, tokens)
-    integer(where, "max_new_tokens", max_new_tokens, 0)
+    prompts = as_prompts(tokens)
+    check_int("max_new_tokens", max_new_tokens, 0)
     hint = "for instance saccade.models.Sampler(temperature=0.8, top_p=0.95)"
-    instance(where, "sampler", sampler, (Sampler, NoneType), "be a Sampler or None", hint=hint)
-    dropout.check_seed(seed, where)
+    check_type("sampler", sampler, (Sampler, NoneType), "be a Sampler or None", hint=hint)
+    dropout.check_seed(seed)
     if seed is not None and sampler is None:
         hint = "sampler=saccade.models.Sampler() draws; without one the likeliest token is taken"
-        raise value_error(where, "seed", "be None where nothing is drawn", seed, hint=hint)
-    reader, ends = new_reader(where, model, cache), stop_tokens(where, stop)
+        raise value_error("seed", "be None where nothing is drawn", seed, hint=hint)
+    reader, ends = new_reader(model, cache), stop_tokens(stop)
     return prompts, ends, _steps(reader, prompts, max_new_tokens, sampler, ends, seed)
 
 

@@ -13,7 +13,7 @@ from saccade.models.generation.prompts import left_padded
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import type_error, value_error
 from saccade.support.numerics import wide_dtype
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["LanguageModel", "Reader", "new_reader"]
 
@@ -46,35 +46,35 @@ class Reader(Protocol):
         ...
 
 
-def new_reader(where: str, model: LanguageModel, cache: Cache | LayerCache | None) -> Reader:
+def new_reader(model: LanguageModel, cache: Cache | LayerCache | None) -> Reader:
     """Return the reader that fits the model."""
     if not callable(model):
-        raise type_error(where, "model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
-    instance(where, "cache", cache, (Cache, LayerCache, NoneType), "be what model.new_cache() gives, or None")
+        raise type_error("model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
+    check_type("cache", cache, (Cache, LayerCache, NoneType), "be what model.new_cache() gives, or None")
     if cache is None:
         new_cache = getattr(model, "new_cache", None)
         if new_cache is None:
-            return _WholeTextReader(where, model)
+            return _WholeTextReader(model)
         cache = new_cache()
-    return _CachedReader(where, model, cache)
+    return _CachedReader(model, cache)
 
 
 class _CachedReader(Reader):
-    def __init__(self, where: str, model: LanguageModel, cache: Cache | LayerCache):
-        self._where, self._model, self._cache, self._device = where, model, cache, _device(model)
+    def __init__(self, model: LanguageModel, cache: Cache | LayerCache):
+        self._model, self._cache, self._device = model, cache, _device(model)
 
     def read(self, new: list[list[int]]) -> Tensor:
         following = self._cache.positions(1)
         if isinstance(following, Tensor):
             if len(following) != len(new):
                 rule = f"hold {len(new)} texts, one for each prompt"
-                raise value_error(self._where, "cache", rule, len(following))
+                raise value_error("cache", rule, len(following))
             starts = following.flatten().tolist()
         else:
             starts = [0 if following is None else following.start] * len(new)
         tokens, positions = left_padded(new, starts, self._device)
         self.processed = sum(map(len, new))
-        logits = _last(self._where, self._model, tokens, cache=self._cache, positions=positions)
+        logits = _last(self._model, tokens, cache=self._cache, positions=positions)
         self.traffic = self._cache.traffic
         return logits
 
@@ -83,8 +83,8 @@ class _CachedReader(Reader):
 
 
 class _WholeTextReader(Reader):
-    def __init__(self, where: str, model: LanguageModel):
-        self._where, self._model = where, model
+    def __init__(self, model: LanguageModel):
+        self._model = model
         self._texts: list[list[int]] = []
 
     def read(self, new: list[list[int]]) -> Tensor:
@@ -92,13 +92,13 @@ class _WholeTextReader(Reader):
         self._texts = [text + more for text, more in zip(texts, new, strict=True)]
         tokens, positions = left_padded(self._texts, [0] * len(self._texts), _device(self._model))
         self.processed = sum(map(len, self._texts))
-        return _last(self._where, self._model, tokens, positions=positions)
+        return _last(self._model, tokens, positions=positions)
 
     def reorder(self, rows: list[int]) -> None:
         self._texts = [self._texts[row] for row in rows]
 
 
-def _last(where: str, model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
+def _last(model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
     """Return logits of the last token; the others are not computed if the model has ``hidden`` and ``logits``."""
     hidden, project = getattr(model, "hidden", None), getattr(model, "logits", None)
     with torch.no_grad():
@@ -109,12 +109,12 @@ def _last(where: str, model: LanguageModel, tokens: Tensor, **how: object) -> Te
             if not isinstance(out, Tensor) or out.dim() != 3 or out.shape[:2] != tokens.shape:
                 got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
                 rule = f"return logits [{tokens.shape[0]}, {tokens.shape[1]}, vocab]"
-                raise value_error(where, "model", rule, got)
+                raise value_error("model", rule, got)
             logits = out[:, -1]
         logits = logits.to(wide_dtype(logits.dtype))
         # The largest logit of a row is NaN if any is, and -inf if all are.
         if not bool(logits.amax(-1).isfinite().all()):
-            raise value_error(where, "model", "return logits without NaN and inf", "some")
+            raise value_error("model", "return logits without NaN and inf", "some")
         return logits
 
 
