@@ -12,7 +12,7 @@ from saccade.masks.algebra import And
 from saccade.nn.feed_forward import Activation
 from saccade.nn.norms import Norm
 from saccade.positions import Scaling
-from saccade.support.argument_hints import WORDS, answers_class
+from saccade.support.argument_hints import FOREIGN_NAMES, argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type
 
@@ -30,7 +30,7 @@ Token = Annotated[int, {"least": 0}]
 
 _NUMBERS: dict[Any, Any] = {bool: check_bool, int: check_int, float: check_number}
 _FOREIGN_NAMES: Mapping[str, str] = {
-    **WORDS,
+    **FOREIGN_NAMES,
     **dict.fromkeys(("vocab", "num_tokens", "n_vocab"), "vocab_size="),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "block_size", "context_length", "seq_len"), "max_len="),
     "n_embd": "embed_dim=",
@@ -78,7 +78,7 @@ class TextConfig(Config):
     num_heads: int
 
 
-@answers_class(_FOREIGN_NAMES)
+@argument_hints(_FOREIGN_NAMES)
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig(TextConfig):
     """The config of an `Encoder`.
@@ -117,7 +117,7 @@ class EncoderConfig(TextConfig):
         check_int("pad_token", self.pad_token, 0, below=self.vocab_size, hint=hint)
 
 
-@answers_class(_FOREIGN_NAMES)
+@argument_hints(_FOREIGN_NAMES)
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig(TextConfig):
     """The config of a `Decoder`. The defaults are those of Llama.
@@ -193,7 +193,7 @@ class DecoderConfig(TextConfig):
         return self.mask if Causal() in parts else Causal() & self.mask
 
 
-@answers_class(_FOREIGN_NAMES)
+@argument_hints(_FOREIGN_NAMES)
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoderConfig(TextConfig):
     """The config of an `EncoderDecoder`. The defaults are those of the first paper.
@@ -232,7 +232,7 @@ class EncoderDecoderConfig(TextConfig):
     end_tokens: tuple[int, ...] = ()
 
 
-@answers_class(_FOREIGN_NAMES)
+@argument_hints(_FOREIGN_NAMES)
 @dataclasses.dataclass(frozen=True)
 class VisionTransformerConfig(Config):
     """The config of a `VisionTransformer`.
@@ -313,7 +313,7 @@ class VisionTransformerConfig(Config):
         return rows * columns + self.class_token
 
 
-@answers_class(_FOREIGN_NAMES)
+@argument_hints(_FOREIGN_NAMES)
 @dataclasses.dataclass(frozen=True)
 class SetDecoderConfig(Config):
     """The config of a `SetDecoder`. The defaults are those of DETR.

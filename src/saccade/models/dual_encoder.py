@@ -176,7 +176,7 @@ class DualEncoder(PretrainedText):
         if not config.end_tokens:
             return tokens.argmax(1)
         is_end = torch.isin(tokens, torch.tensor(config.end_tokens, device=tokens.device))
-        can_be_read = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
+        can_be_read = tokens.device.type == "cpu" and not is_tracing()
         if can_be_read and not bool(is_end.any(1).all()):
             rule = f"have an end token in each text, one of {config.end_tokens}"
             raise value_error("tokens", rule, "a text without one")

@@ -26,7 +26,7 @@ def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -
         raise type_error(argument, "be int64 or int32", tokens.dtype)
     if tokens.ndim != 2:
         raise value_error(argument, "be [batch, len]", list(tokens.shape))
-    if vocab_size is None or tokens.device.type != "cpu" or not tokens.numel() or torch.compiler.is_compiling():
+    if vocab_size is None or tokens.device.type != "cpu" or not tokens.numel() or is_tracing():
         return
     least, most = map(int, tokens.aminmax())
     if least < 0 or most >= vocab_size:

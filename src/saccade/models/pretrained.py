@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from saccade.models.checkpoint_folder import check_types, read_config, read_tokenizer, read_weights, write_folder
 from saccade.models.checkpoint_format import Entry, FileFormat
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_type
 
@@ -26,7 +26,7 @@ M = TypeVar("M", bound=nn.Module)
 _SAFE_SIDE = 1 << 20  # building a side of this length is harmless; its true length is compared later
 
 
-class Pretrained(AnswersCalls, nn.Module):
+class Pretrained(ArgumentHints, nn.Module):
     """A model that reads published weights.
 
     Attributes:

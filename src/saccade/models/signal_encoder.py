@@ -14,7 +14,7 @@ from saccade.matrix import Matrix
 from saccade.nn import EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.projections import weight_of
 from saccade.positions import Rotary
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, shown, value_error
 from saccade.support.validation import ShapeSpec, check_int, check_type
 
@@ -23,7 +23,7 @@ __all__ = ["SignalEncoder"]
 _SIGNAL = ShapeSpec("signal [batch, len, channels]")
 
 
-class SignalEncoder(AnswersCalls, nn.Module):
+class SignalEncoder(ArgumentHints, nn.Module):
     """Strided convolutions that turn a signal into frames, and layers of local attention over the frames.
 
     Each convolution of stride s, with a GELU after it, shortens ``len`` steps to ``ceil(len / s)``. Attention uses

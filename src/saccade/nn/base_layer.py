@@ -14,7 +14,7 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_type
 
@@ -29,7 +29,7 @@ class Layer(nn.Module):
         def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
 
 
-class AttentionLayer(AnswersCalls, Layer):
+class AttentionLayer(ArgumentHints, Layer):
     """The base of attention layers, ``[batch, len, embed_dim]`` to the same: projections around a mechanism.
 
     Args:

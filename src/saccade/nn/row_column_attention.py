@@ -9,7 +9,7 @@ from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.base_layer import Layer
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, type_error, value_error
 from saccade.support.validation import ShapeSpec, check_int
 
@@ -20,7 +20,7 @@ _VALID = ShapeSpec("valid [batch, rows, columns]")
 _PAIRS = ShapeSpec("pairs [batch, columns, columns, pair_dim]")
 
 
-class TableAttention(AnswersCalls, Layer):
+class TableAttention(ArgumentHints, Layer):
     """The base of the Evoformer's layers: a norm, and gated multi-head attention within each row of a table.
 
     One product computes all rows as its batch and the heads of all items as its heads, so that the bias of an item is

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import check_int
 from saccade.vision.cbam import Gates
 from saccade.vision.channel import pooled
@@ -15,7 +15,7 @@ from saccade.vision.feature_map import BatchNorm, check_features, reduced
 __all__ = ["BAM"]
 
 
-class BAM(AnswersCalls, nn.Module):
+class BAM(ArgumentHints, nn.Module):
     r"""The bottleneck attention module: a gate from channel and spatial logits.
 
     .. math:: \mathrm{out} = x + x \odot \sigma\big(M_c(x) + M_s(x)\big), \qquad

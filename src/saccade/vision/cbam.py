@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import check_choice
 from saccade.vision.channel import ChannelAttention
 from saccade.vision.feature_map import check_features
@@ -30,7 +30,7 @@ class Gates(NamedTuple):
     spatial: Tensor
 
 
-class CBAM(AnswersCalls, nn.Module):
+class CBAM(ArgumentHints, nn.Module):
     r"""The convolutional block attention module: a channel gate, then a spatial gate.
 
     .. math:: x' = s_{\mathrm{channel}}(x) \odot x, \qquad \mathrm{out} = s_{\mathrm{spatial}}(x') \odot x'

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import check_bool, check_choice
 from saccade.vision.feature_map import check_features, reduced
 
@@ -15,7 +15,7 @@ __all__ = ["ChannelAttention", "pooled"]
 _POOLINGS = (("average",), ("average", "max"))
 
 
-class ChannelAttention(AnswersCalls, nn.Module):
+class ChannelAttention(ArgumentHints, nn.Module):
     r"""A gate for every channel: squeeze-and-excitation, or CBAM's channel gate.
 
     .. math:: s = \sigma\Big(\sum_{p} W_2\,\mathrm{ReLU}(W_1\,\mathrm{pool}_p(x))\Big), \qquad

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_number
 from saccade.vision.channel import pooled
@@ -17,7 +17,7 @@ from saccade.vision.feature_map import check_features
 __all__ = ["ECA"]
 
 
-class ECA(AnswersCalls, nn.Module):
+class ECA(ArgumentHints, nn.Module):
     r"""Efficient channel attention: a gate for every channel, from one small convolution.
 
     .. math:: s = \sigma(w * \mathrm{mean}(x)), \qquad \mathrm{out}_c = s_c\, x_c

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from saccade.matrix import AttentionMatrix
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_choice, check_int, check_number
 from saccade.vision.feature_map import BatchNorm, as_map, as_tokens, check_features
@@ -18,7 +18,7 @@ KINDS = ("embedded", "gaussian", "dot", "concatenation")
 _SOFTMAX = ("embedded", "gaussian")
 
 
-class NonLocal(AnswersCalls, nn.Module):
+class NonLocal(ArgumentHints, nn.Module):
     r"""The non-local block: every position averages over all positions.
 
     .. math:: \mathrm{out} = x + \mathrm{norm}(W_z\, y), \qquad

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from saccade.matrix import AttentionMatrix
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.vision.feature_map import as_map, as_tokens, check_features, reduced
 
 __all__ = ["PositionAttention"]
 
 
-class PositionAttention(AnswersCalls, nn.Module):
+class PositionAttention(ArgumentHints, nn.Module):
     r"""Self-attention over the H·W positions of a feature map.
 
     .. math:: \mathrm{out} = x + \gamma\, A V, \qquad A = \mathrm{softmax}(Q^\top K),\quad

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_int
 from saccade.vision.feature_map import BatchNorm, check_features
@@ -14,7 +14,7 @@ from saccade.vision.feature_map import BatchNorm, check_features
 __all__ = ["SpatialAttention"]
 
 
-class SpatialAttention(AnswersCalls, nn.Module):
+class SpatialAttention(ArgumentHints, nn.Module):
     r"""CBAM's spatial gate: a gate for every position.
 
     .. math:: s = \sigma\big(\mathrm{norm}(f^{k \times k}([\mathrm{mean}_c\, x;\ \mathrm{max}_c\, x]))\big), \qquad

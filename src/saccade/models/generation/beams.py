@@ -15,7 +15,7 @@ from saccade.caches import Cache, LayerCache
 from saccade.models.generation.generate import Tokens
 from saccade.models.generation.prompts import FOREIGN_NAMES, as_prompts, stop_tokens
 from saccade.models.generation.stepper import LanguageModel, new_reader
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import check_int, check_number
 
 __all__ = ["Hypothesis", "beam_search"]
@@ -34,7 +34,7 @@ class Hypothesis(NamedTuple):
     score: float
 
 
-@answers(FOREIGN_NAMES)
+@argument_hints(FOREIGN_NAMES)
 def beam_search(
     model: LanguageModel,
     tokens: Tokens,

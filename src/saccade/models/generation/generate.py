@@ -15,7 +15,7 @@ from saccade.engine import dropout
 from saccade.models.generation.prompts import FOREIGN_NAMES, as_prompts, stop_tokens
 from saccade.models.generation.sampler import Sampler
 from saccade.models.generation.stepper import LanguageModel, Reader, new_reader
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_type
 
@@ -45,7 +45,7 @@ class Step:
     bytes_appended: int | None
 
 
-@answers(FOREIGN_NAMES)
+@argument_hints(FOREIGN_NAMES)
 def generate(
     model: LanguageModel,
     tokens: Tokens,
@@ -95,7 +95,7 @@ def generate(
     return texts
 
 
-@answers(FOREIGN_NAMES)
+@argument_hints(FOREIGN_NAMES)
 def stream(
     model: LanguageModel,
     tokens: Tokens,
