@@ -145,7 +145,9 @@ MODELS: Makes = {
     ),
     "SetDecoder": lambda: models.SetDecoder(models.SetDecoderConfig(**FINDER)),
     "SetDecoder with a backbone": lambda: models.SetDecoder(models.SetDecoderConfig(**FINDER), nn.Conv2d(16, 16, 1)),
-    "Given": lambda: torch.no_grad()(models.EncoderDecoder(models.EncoderDecoderConfig(**WRITER)).eval().given)(TOKENS),
+    "ConditionedDecoder": lambda: torch.no_grad()(
+        models.EncoderDecoder(models.EncoderDecoderConfig(**WRITER)).eval().given
+    )(TOKENS),
 }
 CASES: Makes = {
     **SOURCES,
@@ -225,7 +227,9 @@ def test_a_module_can_be_copied_and_stored(name: str, copied: Callable[[nn.Modul
 
 @pytest.mark.ci
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", [name for name in CASES if name != "Given"])  # it is made of a text, not of sizes
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name != "ConditionedDecoder"]
+)  # it is made of a text, not of sizes
 def test_a_module_that_begins_without_memory_takes_a_state(name: str, training: bool) -> None:
     module = _made(name).train(training)
     state = copy.deepcopy(module.state_dict())

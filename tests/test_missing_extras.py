@@ -26,8 +26,8 @@ def _kept() -> None:
 
 
 def _matched() -> None:
-    found = models.Found(torch.zeros(1, 3, 2), torch.rand(1, 3, 4))
-    models.match_sets(found, [models.Objects(torch.tensor([0]), torch.rand(1, 4))])
+    found = models.Detections(torch.zeros(1, 3, 2), torch.rand(1, 3, 4))
+    models.match_sets(found, [models.Targets(torch.tensor([0]), torch.rand(1, 4))])
 
 
 def _audited() -> None:

@@ -128,7 +128,9 @@ def _write_reference(language: str, source: Path) -> None:
     for package in PACKAGES:
         # What the package itself names is told where it lives, and once.
         twice = "   :no-index:\n" if package in ("saccade", "saccade.matrix") else ""
-        told = f".. automodule:: {package}\n   :members:\n   :show-inheritance:\n{twice}"
+        # from_pretrained and the like are inherited from a base that is not public.
+        inherited = "   :inherited-members: Module, tuple\n" if package == "saccade.models" else ""
+        told = f".. automodule:: {package}\n   :members:\n   :show-inheritance:\n{inherited}{twice}"
         text = f"# {package}\n\n```{{eval-rst}}\n{told}```\n"
         (folder / f"{package}.md").write_text(text, encoding="utf-8")
     pages = "\n".join(PACKAGES)

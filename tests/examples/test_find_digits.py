@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.models import Found, Objects
+from saccade.models import Detections, Targets
 
 PATH = Path(__file__).parents[2] / "examples" / "find_digits.py"
 
 
 def _objects(*each):
-    return Objects(torch.tensor([own[0] for own in each]), torch.tensor([own[1] for own in each]).reshape(-1, 4))
+    return Targets(torch.tensor([own[0] for own in each]), torch.tensor([own[1] for own in each]).reshape(-1, 4))
 
 
 def test_what_boxes_share_is_counted_in_pixels(example):
@@ -44,7 +44,7 @@ def test_of_two_in_one_place_the_likelier_is_kept(example):
     logits = torch.full((1, 4, 11), -9.0)
     logits[0, [0, 1, 2], [4, 5, 6]] = torch.tensor([1.0, 2.0, 1.5])
     logits[0, :, 10] = torch.tensor([-2.0, -2.0, -2.0, 5.0])
-    (kept,) = example.once(Found(logits, torch.tensor([[here, near, far, far]])))
+    (kept,) = example.once(Detections(logits, torch.tensor([[here, near, far, far]])))
     assert kept.classes.tolist() == [5, 6]
     assert torch.equal(kept.boxes, torch.tensor([near, far]))
 
@@ -59,10 +59,10 @@ def test_a_module_that_knows_all_is_right_and_one_that_finds_too_much_is_not(exa
         count = len(own.classes)
         logits[scene, range(count), own.classes] = 9.0
         boxes[scene, :count] = own.boxes
-    assert example.marks(lambda images: Found(logits, boxes), drawn) == (1.0, 1.0)
+    assert example.marks(lambda images: Detections(logits, boxes), drawn) == (1.0, 1.0)
     logits[0, 4, 2] = 9.0
     boxes[0, 4] = torch.tensor([0.5, 0.5, 0.9, 0.9])
-    share, digits = example.marks(lambda images: Found(logits, boxes), drawn)
+    share, digits = example.marks(lambda images: Detections(logits, boxes), drawn)
     assert share == pytest.approx(5 / 6)
     assert digits == 1.0
 
@@ -72,10 +72,10 @@ def test_the_cell_of_its_middle_answers_for_a_digit(example):
     shown = [_objects((7, [0.3, 0.9, 0.2, 0.1]))]
     logits, boxes = torch.zeros(1, 36, 11), torch.full((1, 36, 4), 0.01)
     logits[..., 10] = 9.0
-    empty = float(grid.loss(Found(logits, boxes), shown))
+    empty = float(grid.loss(Detections(logits, boxes), shown))
     logits[0, 31, 7], logits[0, 31, 10] = 18.0, 0.0  # row 5, column 1
     boxes[0, 31] = shown[0].boxes[0]
-    assert float(grid.loss(Found(logits, boxes), shown)) < 0.01 < empty
+    assert float(grid.loss(Detections(logits, boxes), shown)) < 0.01 < empty
     found = grid(torch.rand(2, 1, 24, 24))
     cell = (found.boxes[..., :2] * 6).floor()
     assert torch.equal(cell[..., 1] * 6 + cell[..., 0], torch.arange(36.0).expand(2, 36))

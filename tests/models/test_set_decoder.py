@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
 from transformers.loss.loss_for_object_detection import HungarianMatcher, center_to_corners_format, generalized_box_iou
 
-from saccade.models import Found, Objects, SetDecoder, SetDecoderConfig, match_sets, set_loss
-from saccade.models.hungarian_loss import overlap
+from saccade.models import Detections, SetDecoder, SetDecoderConfig, Targets, match_sets, set_loss
+from saccade.models.hungarian_loss import generalized_iou
 from saccade.support.errors import UnsupportedError
 
 SIZES = {
@@ -70,38 +70,38 @@ def small(**changes):
 
 
 IMAGES = torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
-REAL = torch.ones(2, 64, 96, dtype=torch.bool)
-REAL[0, 40:] = REAL[0, :, 70:] = False
-OBJECTS = [Objects(torch.tensor([0, 6, 3]), torch.rand(3, 4) / 2 + 0.1), Objects(torch.tensor([2]), torch.rand(1, 4))]
+VALID = torch.ones(2, 64, 96, dtype=torch.bool)
+VALID[0, 40:] = VALID[0, :, 70:] = False
+OBJECTS = [Targets(torch.tensor([0, 6, 3]), torch.rand(3, 4) / 2 + 0.1), Targets(torch.tensor([2]), torch.rand(1, 4))]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("real", [None, REAL], ids=["whole", "padded"])
-def test_what_is_found_equals_detr(real, activation):
+@pytest.mark.parametrize("valid", [None, VALID], ids=["whole", "padded"])
+def test_what_is_found_equals_detr(valid, activation):
     theirs = published(activation_function=activation)
     ours = SetDecoder.from_state_dict(theirs.config, theirs.state_dict(), backbone=Backbone(theirs))
-    want = theirs(IMAGES, pixel_mask=None if real is None else real.long())
-    found = ours(IMAGES, real=real)
+    want = theirs(IMAGES, pixel_mask=None if valid is None else valid.long())
+    found = ours(IMAGES, valid=valid)
     for got, expected in (
         (found.logits, want.logits),
         (found.boxes, want.pred_boxes),
-        (ours.hidden(IMAGES, real=real), want.last_hidden_state),
+        (ours.hidden(IMAGES, valid=valid), want.last_hidden_state),
     ):
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     bare = SetDecoder.from_state_dict(theirs.config, theirs.state_dict())
     features = ours.backbone(IMAGES)
-    torch.testing.assert_close(bare(features, real=real).logits, found.logits)
-    torch.testing.assert_close(ours.every_layer(IMAGES, real=real)[-1].boxes, found.boxes)
+    torch.testing.assert_close(bare(features, valid=valid).logits, found.logits)
+    torch.testing.assert_close(ours.every_layer(IMAGES, valid=valid)[-1].boxes, found.boxes)
 
 
 @torch.no_grad()
 def test_matrices_are_those_of_detr():
     theirs = published(attn_implementation="eager")
     ours = SetDecoder.from_state_dict(theirs.config, theirs.state_dict(), backbone=Backbone(theirs))
-    want = theirs(IMAGES, pixel_mask=REAL.long(), output_attentions=True)
-    pairs = [(ours.matrices(IMAGES, real=REAL), want.encoder_attentions)]
-    pairs += [(ours.cross_matrices(IMAGES, real=REAL), want.cross_attentions)]
+    want = theirs(IMAGES, pixel_mask=VALID.long(), output_attentions=True)
+    pairs = [(ours.matrices(IMAGES, valid=VALID), want.encoder_attentions)]
+    pairs += [(ours.cross_matrices(IMAGES, valid=VALID), want.cross_attentions)]
     for matrices, attentions in pairs:
         for own, other in zip(matrices, attentions, strict=True):
             torch.testing.assert_close(own.to_dense(), other, atol=1e-5, rtol=1e-4)
@@ -133,9 +133,9 @@ def test_padding_changes_nothing(norm_first):
     model, features = small(norm_first=norm_first), torch.randn(1, 20, 4, 6, dtype=torch.float64)
     padded = torch.full((1, 20, 7, 8), 9.0, dtype=torch.float64)
     padded[:, :, :4, :6] = features
-    real = torch.zeros(1, 7, 8, dtype=torch.bool)
-    real[:, :4, :6] = True
-    torch.testing.assert_close(model(padded, real=real), model(features))
+    valid = torch.zeros(1, 7, 8, dtype=torch.bool)
+    valid[:, :4, :6] = True
+    torch.testing.assert_close(model(padded, valid=valid), model(features))
     assert not torch.allclose(model(padded).logits, model(features).logits, atol=1e-3)
 
 
@@ -161,10 +161,10 @@ def test_matching_and_loss_equal_transformers_and_every_order(data):
     batch, queries, kinds = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
     weights = [draw(st.sampled_from([0.0, 0.5, 2.0])) for _ in range(2)] + [draw(st.sampled_from([1.0, 3.0]))]
     logits = torch.randn(batch, queries, kinds + 1, generator=generator)
-    found = Found(logits, torch.rand(batch, queries, 4, generator=generator))
+    found = Detections(logits, torch.rand(batch, queries, 4, generator=generator))
     counts = [draw(st.integers(0, queries)) for _ in range(batch)]
     objects = [
-        Objects(torch.randint(0, kinds, (n,), generator=generator), torch.rand(n, 4, generator=generator))
+        Targets(torch.randint(0, kinds, (n,), generator=generator), torch.rand(n, 4, generator=generator))
         for n in counts
     ]
     names = ("class_weight", "box_weight", "overlap_weight")
@@ -175,14 +175,14 @@ def test_matching_and_loss_equal_transformers_and_every_order(data):
         assert [part.tolist() for part in own] == [part.tolist() for part in other]
     for item, own in enumerate(objects):  # none of all orders costs less
         boxes = found.boxes[item][:, None], own.boxes
-        cost = weights[1] * (boxes[0] - boxes[1]).abs().sum(-1) - weights[2] * overlap(*boxes)
+        cost = weights[1] * (boxes[0] - boxes[1]).abs().sum(-1) - weights[2] * generalized_iou(*boxes)
         cost = cost - weights[0] * logits[item].softmax(-1)[:, own.classes]
         orders = itertools.permutations(range(queries), len(own.classes))
         least = min(sum(float(cost[q, o]) for o, q in enumerate(order)) for order in orders)
         assert abs(float(cost[pairs[item]].sum()) - least) < 1e-5
 
 
-@pytest.mark.parametrize("objects", [OBJECTS, [OBJECTS[0], Objects(OBJECTS[0].classes[:0], OBJECTS[0].boxes[:0])]])
+@pytest.mark.parametrize("objects", [OBJECTS, [OBJECTS[0], Targets(OBJECTS[0].classes[:0], OBJECTS[0].boxes[:0])]])
 def test_the_loss_and_its_gradients_equal_transformers(objects):
     theirs = published(eos_coefficient=0.3)
     ours = SetDecoder.from_state_dict(theirs.config, theirs.state_dict(), backbone=Backbone(theirs))
@@ -200,25 +200,25 @@ def test_the_loss_and_its_gradients_equal_transformers(objects):
 
 def test_a_batch_without_objects_teaches_that_there_are_none():
     found = small()(torch.randn(2, 20, 4, 6, dtype=torch.float64))
-    none = Objects(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 4))
+    none = Targets(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 4))
     loss = set_loss(found, [none, none])
     torch.testing.assert_close(loss.total, -found.logits.log_softmax(-1)[..., -1].mean())
     assert (loss.boxes.item(), loss.overlap.item()) == (0, 0)
 
 
-def test_overlap_equals_transformers_and_is_finite_where_nothing_has_an_area():
+def test_generalized_iou_equals_transformers_and_is_finite_for_empty_boxes():
     boxes, others = torch.rand(6, 4, dtype=torch.float64), torch.rand(9, 4, dtype=torch.float64)
     want = generalized_box_iou(center_to_corners_format(boxes), center_to_corners_format(others))
-    torch.testing.assert_close(overlap(boxes[:, None], others), want)
-    torch.testing.assert_close(overlap(boxes, boxes), torch.ones(6, dtype=torch.float64))
+    torch.testing.assert_close(generalized_iou(boxes[:, None], others), want)
+    torch.testing.assert_close(generalized_iou(boxes, boxes), torch.ones(6, dtype=torch.float64))
     point = torch.tensor([0.5, 0.5, 0, 0], requires_grad=True)
-    assert overlap(point, point).item() == 0
-    assert torch.autograd.grad(overlap(point, torch.rand(4)), point)[0].isfinite().all()
+    assert generalized_iou(point, point).item() == 0
+    assert torch.autograd.grad(generalized_iou(point, torch.rand(4)), point)[0].isfinite().all()
 
 
 def test_objects_are_those_that_are_likely_enough():
     logits = torch.tensor([[[4.0, 0, 0], [0, 4, 0], [0, 0, 4], [0.5, 0, 0]]])
-    found = Found(logits, torch.rand(1, 4, 4))
+    found = Detections(logits, torch.rand(1, 4, 4))
     (objects,) = found.objects()
     assert objects.classes.tolist() == [0, 1]
     assert torch.equal(objects.boxes, found.boxes[0, :2])
@@ -234,7 +234,7 @@ def test_objects_are_learned():
         for row, column, kind in places:
             features[item, kind, row, column] = 3
         boxes = torch.tensor([[(column + 0.5) / 6, (row + 0.5) / 6, 1 / 6, 1 / 6] for row, column, _ in places])
-        objects.append(Objects(torch.tensor([kind for _, _, kind in places]), boxes))
+        objects.append(Targets(torch.tensor([kind for _, _, kind in places]), boxes))
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     for _ in range(300):
         optimizer.zero_grad()
@@ -247,8 +247,8 @@ def test_objects_are_learned():
     assert set_loss(found, objects).boxes.item() < 0.2
 
 
-FOUND = Found(torch.zeros(1, 2, 4), torch.rand(1, 2, 4))
-ONE = Objects(torch.tensor([1]), torch.rand(1, 4))
+FOUND = Detections(torch.zeros(1, 2, 4), torch.rand(1, 2, 4))
+ONE = Targets(torch.tensor([1]), torch.rand(1, 4))
 FEATURES = torch.zeros(1, 20, 4, 6, dtype=torch.float64)
 REFUSED = {
     "a tuple": (
@@ -265,10 +265,10 @@ REFUSED = {
     "pairs": (
         lambda: match_sets(FOUND, [tuple(ONE)]),
         TypeError,
-        "match_sets: objects must be Objects(classes, boxes)",
+        "match_sets: objects must be Targets(classes, boxes)",
     ),
     "too many": (
-        lambda: match_sets(FOUND, [Objects(torch.zeros(3, dtype=torch.int64), torch.rand(3, 4))]),
+        lambda: match_sets(FOUND, [Targets(torch.zeros(3, dtype=torch.int64), torch.rand(3, 4))]),
         ValueError,
         "match_sets: objects must be at most 2 in a picture, as queries; got 3",
     ),
@@ -289,18 +289,22 @@ REFUSED = {
         "match_sets: found must be finite, as objects; got NaN or infinity",
     ),
     "a weight below 0": (lambda: set_loss(FOUND, [ONE], box_weight=-1), ValueError, "set_loss: box_weight must be"),
-    "a probability": (lambda: FOUND.objects("most"), TypeError, "Found.objects: confidence must be a finite number"),
+    "a probability": (
+        lambda: FOUND.objects("most"),
+        TypeError,
+        "Detections.objects: confidence must be a finite number",
+    ),
     "three axes": (lambda: small()(FEATURES[0]), ValueError, "images must have shape [batch, channels, H, W]"),
     "other channels": (lambda: small()(FEATURES[:, :3]), ValueError, "= [batch, 20, H, W]; got [1, 3, 4, 6]"),
     "a float mask": (
-        lambda: small()(FEATURES, real=FEATURES[:, 0]),
+        lambda: small()(FEATURES, valid=FEATURES[:, 0]),
         TypeError,
-        "real must be a bool tensor; got torch.float64",
+        "valid must be a bool tensor; got torch.float64",
     ),
     "a flat mask": (
-        lambda: small()(FEATURES, real=FEATURES[0, 0] == 0),
+        lambda: small()(FEATURES, valid=FEATURES[0, 0] == 0),
         ValueError,
-        "real must have shape [batch, H, W]",
+        "valid must have shape [batch, H, W]",
     ),
     "no config": (lambda: SetDecoder({}), TypeError, "config must be a saccade.models.SetDecoderConfig; got dict"),
     "no module": (lambda: SetDecoder(SetDecoderConfig(**SIZES), len), TypeError, "backbone must be a module or None"),
@@ -371,8 +375,8 @@ def test_a_missing_scipy_is_named():
 import sys
 sys.modules["scipy"] = sys.modules["scipy.optimize"] = None
 import torch
-from saccade.models import Found, match_sets
-match_sets(Found(torch.zeros(1, 2, 4), torch.rand(1, 2, 4)), [])
+from saccade.models import Detections, match_sets
+match_sets(Detections(torch.zeros(1, 2, 4), torch.rand(1, 2, 4)), [])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ImportError: match_sets: scipy must be installed" in done.stderr

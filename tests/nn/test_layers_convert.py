@@ -98,9 +98,9 @@ def test_decoder_layers(options):
     hidden = torch.rand(6, 5) < 0.5
     hidden[:, 0] = False
     facts = {"tgt_mask": later, "memory_key_padding_mask": is_padding}
-    got = ours(x, memory, mask=masks.Causal(), encoded_mask=masks.from_key_padding_mask(is_padding))
+    got = ours(x, memory, mask=masks.Causal(), context_mask=masks.from_key_padding_mask(is_padding))
     torch.testing.assert_close(got, run(theirs, x, memory, **facts))
-    torch.testing.assert_close(ours(x, memory, encoded_mask=~hidden), run(theirs, x, memory, memory_mask=hidden))
+    torch.testing.assert_close(ours(x, memory, context_mask=~hidden), run(theirs, x, memory, memory_mask=hidden))
     back = to_torch(ours)
     torch.testing.assert_close(back(x, memory, **facts), got)
     same(back, theirs)

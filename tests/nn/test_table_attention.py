@@ -46,12 +46,14 @@ def _made(name: str, batch: int = 2, rows: int = 4, columns: int = 5) -> tuple[A
     given: tuple[Tensor, ...] = (torch.randn(batch, rows, columns, WIDTH, dtype=torch.float64),)
     if name == "rows and pairs":
         given += (torch.randn(batch, columns, columns, 5, dtype=torch.float64),)
-    real = torch.ones(batch, rows, columns, dtype=torch.bool)
-    real[-1, 3 if rows == columns else 2 :], real[-1, :, 3:] = False, False
-    return layer, given, real
+    valid = torch.ones(batch, rows, columns, dtype=torch.bool)
+    valid[-1, 3 if rows == columns else 2 :], valid[-1, :, 3:] = False, False
+    return layer, given, valid
 
 
-def _by_definition(name: str, layer: Any, x: Tensor, pairs: Tensor | None = None, real: Tensor | None = None) -> Tensor:
+def _by_definition(
+    name: str, layer: Any, x: Tensor, pairs: Tensor | None = None, valid: Tensor | None = None
+) -> Tensor:
     """One token after another, as the supplement of AlphaFold has it."""
     parts, head_dim = layer.attention, WIDTH // HEADS
     x = nn.functional.layer_norm(x, (WIDTH,), layer.norm.weight, layer.norm.bias)
@@ -68,11 +70,11 @@ def _by_definition(name: str, layer: Any, x: Tensor, pairs: Tensor | None = None
         part = slice(h * head_dim, (h + 1) * head_dim)
         if name in ("columns", "end"):
             keys, values = k[b, :, j, part], v[b, :, j, part]
-            seen = None if real is None else real[b, :, j]
+            seen = None if valid is None else valid[b, :, j]
             term = 0.0 if bias is None else bias[b, :, i, h]
         else:
             keys, values = k[b, i, :, part], v[b, i, :, part]
-            seen = None if real is None else real[b, i]
+            seen = None if valid is None else valid[b, i]
             term = 0.0 if bias is None else bias[b, j, :, h]
         scores = keys @ q[b, i, j, part] / head_dim**0.5 + term
         if seen is not None:
@@ -84,20 +86,20 @@ def _by_definition(name: str, layer: Any, x: Tensor, pairs: Tensor | None = None
 @pytest.mark.parametrize("padded", [False, True], ids=["all", "padded"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_definition(name: str, padded: bool) -> None:
-    layer, given, real = _made(name)
-    facts = {"real": real} if padded else {}
+    layer, given, valid = _made(name)
+    facts = {"valid": valid} if padded else {}
     torch.testing.assert_close(layer(*given, **facts), _by_definition(name, layer, *given, **facts))
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_are_those_of_the_definition(name: str) -> None:
-    layer, given, real = _made(name)
+    layer, given, valid = _made(name)
     given = tuple(x.requires_grad_() for x in given)
     wanted = [*given, *layer.parameters()]
     weight = torch.randn_like(given[0])
     own, want = (
         torch.autograd.grad((out * weight).sum(), wanted)
-        for out in (layer(*given, real=real), _by_definition(name, layer, *given, real=real))
+        for out in (layer(*given, valid=valid), _by_definition(name, layer, *given, valid=valid))
     )
     for one, other in zip(own, want, strict=True):
         torch.testing.assert_close(one, other)
@@ -105,8 +107,8 @@ def test_gradients_are_those_of_the_definition(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_matrix_is_what_the_output_is_made_of(name: str) -> None:
-    layer, given, real = _made(name)
-    matrix = layer.matrix(*given, real=real)
+    layer, given, valid = _made(name)
+    matrix = layer.matrix(*given, valid=valid)
     turned = (lambda x: x.transpose(1, 2)) if name in ("columns", "end") else (lambda x: x)
     x = turned(layer.norm(given[0]))
     batch, rows, columns, _ = x.shape
@@ -115,8 +117,8 @@ def test_the_matrix_is_what_the_output_is_made_of(name: str) -> None:
     value = layer.attention.value_projection(x).unflatten(-1, (HEADS, -1))
     found = torch.einsum("rbhij,brjhd->brihd", weights, value).flatten(3)
     gated = found * layer.attention.gate_projection(x).sigmoid()
-    torch.testing.assert_close(layer(*given, real=real), turned(layer.attention.output_projection(gated)))
-    seen = turned(real).transpose(0, 1)[:, :, None, None].expand_as(weights)
+    torch.testing.assert_close(layer(*given, valid=valid), turned(layer.attention.output_projection(gated)))
+    seen = turned(valid).transpose(0, 1)[:, :, None, None].expand_as(weights)
     assert weights[~seen].eq(0).all()
     is_row = seen.any(-1)
     torch.testing.assert_close(weights.sum(-1), is_row.double())
@@ -124,24 +126,24 @@ def test_the_matrix_is_what_the_output_is_made_of(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_padding_is_as_if_each_were_alone(name: str) -> None:
-    layer, given, real = _made(name)
+    layer, given, valid = _made(name)
     small = [x[1:, :3, :3] if i else x[1:, :2, :3] for i, x in enumerate(given)]
     if name in ("start", "end"):
         small = [given[0][1:, :3, :3]]
     padded = [x.clone() for x in given]
     for x, fits in zip(padded, small, strict=True):
         x[1, fits.shape[1] :], x[1, :, fits.shape[2] :] = 1e3, -1e3
-    out = layer(*padded, real=real)
+    out = layer(*padded, valid=valid)
     torch.testing.assert_close(out[:1], layer(*(x[:1] for x in given)))
     torch.testing.assert_close(out[1:, : small[0].shape[1], :3], layer(*small))
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_is_not_there_may_hold_anything(name: str) -> None:
-    layer, given, real = _made(name)
+    layer, given, valid = _made(name)
     spoiled = given[0].clone()
-    spoiled[~real] = torch.nan
-    torch.testing.assert_close(layer(spoiled, *given[1:], real=real)[real], layer(*given, real=real)[real])
+    spoiled[~valid] = torch.nan
+    torch.testing.assert_close(layer(spoiled, *given[1:], valid=valid)[valid], layer(*given, valid=valid)[valid])
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["all", "padded"])
@@ -158,10 +160,10 @@ def test_triangles_are_esmfold_s(around: str, padded: bool) -> None:
     ours.load_state_dict(state)
     pairs = torch.randn(3, 11, 11, 32)
     here = torch.arange(11) < torch.tensor([11, 7, 4])[:, None]
-    real = here[:, :, None] & here[:, None]
-    expected = theirs(pairs, real.float() if padded else None)
-    got = ours(pairs, real=real if padded else None)
-    shown = real if padded else torch.ones_like(real)  # they let padding look at padding
+    valid = here[:, :, None] & here[:, None]
+    expected = theirs(pairs, valid.float() if padded else None)
+    got = ours(pairs, valid=valid if padded else None)
+    shown = valid if padded else torch.ones_like(valid)  # they let padding look at padding
     torch.testing.assert_close(got[shown], expected[shown], rtol=1e-5, atol=1e-5)
 
 
@@ -185,10 +187,10 @@ def test_rows_with_pairs_are_openfold_s_attention() -> None:
 @pytest.mark.parametrize("name", ["start", "rows and pairs"])
 def test_no_tensor_has_an_entry_for_each_triple(name: str, batch: int) -> None:
     n = 128
-    layer, given, real = _made(name, batch, n, n)
+    layer, given, valid = _made(name, batch, n, n)
     layer, given = layer.float(), tuple(x.float().requires_grad_() for x in given)
     triples = 4 * batch * HEADS * n**3
-    for run in (lambda: layer(*given), lambda: layer(*given, real=real).sum().backward()):
+    for run in (lambda: layer(*given), lambda: layer(*given, valid=valid).sum().backward()):
         assert largest_tensor(run) < triples / 4  # a block of rows at a time, however many there are
 
 
@@ -204,15 +206,15 @@ def test_a_fresh_layer_adds_nothing_and_learns() -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_it_is_heard_by_recordings_and_in_half_precision(name: str) -> None:
-    layer, given, real = _made(name)
+    layer, given, valid = _made(name)
     layer, given = layer.float(), tuple(x.float() for x in given)
     with torch.no_grad(), sc.record(layer) as recording:
         layer(*given)
     assert recording[0].shape == layer.matrix(*given).shape
     with torch.autocast("cpu", torch.bfloat16):
-        half = layer(*given, real=real)
+        half = layer(*given, valid=valid)
     assert half.dtype == torch.bfloat16
-    exact = layer(*given, real=real)
+    exact = layer(*given, valid=valid)
     assert (half.float() - exact).norm() < 0.03 * exact.norm()
     empty = copy.deepcopy(layer)(*(x[:0] for x in given))
     assert empty.shape == given[0][:0].shape
@@ -224,11 +226,11 @@ def test_it_is_heard_by_recordings_and_in_half_precision(name: str) -> None:
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("columns", "end"))) for name in LAYERS]
 )
 def test_it_compiles_whole(name: str) -> None:
-    layer, given, real = _made(name)
+    layer, given, valid = _made(name)
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(*given), layer(*given))
-    torch.testing.assert_close(compiled(*given, real=real), layer(*given, real=real))
+    torch.testing.assert_close(compiled(*given, valid=valid), layer(*given, valid=valid))
 
 
 X, PAIRS = torch.zeros(2, 3, 5, 12), torch.zeros(2, 5, 5, 4)
@@ -255,12 +257,12 @@ X, PAIRS = torch.zeros(2, 3, 5, 12), torch.zeros(2, 5, 5, 4)
             "RowAttention: pairs must have shape [batch, columns, columns, pair_dim] = [2, 5, 5, 4]; got [2, 3, 5, 4].",
         ),
         (
-            lambda: ColumnAttention(12, 3)(X, real=torch.ones(2, 5, 3).bool()),
-            "ColumnAttention: real must have shape [batch, rows, columns] = [2, 3, 5]; got [2, 5, 3].",
+            lambda: ColumnAttention(12, 3)(X, valid=torch.ones(2, 5, 3).bool()),
+            "ColumnAttention: valid must have shape [batch, rows, columns] = [2, 3, 5]; got [2, 5, 3].",
         ),
         (
-            lambda: ColumnAttention(12, 3)(X, real=torch.ones(2, 3, 5)),
-            "ColumnAttention: real must be a bool tensor; got float32.",
+            lambda: ColumnAttention(12, 3)(X, valid=torch.ones(2, 3, 5)),
+            "ColumnAttention: valid must be a bool tensor; got float32.",
         ),
         (
             lambda: ColumnAttention(12, 3)(X.double()),
