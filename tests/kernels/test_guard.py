@@ -17,7 +17,7 @@ class Prepared(Kernel):
     """Answers what it was made with."""
 
     name = "prepared"
-    hides = False
+    supports_masked_rows = False
 
     def __init__(self, out, lse):
         self.results = out, lse

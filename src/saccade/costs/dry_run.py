@@ -20,9 +20,9 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from saccade.costs.operation import Step
 from saccade.engine import custom_op
-from saccade.engine.dispatch import route_of
+from saccade.engine.dispatch import choose_kernel
 from saccade.engine.explanation import Explanation
-from saccade.engine.kernels.kernel import KernelByHand
+from saccade.engine.kernels.kernel import KernelWithBackward
 from saccade.engine.memory_accounting import Watch
 from saccade.mechanisms.value_access import taken_as_clean
 from saccade.support.errors import unsupported
@@ -82,14 +82,15 @@ class DryRun(Watch):
 
     def _attend(self, arguments: Any, made: Any, *, is_backward: bool) -> None:
         with _for_real():
-            given, value_dim, dropout_p, impl = custom_op.asked([stand_in(x) for x in arguments])
+            given, value_dim, request = custom_op.asked([stand_in(x) for x in arguments])
             if self._past and given.shape[2] == given.shape[3]:
                 given = _after(given, self._past)
-            route = route_of(given, dropout_p, impl, by_hand=is_backward)
-            told = Explanation.of(given, route, value_dim, dropout_p, mask=given.rule)
+            request = request._replace(needs_backward=is_backward)
+            route = choose_kernel(given, request)
+            told = Explanation.of(given, route, value_dim, request, mask=given.rule)
             extra = told.extra_bytes
             if is_backward:
-                extra = cast("KernelByHand", route.kernel).backward_bytes(given, value_dim)
+                extra = cast("KernelWithBackward", route.kernel).backward_bytes(given, value_dim)
                 extra -= sum(x.nbytes for x in made)
         self.touch(extra)
         columns = given.key.shape[2]

@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.engine import nonfinite, second_order
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
-from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand, Tensors
+from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Tensors
 from saccade.engine.kernels.tiled import Tiled
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import has_values, is_transformed, level_left
@@ -163,7 +163,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        kernel: KernelByHand,
+        kernel: KernelWithBackward,
         given: Ingredients,
         dropped: Dropped | None,
         wanted: tuple[bool, ...],

@@ -21,7 +21,7 @@ from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import DenseTerm, Term
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
-from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand
+from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Request
 from saccade.engine.validation import autocast, check_value
 from saccade.masks.convert.as_mask import check_told_apart
 from saccade.masks.convert.recognise_tensor import found
@@ -31,10 +31,11 @@ from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_autocast, wants_gradient, without_autocast
 
-__all__ = ["Asked", "asked", "output", "product", "reasons"]
+__all__ = ["Asked", "asked", "attend", "attend_with_lse", "reasons"]
 
+_DEFAULT = Request()
 _HEAD = 7  # numbers of a program before those of the mask and the score's function
-KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.by_hand))
+KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.has_backward))
 """What runs behind an operation, to which autograd is not known: kernels that compute gradients themselves. "auto" may
 run another one forward; the gradients are then computed by one of these."""
 _NO_TERM, _DENSE, _DISTANCES = range(3)
@@ -44,31 +45,22 @@ _ARGUMENTS = (
 )
 
 
-def product(
-    given: Ingredients, value: Tensor, dropout_p: float = 0.0, impl: str | Kernel = "auto", seed: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Run `saccade.engine.dispatch.product` while a program is traced."""
-    out, lse = output(given, value, dropout_p, impl, seed, needs_lse=True)
-    assert lse is not None  # a kernel that gives none has been passed over
+def attend_with_lse(given: Ingredients, value: Tensor, request: Request = _DEFAULT) -> tuple[Tensor, Tensor]:
+    """Run `saccade.engine.dispatch.attend_with_lse` while a program is traced."""
+    out, lse = attend(given, value, request._replace(needs_lse=True))
+    assert lse is not None  # kernels without one are passed over
     return out, lse
 
 
-def output(
-    given: Ingredients,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    impl: str | Kernel = "auto",
-    seed: int | None = None,
-    *,
-    needs_lse: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Run `saccade.engine.dispatch.output` as one operation, which has an lse, or as a call outside of the graph."""
+def attend(given: Ingredients, value: Tensor, request: Request = _DEFAULT) -> tuple[Tensor, Tensor | None]:
+    """Run `saccade.engine.dispatch.attend` as one operation, which has an lse, or as a call outside of the graph."""
     if is_autocast(given.query):
         value = autocast(value, given.dtype)
         with without_autocast(given.device):
-            return output(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
+            return attend(given, value, request)
+    impl = request.impl
     check_value(given.where, value, given.query, given.key, given.dtype)
-    eager.check_dropout(given.where, dropout_p, seed)
+    eager.check_dropout(given.where, request.dropout_p, request.seed)
     value = value.to(given.query.dtype)
     if given.query.is_meta:
         return eager.finished(given, *autograd.results_like(given, value))
@@ -76,7 +68,7 @@ def output(
     is_plain = encoded is not None and given.modification is None and impl in KERNELS
     why = () if is_plain else reasons(given, impl)
     if encoded is not None and not why:
-        call = _Call.of(given, value, dropout_p, str(impl), seed, *encoded)
+        call = _Call.of(given, value, request, *encoded)
         return eager.finished(given, *_product(*call))
     if not torch.compiler.is_dynamo_compiling():  # but exporting: here an error may be raised
         hint = "masks and scores of saccade, bool tensors, and frozen dataclasses of your own go into a program"
@@ -85,15 +77,13 @@ def output(
     # decorator would do the same, and import the compiler with `import saccade`.
     torch._dynamo.graph_break(msg=f"{given.where} cannot be one operation: {'; '.join(why)}")
     outside: Callable[..., tuple[Tensor, Tensor | None]] = torch.compiler.disable(_outside)
-    return outside(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
+    return outside(given, value, request)
 
 
-def _outside(
-    given: Ingredients, value: Tensor, dropout_p: float, impl: str | Kernel, seed: int | None, *, needs_lse: bool
-) -> tuple[Tensor, Tensor | None]:
-    # While sizes are symbols nobody looks at what a mask tells apart.
+def _outside(given: Ingredients, value: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:
+    # While sizes are symbols, the batch items and heads that a mask distinguishes are not checked.
     check_told_apart(given.rule, given.shape, given.where)
-    return eager.output(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
+    return eager.attend(given, value, request)
 
 
 def reasons(given: Ingredients, impl: str | Kernel) -> tuple[str, ...]:
@@ -130,9 +120,7 @@ class _Call(NamedTuple):
         cls,
         given: Ingredients,
         value: Tensor,
-        dropout_p: float,
-        impl: str,
-        seed: int | None,
+        request: Request,
         program: list[int],
         tensors: list[Tensor],
     ) -> _Call:
@@ -145,14 +133,14 @@ class _Call(NamedTuple):
             addresses = [x for x in (bias.q_addresses, bias.kv_addresses) if x is not None]
         wants_bias = bias is not None and wants_gradient(bias.source)
         head = [kind, lowest, first, len(addresses), int(wants_bias), *given.origin]
-        numbers = [given.scale, math.nan if given.softcap is None else given.softcap, float(dropout_p)]
-        if dropout_p and seed is None:
+        numbers = [given.scale, math.nan if given.softcap is None else given.softcap, float(request.dropout_p)]
+        if request.dropout_p and request.seed is None:
             drawn = torch.randint(0, 1 << 31, ())
         else:
-            drawn = torch.full((), seed or 0, dtype=torch.int64)
+            drawn = torch.full((), request.seed or 0, dtype=torch.int64)
         sources = [*([] if bias is None else [bias.source]), *given.parameters]
         constants = [*tensors, *addresses, drawn]
-        return cls(given.query, given.key, value, sources, constants, [*head, *program], numbers, impl)
+        return cls(given.query, given.key, value, sources, constants, [*head, *program], numbers, str(request.impl))
 
     @property
     def wants_bias(self) -> bool:
@@ -197,18 +185,17 @@ class _Call(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the operation of a program is asked for."""
+    """Inputs and request of the operation of a program."""
 
     given: Ingredients
     value_dim: int
-    dropout_p: float
-    impl: str
+    request: Request
 
 
 def asked(arguments: Sequence[Any]) -> Asked:
     """The same, told from the arguments of the operation, or of the one that takes its gradients."""
     call = _Call(*arguments[: len(_Call._fields)])
-    return Asked(call.ingredients(), call.value.shape[3], call.numbers[2], call.kernel_name)
+    return Asked(call.ingredients(), call.value.shape[3], Request(call.numbers[2], call.kernel_name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +216,7 @@ class _Derived:
 def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = _Call(*arguments)
     seed = None if call.dropped is None else call.dropped.seed
-    out, lse = _outside(call.ingredients(), call.value, call.numbers[2], call.kernel_name, seed, needs_lse=True)
+    out, lse = _outside(call.ingredients(), call.value, Request(call.numbers[2], call.kernel_name, seed, True))
     assert lse is not None
     # A compiler counts on this layout: [batch, len, heads, width] in memory.
     return out.transpose(1, 2).contiguous().transpose(1, 2), lse.contiguous()
@@ -255,9 +242,9 @@ def _product_backward(*arguments: Any) -> list[Tensor]:
     if given.tile_function is not None and not hasattr(given.tile_function, "gradients"):
         given = given.replaced(tile_function=_Derived(given.tile_function))
     dropped = call.dropped
-    route = eager.route_of(given, call.numbers[2], call.kernel_name, by_hand=True)
+    route = eager.choose_kernel(given, Request(call.numbers[2], call.kernel_name, needs_backward=True))
     wanted = (True, True, True, call.wants_bias, *(True,) * len(given.parameters))
-    kernel = cast("KernelByHand", route.kernel)  # `reasons` refuses the reference
+    kernel = cast("KernelWithBackward", route.kernel)  # `reasons` refuses the reference
     grads = list(nonfinite.backward(kernel, given, call.value, dropped, results, wanted))
     if given.bias is None:
         del grads[3]

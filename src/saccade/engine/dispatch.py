@@ -1,6 +1,6 @@
-"""The product ``A @ value``: choose a kernel, put the rows in order, run, and keep NaN where it may be seen.
+"""Run ``A @ value``: choose a kernel, permute rows if it helps, run it, contain NaN and inf.
 
-`route_of` is read by `product` and by `AttentionMatrix.explain`: what is told is what runs.
+`choose_kernel` serves both `attend` and `AttentionMatrix.explain`, so `explain` reports what will run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.flex import Flex
 from saccade.engine.kernels.fused import Fused
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict
 from saccade.engine.kernels.native import Native
 from saccade.engine.kernels.reference import Reference
 from saccade.engine.kernels.sdpa import Sdpa
@@ -29,143 +29,155 @@ from saccade.engine.validation import autocast, check_value
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import any_autocast, has_values, is_autocast, without_autocast
 
-__all__ = ["KERNELS", "Route", "check_dropout", "finished", "output", "product", "route_of"]
+__all__ = [
+    "KERNELS",
+    "Request",
+    "Route",
+    "attend",
+    "attend_with_lse",
+    "check_dropout",
+    "choose_kernel",
+    "finished",
+    "why_not",
+]
 
 _COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
+_DEFAULT = Request()
 _TILED = Tiled()
 KERNELS: tuple[Kernel, ...] = (Native(), Fused(), Sdpa(), Varlen(), Flex(), _TILED, Reference())
-"""In the order in which they are asked. The tiled kernel runs everything, so that the definition runs by name only."""
+"""In the order in which "auto" tries them. The tiled kernel runs nearly everything, so the reference hardly runs."""
 
 
 class Route(NamedTuple):
     """How a product runs.
 
     Attributes:
-        kernel: the fastest that is exact for the inputs, or the one asked for.
-        passed_over: kernels that were asked before it, and every reason why they cannot run these inputs.
-        reordered: the ingredients with their rows in the order that suits mask and kernel; None as they are.
+        kernel: the fastest that is exact for the inputs, or the requested one.
+        reordered: the inputs with rows in the order that suits mask and kernel; None to keep their order.
     """
 
     kernel: Kernel
-    passed_over: dict[str, tuple[str, ...]]
     reordered: Reordered | None
 
 
-def route_of(
-    given: Ingredients, dropout_p: float, impl: str | Kernel, *, needs_lse: bool = False, by_hand: bool = False
-) -> Route:
-    """How a product will run.
-
-    Args:
-        given, dropout_p, impl: of the product.
-        needs_lse: whether somebody reads the lse; a sink does.
-        by_hand: whether only those kernels are asked that compute gradients themselves.
+def choose_kernel(given: Ingredients, request: Request = _DEFAULT) -> Route:
+    """Return the kernel that will run a product, and its rows' order.
 
     Raises:
         ValueError: an unknown name.
-        UnsupportedError: the kernel asked for cannot run the inputs; every reason is listed.
+        UnsupportedError: the requested kernel cannot run the inputs; every reason is listed.
     """
-    needs_lse = needs_lse or given.sink_logit is not None
-    if impl == "auto":
-        kernel, passed_over = _fastest(given, dropout_p, needs_lse=needs_lse, by_hand=by_hand)
+    if given.sink_logit is not None and not request.needs_lse:
+        request = request._replace(needs_lse=True)
+    kernel = None
+    if request.impl != "auto":
+        kernel = _requested(given, request)
     else:
-        kernel, passed_over = _named(given, impl), {}
-        reasons = _reasons(kernel, given, dropout_p, needs_lse)
-        if reasons:
-            what, hint = f'impl="{kernel.name}"', 'impl="auto" finds a kernel that can'
-            raise unsupported(given.where, what, reasons, hint=hint)
-    return Route(kernel, passed_over, reordered(given, kernel, dropout_p) if given.shape[2] >= FEWEST else None)
+        left: Kernel | None = None  # would rather leave the inputs to a faster kernel, which may be unable to run them
+        for candidate in KERNELS:
+            if request.needs_backward and not candidate.has_backward:
+                continue
+            verdict = candidate.verdict(given, request)
+            if candidate.is_checked and not verdict.cannot:
+                verdict = _verdict(candidate, given, request)
+            if not (verdict.cannot or verdict.rather_not):
+                kernel = candidate
+                break
+            if left is not None and left.leaves_to == candidate.name:
+                if not _verdict(left, given, request._replace(impl=left.name)).cannot:
+                    kernel = left
+                    break
+                left = None
+            if verdict.rather_not and not verdict.cannot and candidate.leaves_to:
+                left = candidate
+        if kernel is None:
+            names = [candidate.name for candidate in KERNELS]
+            raise unsupported(given.where, 'impl="auto"', names, hint='impl="reference" runs everything')
+    order = reordered(given, kernel, request.dropout_p) if given.shape[2] >= FEWEST else None
+    return Route(kernel, order)
 
 
-def _fastest(
-    given: Ingredients, dropout_p: float, *, needs_lse: bool, by_hand: bool
-) -> tuple[Kernel, dict[str, tuple[str, ...]]]:
-    """Return the first kernel that can run and leaves the inputs to no other, and why not those before it."""
+def why_not(given: Ingredients, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
+    """Return for every other kernel why ``impl="auto"`` chose `kernel` instead; empty for a kernel chosen by name."""
     passed_over: dict[str, tuple[str, ...]] = {}
-    left: Kernel | None = None  # with drawbacks, until the kernel that is faster is known to run
-    for kernel in KERNELS:
-        if (kernel.is_choosy and not kernel.suits(given, dropout_p)) or (by_hand and not kernel.by_hand):
+    if request.impl != "auto":
+        return passed_over
+    if given.sink_logit is not None:
+        request = request._replace(needs_lse=True)
+    for other in KERNELS:
+        if other is kernel:
             continue
-        drawbacks = kernel.drawbacks(given, dropout_p)
-        is_left = bool(drawbacks and kernel.leaves_to)
-        reasons = drawbacks if is_left else _reasons(kernel, given, dropout_p, needs_lse) or drawbacks
-        if not reasons:
-            return kernel, passed_over
-        passed_over[kernel.name] = reasons
-        if left is not None and left.leaves_to == kernel.name:
-            passed_over[left.name] = _reasons(left, given, dropout_p, needs_lse)
-            if not passed_over[left.name]:
-                del passed_over[left.name]
-                return left, passed_over
-            left = None
-        left = kernel if is_left else left
-    raise unsupported(given.where, 'impl="auto"', list(passed_over), hint='impl="reference" runs everything')
+        verdict = _verdict(other, given, request)
+        reasons = verdict.cannot or verdict.rather_not
+        if not verdict.cannot and verdict.rather_not and other.leaves_to not in ("", kernel.name):
+            reasons = _verdict(other, given, request._replace(impl=other.name)).cannot or reasons
+        passed_over[other.name] = reasons or (f"it could run these inputs; {kernel.name} is faster",)
+    return passed_over
 
 
-def _reasons(kernel: Kernel, given: Ingredients, dropout_p: float, needs_lse: bool) -> tuple[str, ...]:
-    """Every reason why a kernel cannot run; empty if it can."""
-    reasons = kernel.reasons(given, dropout_p)
-    if needs_lse:
-        reasons += kernel.reasons_of_lse(given)
-    return reasons or kernel_check.reasons(kernel, given)
+def _verdict(kernel: Kernel, given: Ingredients, request: Request) -> Verdict:
+    """Return a kernel's verdict; one whose first run went wrong cannot run."""
+    verdict = kernel.verdict(given, request)
+    if verdict.cannot or not kernel.is_checked:
+        return verdict
+    return verdict._replace(cannot=kernel_check.reasons(kernel, given))
 
 
-def _named(given: Ingredients, impl: str | Kernel) -> Kernel:
-    if isinstance(impl, Kernel):
-        return impl
-    found = [kernel for kernel in KERNELS if kernel.name == impl]
-    if found:
-        return found[0]
-    names = ", ".join(repr(name) for name in ("auto", *(kernel.name for kernel in KERNELS)))
-    raise value_error(given.where, "impl", f"be one of {names}", repr(impl))
+def _requested(given: Ingredients, request: Request) -> Kernel:
+    """Return the kernel that ``impl`` names; raise if it cannot run the inputs."""
+    impl = request.impl
+    matches = [impl] if isinstance(impl, Kernel) else [kernel for kernel in KERNELS if kernel.name == impl]
+    if not matches:
+        names = ", ".join(repr(name) for name in ("auto", *(kernel.name for kernel in KERNELS)))
+        raise value_error(given.where, "impl", f"be one of {names}", repr(impl))
+    reasons = _verdict(matches[0], given, request).cannot
+    if reasons:
+        hint = 'impl="auto" finds a kernel that can'
+        raise unsupported(given.where, f'impl="{matches[0].name}"', reasons, hint=hint)
+    return matches[0]
 
 
-def product(
-    given: Ingredients, value: Tensor, dropout_p: float = 0.0, impl: str | Kernel = "auto", seed: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Output, in the dtype of the query, and lse.
+def attend_with_lse(given: Ingredients, value: Tensor, request: Request = _DEFAULT) -> tuple[Tensor, Tensor]:
+    """Return the output, in the dtype of the query, and the lse.
 
     Args:
         given: the ingredients.
-        value, dropout_p, impl, seed: as the user gave them; see `AttentionMatrix.matmul`.
+        value: as the user passed it; see `AttentionMatrix.matmul`.
+        request: as the user passed it.
     """
-    out, lse = output(given, value, dropout_p, impl, seed, needs_lse=True)
-    assert lse is not None  # a kernel that gives none has been passed over
+    out, lse = attend(given, value, request._replace(needs_lse=True))
+    assert lse is not None  # kernels without one are passed over
     return out, lse
 
 
-def output(
-    given: Ingredients,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    impl: str | Kernel = "auto",
-    seed: int | None = None,
-    *,
-    needs_lse: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """The same where nobody reads the lse, which is None if the kernel gives none: torch's own has a faster one."""
+def attend(given: Ingredients, value: Tensor, request: Request = _DEFAULT) -> tuple[Tensor, Tensor | None]:
+    """Return the output and the lse; the lse may be None unless ``request.needs_lse``.
+
+    Some kernels are faster when they need not return the lse.
+    """
     if any_autocast() and is_autocast(given.query):
         # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
         value = autocast(value, given.dtype)
         with without_autocast(given.device):
-            return output(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
+            return attend(given, value, request)
     check_value(given.where, value, given.query, given.key, given.dtype)
+    dropout_p, _, seed, _, _ = request
     if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:
         check_dropout(given.where, dropout_p, seed)
-    if value.dtype != given.query.dtype:  # prepared in float32, since scores are computed in float32 or wider
+    if value.dtype != given.query.dtype:  # a query prepared in float32, since scores are computed in float32 or wider
         value = value.to(given.query.dtype)
     given = given.current() if given.is_live else given
-    given.plan  # noqa: B018  made here, to be kept for the backward pass
+    given.plan  # noqa: B018  computed here, to be cached for the backward pass
     dropped = None
     if dropout_p and has_values(given.query):
         drawn = dropout.draw() if seed is None else None
         dropped = Dropped(dropout_p, cast("int", seed)) if drawn is None else Dropped.of(dropout_p, drawn)
         if drawn is not None and dropped.levels:  # samples that share all inputs have results of their own, too
             given = given.replaced(query=given.query + torch.zeros_like(drawn).to(given.query))
-    found = None
-    while found is None:  # a kernel that is seen to err is not asked again
-        found = _tried(given, value, dropped, route_of(given, dropout_p, impl, needs_lse=needs_lse))
-    out, lse = found
+    result = None
+    while result is None:  # a kernel that failed its check is excluded from the next choice
+        result = _run(given, value, dropped, choose_kernel(given, request))
+    out, lse = result
     if lse is None:
         return out if out.dtype == given.dtype else out.to(given.dtype), None
     if given.sink_logit is None and out.dtype == given.dtype:
@@ -173,54 +185,69 @@ def output(
     return finished(given, out, lse)
 
 
-def _tried(
+def _run(
     given: Ingredients, value: Tensor, dropped: Dropped | None, route: Route
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Output and lse; None where the kernel errs, which is then known of it."""
-    kernel, _, order = route
-    own = given if order is None else order.given
+    """Return output and lse; None if the kernel failed its check, which is then recorded."""
+    kernel, order = route
     if not has_values(given.query):
         if autograd.is_recorded(given, value):
             return autograd.differentiable(_TILED, given, value, None)
         return autograd.results_like(given, value)
-    if not kernel_check.holds(kernel, given, value, own):
+    local = given if order is None else order.given
+    if kernel.is_checked and not kernel_check.holds(kernel, given, value, local):
         return None
+    results: tuple[Tensor, Tensor | None] | None = None
     try:
-        out, lse = _run(kernel, own, value, dropped)
+        runner = kernel
+        if not kernel.supports_masked_rows:
+            runner, results = _TILED, _run_if_finite(kernel, local, value)
+        if results is None:
+            if not runner.has_backward:
+                results = _run_by_autograd(runner, local, value, dropped)
+            elif autograd.is_recorded(local, value):
+                results = autograd.differentiable(runner, local, value, dropped)
+            else:
+                results = nonfinite.forward(runner, local, value, dropped)
     except Exception as error:
-        # What else is raised here may be meant for others: checkpoints stop a run this way.
+        # Re-raise anything else: torch.utils.checkpoint stops a forward pass with an exception.
         if not kernel.is_checked or not type(error).__module__.startswith(_COMPILERS) or not kernel_check.is_on(given):
             raise
-        kernel_check.failed(kernel, given, value, own, error)
+        kernel_check.failed(kernel, given, value, local, error)
         return None
-    return (out, lse) if order is None or lse is None else order.restored(out, lse)
+    out, lse = results
+    return results if order is None or lse is None else order.restored(out, lse)
 
 
-def _run(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
-    if not kernel.hides or kernel.reasons_of_lse(given):
-        found = nonfinite.forward_if_clean(kernel, given, value)
-        if found is not None:
-            return found if kernel.has_second_derivatives else autograd.differentiable_again(given, value, *found)
-        kernel = _TILED
-    if kernel.by_hand and autograd.is_recorded(given, value):
-        return autograd.differentiable(kernel, given, value, dropped)
-    if not kernel.by_hand and are_mapped(given, value):
-        if dropped is not None:
-            reason = "it is run once for all samples, and its dropout does not tell them apart"
-            raise unsupported(given.where, "vmap", [reason], hint='impl="auto" has dropout under vmap')
-        out, lse = of_all_samples(given, partial(nonfinite.forward, kernel), value)
-        return out, lse
-    return nonfinite.forward(kernel, given, value, dropped)
+def _run_if_finite(kernel: Kernel, given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    """Return the results of a kernel that cannot mask rows; None if NaN or inf could spread."""
+    results = nonfinite.forward_if_clean(kernel, given, value)
+    if results is None or kernel.has_second_derivatives:
+        return results
+    return autograd.differentiable_again(given, value, *results)
+
+
+def _run_by_autograd(
+    kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None
+) -> tuple[Tensor, Tensor]:
+    """Run a kernel without a backward pass; under ``vmap``, once for all samples."""
+    if not are_mapped(given, value):
+        return nonfinite.forward(kernel, given, value, dropped)
+    if dropped is not None:
+        reason = "it is run once for all samples, and its dropout does not tell them apart"
+        raise unsupported(given.where, "vmap", [reason], hint='impl="auto" has dropout under vmap')
+    out, lse = of_all_samples(given, partial(nonfinite.forward, kernel), value)
+    return out, lse
 
 
 def check_dropout(where: str, dropout_p: float, seed: int | None) -> None:
-    """Raise unless both are what a product takes."""
+    """Raise unless both are valid options of a product."""
     dropout.check(dropout_p, where)
     dropout.check_seed(seed, where)
 
 
 def finished(given: Ingredients, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """A kernel's results with the sink's share, in the dtype of the query."""
+    """Return a kernel's results with the sink's share, in the dtype of the query."""
     if given.sink_logit is not None:
         out, lse = with_sink(out, lse, given.sink_logit)
     return (out if out.dtype == given.dtype else out.to(given.dtype)), lse

@@ -7,7 +7,7 @@ import math
 
 from saccade.engine import kernel_check, nonfinite
 from saccade.engine.bias.sink_logit import bytes_of_sink
-from saccade.engine.dispatch import Route
+from saccade.engine.dispatch import Request, Route, why_not
 from saccade.engine.inputs import Ingredients
 from saccade.engine.memory_accounting import Cost, Ledger
 from saccade.masks import Mask
@@ -21,7 +21,7 @@ class Explanation:
 
     Attributes:
         kernel: name of the kernel that runs.
-        passed_over: faster kernels and every reason why they cannot run these inputs.
+        passed_over: every other kernel, and why it does not run; empty if the kernel was requested by name.
         shape: (batch, heads, q_len, kv_len).
         seen: what has been seen of the kernel where these tensors are, if its first use is checked; else empty.
         mask: the rule, as text; of a bool tensor also the rule that was found in it.
@@ -54,18 +54,18 @@ class Explanation:
         return self.operations["QKᵀ"] + self.operations["AV"]
 
     @classmethod
-    def of(cls, given: Ingredients, route: Route, value_dim: int, dropout_p: float, *, mask: Mask) -> Explanation:
+    def of(cls, given: Ingredients, route: Route, value_dim: int, request: Request, *, mask: Mask) -> Explanation:
         """Read off what is going to run; nothing is computed, but for what a rule holds per pair.
 
         Args:
-            given, route, value_dim, dropout_p: of the product.
+            given, route, value_dim, request: of the product.
             mask: as the user gave it; the ingredients hold what was found in its tensors.
         """
         own = given if route.reordered is None else route.reordered.given
-        cost = route.kernel.cost(own, value_dim, dropout_p)
+        cost = route.kernel.cost(own, value_dim, request.dropout_p)
         return cls(
             route.kernel.name,
-            route.passed_over,
+            why_not(given, request, route.kernel),
             given.shape,
             kernel_check.seen(route.kernel, given),
             str(mask) if str(mask) == str(given.rule) else f"{mask}, the same as {given.rule}",
@@ -88,8 +88,11 @@ class Explanation:
             f"steps    QKᵀ {scores:.3g} GFLOP, softmax {exponentials:.3g} G exponentials, AV {sums:.3g} GFLOP",
         ]
         lines += [f"seen     {self.seen}"] if self.seen else []
+        names: dict[str, list[str]] = {}
         for name, reasons in self.passed_over.items():
-            lines += [f"not {name}: {reason}" for reason in reasons]
+            for reason in reasons:
+                names.setdefault(reason, []).append(name)
+        lines += [f"not {', '.join(kernels)}: {reason}" for reason, kernels in names.items()]
         return "\n".join(lines)
 
 
@@ -104,10 +107,10 @@ def _extra_bytes(given: Ingredients, route: Route, cost: Cost, value_dim: int) -
     bias = None if given.bias is None or given.bias.source.shape[2] == 1 else given.bias.source
     copied = query.numel() * query.dtype.itemsize + (0 if bias is None else bias.numel() * bias.dtype.itemsize)
     with ledger.holding(0 if route.reordered is None else copied):
-        if not route.kernel.by_hand:
+        if not route.kernel.has_backward:
             ledger.touch(look)
         ledger.step(cost.held)
-        if route.kernel.by_hand:
+        if route.kernel.has_backward:
             ledger.touch(look)
         ledger.touch(0 if route.reordered is None else out + lse)
     if given.sink_logit is not None:

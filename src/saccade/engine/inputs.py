@@ -134,7 +134,9 @@ class Ingredients:
             q, kv = checked_positions(q_positions, kv_positions, shape, where)
             if isinstance(mask, Tensor):
                 raise _refused_at_positions(mask, "mask", where)
-        rule, origin = placed(rule, q, kv, shape, query.device, where)
+        is_default = mask is None and q is None
+        origin = (shape[3] - shape[2], 0)
+        rule, origin = (rule, origin) if is_default else placed(rule, q, kv, shape, query.device, where)
         term = None if bias is None else bias_term(bias, query, shape, rule, origin, scale, where)
         tile_function: TileFunction | None = None
         parameters: tuple[Tensor, ...] = ()

@@ -23,7 +23,7 @@ from torch import Tensor
 from saccade.engine.bias.term import HidingTerm
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
-from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand, Tensors
+from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Tensors
 from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.memory_accounting import bytes_widened
 from saccade.engine.tiles.grouped_heads import at, groups_of, joined, take
@@ -56,14 +56,14 @@ class Isolated(NamedTuple):
         """Output and lse of the cleaned ingredients, NaN for the queries concerned; other rows stay as they are."""
         out, lse = kernel.forward(self.given, self.value, dropped)
         assert lse is not None  # a kernel that gives none is run by `forward_if_clean`
-        if isinstance(kernel, KernelByHand) and not is_finite(out):
+        if isinstance(kernel, KernelWithBackward) and not is_finite(out):
             out, lse = _forward_again(kernel, self.given, self.value, dropped, (out, lse))
         return out.masked_fill(self.in_output[..., None], math.nan), lse.masked_fill(self.in_scores, math.nan)
 
 
 def forward(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None = None) -> tuple[Tensor, Tensor]:
     """Output and lse of any kernel, in which NaN and inf are where they may be seen."""
-    if isinstance(kernel, KernelByHand):
+    if isinstance(kernel, KernelWithBackward):
         out, lse = kernel.forward(given, value, dropped)
         # Where the output is finite, nothing that is not has had a part in it, unless scores could bring it back.
         if given.plan.is_full or (is_finite(out) and (_keeps_infinity(given) or is_finite(given.query, given.key))):
@@ -110,7 +110,7 @@ def forward_if_clean(kernel: Kernel, given: Ingredients, value: Tensor) -> tuple
 
 
 def backward(
-    kernel: KernelByHand,
+    kernel: KernelWithBackward,
     given: Ingredients,
     value: Tensor,
     dropped: Dropped | None,
@@ -149,7 +149,7 @@ def contained(
 
 
 def _kept_apart(
-    kernel: KernelByHand, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward
+    kernel: KernelWithBackward, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward
 ) -> tuple[Ingredients, Tensor, Backward]:
     """What a backward pass starts from, such that nothing spreads from what is hidden or sees nothing."""
     # A finite output does not say that what is hidden was: here 0 * NaN and 0 * inf would spread from there.
@@ -175,7 +175,7 @@ def _kept_apart(
 
 
 def _forward_again(
-    kernel: KernelByHand, given: Ingredients, value: Tensor, dropped: Dropped | None, found: tuple[Tensor, Tensor]
+    kernel: KernelWithBackward, given: Ingredients, value: Tensor, dropped: Dropped | None, found: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """The product where what is hidden may have overflowed; what was found if nothing could."""
     instead = _instead(kernel, given, value)
@@ -183,13 +183,13 @@ def _forward_again(
 
 
 def _instead(
-    kernel: KernelByHand, given: Ingredients, value: Tensor
-) -> tuple[KernelByHand, Ingredients, Tensor] | None:
+    kernel: KernelWithBackward, given: Ingredients, value: Tensor
+) -> tuple[KernelWithBackward, Ingredients, Tensor] | None:
     """What to run where what is hidden may have overflowed; None if nothing could."""
     smaller = _without_large(given, value)
-    if smaller is None and not kernel.adds_to_hidden:
+    if smaller is None and not kernel.adds_to_masked:
         return None
-    return (_TILED if kernel.adds_to_hidden else kernel, *(smaller or (given, value)))
+    return (_TILED if kernel.adds_to_masked else kernel, *(smaller or (given, value)))
 
 
 def _without_large(given: Ingredients, value: Tensor) -> tuple[Ingredients, Tensor] | None:
@@ -240,7 +240,7 @@ def bytes_of_look(kernel: Kernel, given: Ingredients, value_dim: int) -> int:
     if given.plan.is_full:
         return 0
     width, groups = given.key.shape[3], given.key.shape[1]
-    if not kernel.by_hand:
+    if not kernel.has_backward:
         entries = groups * kv_len * max(width, value_dim)
     elif _keeps_infinity(given):
         entries = heads * q_len * value_dim

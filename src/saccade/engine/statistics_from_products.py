@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias.term import DenseTerm
-from saccade.engine.dispatch import product, route_of
+from saccade.engine.dispatch import Request, attend_with_lse, choose_kernel
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.nonfinite import is_clean
@@ -36,7 +36,7 @@ def can_ask(given: Ingredients, impl: str | Kernel) -> bool:
         return False
     if not given.is_plain or given.softcap is not None or given.sink_logit is not None:
         return False
-    if route_of(_wide(given), 0.0, impl, needs_lse=True).kernel.name not in _KERNELS:
+    if choose_kernel(_wide(given), Request(impl=impl, needs_lse=True)).kernel.name not in _KERNELS:
         return False
     longest = torch.stack([torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).max() for x in _tensors(given)])
     return float(longest.prod()) * abs(given.scale) <= _LARGEST and is_clean(given, *_tensors(given))
@@ -59,11 +59,11 @@ def numbers(given: Ingredients, impl: str | Kernel, names: Collection[str]) -> d
     wide, found = _wide(given), {}
     exchanged = _transposed(given.rule) if "received" in names else None
     if "entropy" in names:
-        seen, lse = product(wide, wide.key, impl=impl)
+        seen, lse = attend_with_lse(wide, wide.key, Request(impl=impl))
         entropy = lse - given.scale * (wide.query * seen).sum(-1)
         found["entropy"] = entropy.masked_fill(lse == -math.inf, 0.0).clamp_min(0.0)
     elif exchanged is not None:
-        lse = product(wide, wide.key.new_zeros(*wide.key.shape[:3], 1), impl=impl)[1]
+        lse = attend_with_lse(wide, wide.key.new_zeros(*wide.key.shape[:3], 1), Request(impl=impl))[1]
     if exchanged is not None:
         found["received"] = _received(wide, exchanged, lse, impl)
     return found
@@ -79,7 +79,7 @@ def _received(given: Ingredients, rule: Mask, lse: Tensor, impl: str | Kernel) -
         key=given.query,
         bias=DenseTerm(-lse.masked_fill(lse == -math.inf, 0.0)[:, :, None]),
     )
-    return product(exchanged, lse.new_zeros(batch, heads, q_len, 1), impl=impl)[1].exp()
+    return attend_with_lse(exchanged, lse.new_zeros(batch, heads, q_len, 1), Request(impl=impl))[1].exp()
 
 
 def _wide(given: Ingredients) -> Ingredients:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine import custom_op, dropout
-from saccade.engine.dispatch import output, product, route_of
+from saccade.engine.dispatch import Request, attend, attend_with_lse, choose_kernel
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.nonfinite import is_clean, isolate
@@ -29,7 +29,7 @@ from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.fused_sweep import answers_by_sweep
 from saccade.statistics.row_block import Block, as_slice
 from saccade.support.argument_hints import answers
-from saccade.support.torch_modes import is_plain, wants_gradient, without_autocast
+from saccade.support.torch_modes import is_transformed, wants_gradient, without_autocast
 
 if TYPE_CHECKING:
     from saccade.engine.explanation import Explanation
@@ -136,9 +136,11 @@ class AttentionMatrix(OfIngredients):
         Returns:
             ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
         """
-        run = custom_op.output if torch.compiler.is_compiling() else output
-        out, lse = run(self.ingredients, value, dropout_p, self.impl, seed)
-        if lse is not None and not lse.requires_grad and is_plain(lse):
+        request = Request(dropout_p, self.impl, seed)
+        if torch.compiler.is_compiling():
+            return custom_op.attend(self.ingredients, value, request)[0]
+        out, lse = attend(self.ingredients, value, request)
+        if type(lse) is Tensor and not lse.requires_grad and not is_transformed():
             self._lse = lse
         return out
 
@@ -155,8 +157,8 @@ class AttentionMatrix(OfIngredients):
             return self._lse
         key = self.ingredients.key
         nothing = key.new_zeros(*key.shape[:3], 1, dtype=self.dtype)
-        run = custom_op.product if torch.compiler.is_compiling() else product
-        return run(self.ingredients, nothing, impl=self.impl)[1]
+        run = custom_op.attend_with_lse if torch.compiler.is_compiling() else attend_with_lse
+        return run(self.ingredients, nothing, Request(impl=self.impl))[1]
 
     @property
     def scores(self) -> ScoreMatrix:
@@ -184,9 +186,10 @@ class AttentionMatrix(OfIngredients):
 
         dropout.check(dropout_p, "AttentionMatrix.explain")
         given = self.ingredients.current()
-        route = route_of(given, dropout_p, self.impl)
+        request = Request(dropout_p, self.impl)
+        route = choose_kernel(given, request)
         value_dim = given.query.shape[3] if value_dim is None else value_dim
-        return Explanation.of(given, route, value_dim, dropout_p, mask=self.mask)
+        return Explanation.of(given, route, value_dim, request, mask=self.mask)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
 
 from saccade.engine import custom_op
-from saccade.engine.dispatch import output, product
+from saccade.engine.dispatch import Request, attend, attend_with_lse
 from saccade.engine.inputs import Ingredients
 from saccade.engine.nested import Nested, check_nested, is_nested
 from saccade.matrix.attention_matrix import Impl
@@ -17,12 +17,11 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import ScoreMod
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import unknown as misnamed
 
 __all__ = ["attention", "attention_with_lse"]
 
 
-@answers("attention", value="attention(query, key, value); self-attention gives the same tensor three times")
 def attention(
     query: Tensor,
     key: Tensor,
@@ -38,6 +37,7 @@ def attention(
     impl: Impl = "auto",
     q_positions: GivenPositions = None,
     kv_positions: GivenPositions = None,
+    **unknown: Never,
 ) -> Tensor:
     """Exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
 
@@ -66,6 +66,8 @@ def attention(
         >>> attention(q, k, v).shape
         torch.Size([1, 2, 4, 8])
     """
+    if unknown:
+        raise misnamed("attention", unknown, attention)
     # fmt: off
     if is_nested(query, key, value):
         return _of_nested(
@@ -77,10 +79,10 @@ def attention(
         q_positions=q_positions, kv_positions=kv_positions, where="attention",
     )
     # fmt: on
-    return (custom_op.output if torch.compiler.is_compiling() else output)(given, value, dropout_p, impl)[0]
+    run = custom_op.attend if torch.compiler.is_compiling() else attend
+    return run(given, value, Request(dropout_p, impl))[0]
 
 
-@answers("attention_with_lse")
 def attention_with_lse(
     query: Tensor,
     key: Tensor,
@@ -96,6 +98,7 @@ def attention_with_lse(
     impl: Impl = "auto",
     q_positions: GivenPositions = None,
     kv_positions: GivenPositions = None,
+    **unknown: Never,
 ) -> tuple[Tensor, Tensor]:
     """Same as `attention`, and the log-sum-exp of each row's scores, ``[batch, heads, q_len]``.
 
@@ -103,6 +106,8 @@ def attention_with_lse(
     ``out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)``. It is the natural log, in float32 (float64 for float64
     inputs), -inf for a row that may attend to nothing, and differentiable. Dropout does not change it.
     """
+    if unknown:
+        raise misnamed("attention_with_lse", unknown, attention_with_lse)
     # fmt: off
     if is_nested(query, key, value):
         return _of_nested(
@@ -114,7 +119,8 @@ def attention_with_lse(
         q_positions=q_positions, kv_positions=kv_positions, where="attention_with_lse",
     )
     # fmt: on
-    return (custom_op.product if torch.compiler.is_compiling() else product)(given, value, dropout_p, impl)
+    run = custom_op.attend_with_lse if torch.compiler.is_compiling() else attend_with_lse
+    return run(given, value, Request(dropout_p, impl))
 
 
 def _of_nested(

@@ -28,7 +28,8 @@ __all__ = [
 
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 """Whether autocast may be switched on anywhere; mostly it is not, and this is told fastest."""
-_any_transform = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+"""Whether a transform of ``torch.func`` is at work, which has to see one function and not what is in it."""
 
 
 def is_autocast(x: Tensor) -> bool:
@@ -39,11 +40,6 @@ def is_autocast(x: Tensor) -> bool:
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Autocast switched off on a device, where it may be on; torch knows none for tensors without memory."""
     return torch.autocast(device.type, enabled=False) if any_autocast() and device.type != "meta" else nullcontext()
-
-
-def is_transformed() -> bool:
-    """Whether a transform of ``torch.func`` is at work, which has to see one function and not what is in it."""
-    return bool(_any_transform())
 
 
 def is_mapped(x: Tensor) -> bool:

@@ -13,7 +13,7 @@ from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernel_check import FirstUse
 from saccade.engine.kernel_check.compare import look
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict
 from saccade.engine.tiles.tile_scores import allowed
 from saccade.engine.validation import check_value
 from saccade.positions import Bias
@@ -89,7 +89,7 @@ def first_use(
         raise value_error("first_use", "query, key and value", "be finite, and not empty", list(given.shape))
     told = {"bias": bias, "scale": scale, "softcap": softcap}
     asked = _asked(kernel, masks, {name: option for name, option in told.items() if option is not None})
-    reasons = asked.reasons(given, 0.0)
+    reasons = asked.verdict(given, Request(impl=asked.name)).cannot
     if reasons:
         raise unsupported("first_use", asked.name, reasons)
     return look(asked, given, tensors[2].to(given.query.dtype), gradients=gradients)
@@ -114,12 +114,10 @@ class _Called(Kernel):
         self._function, self._masks, self._options = function, masks, options
         self._gives_lse = False
 
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        why = "a function compares by dot products"
-        return (why,) if given.tile_function is not None or given.modification is not None else ()
-
-    def reasons_of_lse(self, given: Ingredients) -> tuple[str, ...]:
-        return () if self._gives_lse else ("it gives no lse",)
+    def verdict(self, given: Ingredients, request: Request) -> Verdict:
+        is_dot = given.tile_function is None and given.modification is None
+        why = () if is_dot else ("a function compares by dot products",)
+        return Verdict(why if self._gives_lse or not request.needs_lse else (*why, "it gives no lse"))
 
     def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
         mask: object = given.rule

@@ -46,13 +46,13 @@ def seeded(monkeypatch, name, fault):
     forward = type(kernel).forward
 
     def faulty(self, given, value, dropped):
-        if of_grad is not None and not kernel.by_hand and given.query.requires_grad:
+        if of_grad is not None and not kernel.has_backward and given.query.requires_grad:
             given.query.register_hook(of_grad)
         out, lse = forward(self, given, value, dropped)
         return (out if of_out is None else of_out(out)), lse
 
     monkeypatch.setattr(type(kernel), "forward", faulty)
-    if kernel.by_hand and of_grad is not None:
+    if kernel.has_backward and of_grad is not None:
         backward = type(kernel).backward
 
         def faulty_backward(self, *arguments):

@@ -21,7 +21,7 @@ from saccade.engine.block_sparse.index import (
 from saccade.engine.block_sparse.selected_blocks import Chosen
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
-from saccade.engine.kernels.kernel import Backward, KernelByHand, Tensors
+from saccade.engine.kernels.kernel import Backward, KernelWithBackward, Request, Tensors, Verdict
 from saccade.engine.memory_accounting import Cost, Held
 
 __all__ = ["ByBlock"]
@@ -30,7 +30,7 @@ _NEVER = -1e30  # a peak of nothing: exp of what lies below it is 0, and no diff
 _ENTRIES = 1 << 19  # scores of a block at a time: 2 MB, which stays in a core's cache
 
 
-class ByBlock(KernelByHand):
+class ByBlock(KernelWithBackward):
     """Exact attention to chosen blocks of keys: nothing is gathered but queries, and their sums are merged.
 
     Cost: time grows with the chosen pairs; memory beside inputs and outputs is that of the sums of one group of heads,
@@ -39,9 +39,9 @@ class ByBlock(KernelByHand):
 
     name = "by_block"
 
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
-        return reasons_of(given)
+    def verdict(self, given: Ingredients, request: Request) -> Verdict:
+        """Return why it cannot run these inputs."""
+        return Verdict(reasons_of(given))
 
     def pairs(self, given: Ingredients) -> int:
         """Pairs in the chosen blocks."""

@@ -15,7 +15,7 @@ from saccade.engine.block_sparse.index import Unit, chosen_pairs, reasons_of, su
 from saccade.engine.block_sparse.selected_blocks import Chosen
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
-from saccade.engine.kernels.kernel import Backward, KernelByHand, Tensors
+from saccade.engine.kernels.kernel import Backward, KernelWithBackward, Request, Tensors, Verdict
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.engine.tiles.tile_scores import normalised
 
@@ -24,7 +24,7 @@ __all__ = ["Gathered"]
 _ENTRIES = 1 << 20  # numbers of keys that are gathered at a time: 4 MB
 
 
-class Gathered(KernelByHand):
+class Gathered(KernelWithBackward):
     """Exact attention to chosen keys, which are copied for each query.
 
     Cost: time grows with the chosen pairs, but each is dear: a key is read for one query and the heads that share it.
@@ -33,9 +33,9 @@ class Gathered(KernelByHand):
 
     name = "gathered"
 
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
-        return reasons_of(given)
+    def verdict(self, given: Ingredients, request: Request) -> Verdict:
+        """Return why it cannot run these inputs."""
+        return Verdict(reasons_of(given))
 
     def pairs(self, given: Ingredients) -> int:
         """Pairs in the chosen blocks."""

@@ -13,7 +13,7 @@ from saccade.engine import autograd
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernel_check.reference_rows import Pick, Truth, picks_of, truth_of
 from saccade.engine.kernel_check.result import Compared, FirstUse
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, Request
 
 __all__ = ["after_error", "look"]
 
@@ -100,11 +100,11 @@ class _Answer(NamedTuple):
 
     @classmethod
     def of(cls, kernel: Kernel, given: Ingredients, value: Tensor, picks: list[Pick]) -> _Answer:
-        if kernel.by_hand and autograd.is_recorded(given, value):
+        if kernel.has_backward and autograd.is_recorded(given, value):
             out, lse = autograd.differentiable(kernel, given, value, None)
         else:
             out, lse = kernel.forward(given, value, None)  # type: ignore[assignment]
-        gives_lse = not kernel.reasons_of_lse(given)
+        gives_lse = not kernel.verdict(given, Request(impl=kernel.name, needs_lse=True)).cannot
         drawn = torch.Generator().manual_seed(1)
         of_rows = [torch.randn(len(pick.rows), out.shape[3], generator=drawn).to(out) for pick in picks]
         of_lse = [torch.randn(len(pick.rows), generator=drawn).to(out) * gives_lse for pick in picks]

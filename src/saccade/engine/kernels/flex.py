@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
-from saccade.engine.kernels.gpu_setting import left_out
-from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict, reasons_of_dot_products
+from saccade.engine.kernels.sdpa import left_out
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.support.torch_modes import is_transformed, unobserved
 
@@ -37,42 +37,35 @@ class Flex(Kernel):
     """
 
     name = "flex"
-    is_choosy = True
     is_checked = True
     has_second_derivatives = False
-    hides = False
+    supports_masked_rows = False
     devices: tuple[str, ...] = ("cuda",)
 
-    def suits(self, given: Ingredients, dropout_p: float) -> bool:
-        """Where it could run."""
-        return given.device.type in self.devices
-
-    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Why ``impl="auto"`` passes it over: what is compiled has to be run often, or be large."""
-        why = list(left_out(given))
-        if not given.rule.is_value:
-            why.append("its mask is no value: nothing could be kept for the next call")
-        elif given.plan.pairs < _FEW_PAIRS:
-            why.append(f"{given.plan.pairs:,} pairs do not repay compiling (from {_FEW_PAIRS:,} on they do)")
-        return tuple(why)
-
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
+    def verdict(self, given: Ingredients, request: Request) -> Verdict:
+        """Return why it cannot run these inputs, or why a compiled graph would be used too little."""
         why = []
         if given.device.type not in self.devices:
             why.append(f"it runs on {' and '.join(self.devices)}, not on {given.device.type}")
+            if request.impl == "auto":
+                return Verdict(tuple(why))
         if given.query.dtype not in _DTYPES:
             why.append(f"it has no {str(given.query.dtype).removeprefix('torch.')}")
         if 0 in given.shape or given.query.shape[3] < _NARROWEST:
             why.append(f"it takes heads at least {_NARROWEST} wide, and no empty inputs")
-        if dropout_p > 0.0:
+        if request.dropout_p > 0.0:
             why.append("it has no dropout")
         why += reasons_of_dot_products(given)
         if given.rule.asks_functions:
             why.append("it compiles masks, and a user's function may not compile")
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
-        return tuple(why)
+        rather_not = left_out(given)
+        if not given.rule.is_value:
+            rather_not += ("its mask is no value: nothing could be kept for the next call",)
+        elif given.plan.pairs < _FEW_PAIRS:
+            rather_not += (f"{given.plan.pairs:,} pairs do not repay compiling (from {_FEW_PAIRS:,} on they do)",)
+        return Verdict(tuple(why), rather_not)
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
         """The pairs of the plan, and the lists of blocks."""

@@ -16,10 +16,13 @@ from saccade.engine.kernels.fused_calls import Call, single_call
 from saccade.engine.kernels.fused_cost import bytes_of_backward, cost_of, pairs_of
 from saccade.engine.kernels.fused_threads import each_call
 from saccade.engine.kernels.kernel import (
+    CAN_RUN,
     NO_FORWARD_DERIVATIVES,
     Backward,
-    KernelByHand,
+    KernelWithBackward,
+    Request,
     Tensors,
+    Verdict,
     reasons_of_dot_products,
 )
 from saccade.engine.memory_accounting import Cost
@@ -33,40 +36,37 @@ _TILE = 30_000  # pairs that a tile costs as much time as
 _PAIR_OF_ROWS = 3.0  # times as much time as one of ours
 
 
-class Fused(KernelByHand):
+class Fused(KernelWithBackward):
     """Exact attention by the operation behind ``F.scaled_dot_product_attention``, run on the tiles of a plan.
 
     Cost: time grows with the pairs in the tiles; memory beside inputs and outputs is that of one tile.
     """
 
     name = "fused"
-    adds_to_hidden = True
+    adds_to_masked = True
     leaves_to = "tiled"
 
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
-        why = []
+    def verdict(self, given: Ingredients, request: Request) -> Verdict:
+        """Return why it cannot run these inputs, or why complete rows are faster: a mask may have many small tiles."""
+        plan, why = given.plan, []
+        if request.impl == "auto" and plan.overlaps and _cost(plan, 1.0) > _cost(given.row_plan, _PAIR_OF_ROWS):
+            rows = len(given.row_plan)
+            return Verdict((), (f"its mask has steps: {len(plan)} tiles take more time than all pairs of {rows} do",))
         if not given.query.is_cpu:
             why.append(f"it runs on CPUs, not on {given.query.device.type}")
         elif not aten_flash.is_available():
             why.append(f"torch {torch.__version__} lacks the operation (or changed its arguments)")
-        if dropout_p > 0.0:
+        if request.dropout_p > 0.0:
             why.append("it has no dropout")
         if given.softcap is not None:
             why.append("it has no softcap")
-        why += reasons_of_dot_products(given)
+        if given.tile_function is not None or given.modification is not None:
+            why += reasons_of_dot_products(given)
         if given.bias is not None and wants_gradient(given.bias.source):
             why.append("it has no gradient for bias")
         if has_forward_derivatives():
             why.append(NO_FORWARD_DERIVATIVES)
-        return tuple(why)
-
-    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Return why complete rows are faster: a mask with steps may have many small tiles."""
-        plan = given.plan
-        if not plan.overlaps or _price(plan, 1.0) <= _price(given.row_plan, _PAIR_OF_ROWS):
-            return ()
-        return (f"its mask has steps: {len(plan)} tiles take more time than all pairs of {len(given.row_plan)} do",)
+        return Verdict(tuple(why)) if why else CAN_RUN
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
         """What the calls of the operation compute and hold; nothing is run."""
@@ -109,8 +109,8 @@ class Fused(KernelByHand):
         return (_narrow(of_query, width), _narrow(of_key, width), _narrow(of_value, value_dim), *others)
 
 
-def _price(plan: Plan, pair: float) -> float:
-    """Time of a plan, in pairs."""
+def _cost(plan: Plan, pair: float) -> float:
+    """Return the time of a plan, in pairs."""
     return pair * plan.pairs + _TILE * len(plan)
 
 

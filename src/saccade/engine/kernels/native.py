@@ -15,14 +15,17 @@ from saccade.engine.bias.term import DenseTerm, HidingTerm, Term, summed_to
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import (
+    CAN_RUN,
     NO_FORWARD_DERIVATIVES,
     Backward,
-    KernelByHand,
+    KernelWithBackward,
+    Request,
     Tensors,
+    Verdict,
     reasons_of_dot_products,
 )
 from saccade.engine.kernels.native_arguments import Call, bytes_of_backward, chunks_of, cost_of, prepared
-from saccade.engine.kernels.native_plan import kept_plan, known_plan
+from saccade.engine.kernels.native_plan import cached_plan, known_plan
 from saccade.engine.memory_accounting import Cost
 from saccade.support.torch_modes import has_forward_derivatives, unobserved, wants_gradient
 
@@ -59,7 +62,12 @@ def reads(dtype: torch.dtype) -> bool:
     return dtype is torch.float32 or (dtype is torch.bfloat16 and (abilities() or 0) >= HALF)
 
 
-class Native(KernelByHand):
+_MISSING = Verdict(("saccade-cpu is not installed: pip install saccade-cpu",))
+_OFF = Verdict(("SACCADE_CPU=off leaves it out",))
+_STEPS = Verdict((), ("its mask has steps, and it would compute the pairs between them",))
+
+
+class Native(KernelWithBackward):
     """Exact attention by compiled code: a few rows and all keys that they see at a time.
 
     Cost: time grows with the pairs that the mask allows, dropout, softcaps and biases included; memory beside inputs
@@ -67,51 +75,25 @@ class Native(KernelByHand):
     """
 
     name = "native"
-    is_choosy = True
     leaves_to = "fused"
 
-    def suits(self, given: Ingredients, dropout_p: float) -> bool:
-        """Return whether the kernel is installed and switched on."""
-        return is_on()
-
-    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Return why another kernel is faster: there are few keys, or the mask has a step.
+    def verdict(self, given: Ingredients, request: Request) -> Verdict:
+        """Return why it cannot run these inputs, or why `fused` is faster: there are few keys, or the mask has a step.
 
         For a mask with a step this kernel reads all keys, with a bit per pair; `fused` gathers the keys of each step.
         """
-        batch, heads, q_len, kv_len = given.shape
-        pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(given.query.dtype, 0)
-        if kv_len < _FEW_KEYS:
-            return (f"{kv_len} keys do not repay packing them (from {_FEW_KEYS} on they do)",)
-        if pairs < enough:
-            return (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",)
-        bits, width = q_len * kv_len, given.query.shape[3]
-        is_half = given.query.dtype is torch.bfloat16
-        is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS
-        if is_few or dropout_p > 0.0 or all(step == 1 for step, _ in given.rule.terms()):
-            return ()
-        return ("its mask has steps, and it would compute the pairs between them",)
-
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
-        if abilities() is None:
-            return ("saccade-cpu is not installed: pip install saccade-cpu",)
-        why = []
-        dtype = given.query.dtype
-        if not given.query.is_cpu:
-            why.append(f"it runs on CPUs, not on {given.query.device.type}")
-        if not reads(dtype):
-            why.append(f"it has no {str(dtype).removeprefix('torch.')} on this processor")
-        why += reasons_of_dot_products(given)
-        if given.rule.asks_functions:
-            why.append("its mask calls a function")
-        if given.bias is not None:
-            why += _reasons_of_bias(given.bias, given.shape)
-        if has_forward_derivatives():
-            why.append(NO_FORWARD_DERIVATIVES)
-        if not why and kept_plan(given) is None:
-            why.append("its mask says nothing exact about its rows, and a bit for each pair is too much")
-        return tuple(why)
+        if request.impl == "auto":
+            if not is_on():
+                return _MISSING if abilities() is None else _OFF
+            batch, heads, q_len, kv_len = given.shape
+            pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(given.query.dtype, 0)
+            if kv_len < _FEW_KEYS:
+                return Verdict((), (f"{kv_len} keys do not repay packing them (from {_FEW_KEYS} on they do)",))
+            if pairs < enough:
+                return Verdict((), (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",))
+            if request.dropout_p == 0.0 and _has_steps(given):
+                return _STEPS
+        return _MISSING if abilities() is None else _verdict_of_inputs(given)
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
         """What the blocks compute and hold; nothing is run."""
@@ -159,6 +141,34 @@ class Native(KernelByHand):
             bias,
             *others,
         )
+
+
+def _verdict_of_inputs(given: Ingredients) -> Verdict:
+    """Return why the kernel cannot run these inputs."""
+    query, why = given.query, []
+    if not query.is_cpu:
+        why.append(f"it runs on CPUs, not on {query.device.type}")
+    if not reads(query.dtype):
+        why.append(f"it has no {str(query.dtype).removeprefix('torch.')} on this processor")
+    if given.tile_function is not None or given.modification is not None:
+        why += reasons_of_dot_products(given)
+    if given.rule.asks_functions:
+        why.append("its mask calls a function")
+    if given.bias is not None:
+        why += _reasons_of_bias(given.bias, given.shape)
+    if has_forward_derivatives():
+        why.append(NO_FORWARD_DERIVATIVES)
+    if not why and cached_plan(given) is None:
+        why.append("its mask says nothing exact about its rows, and a bit for each pair is too much")
+    return Verdict(tuple(why)) if why else CAN_RUN
+
+
+def _has_steps(given: Ingredients) -> bool:
+    """Return whether a mask has a step, over so many pairs that `fused` is faster."""
+    bits, width = given.shape[2] * given.shape[3], given.query.shape[3]
+    is_half = given.query.dtype is torch.bfloat16
+    is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS
+    return not is_few and any(step != 1 for step, _ in given.rule.terms())
 
 
 def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:

@@ -13,7 +13,7 @@ from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import HidingTerm, Term
 from saccade.engine.dropout import Dropped, Words
 from saccade.engine.inputs import Ingredients
-from saccade.engine.kernels.native_plan import ROWS, held_by_bits, kept_bits, known_plan, packed
+from saccade.engine.kernels.native_plan import ROWS, cached_bits, held_by_bits, known_plan, packed
 from saccade.engine.memory_accounting import Cost, Held, Ledger
 from saccade.engine.tiles.tile_scores import index_of, positions
 
@@ -45,27 +45,31 @@ class Call(NamedTuple):
     def of(cls, given: Ingredients, value: Tensor, dropped: Dropped | None) -> Call:
         """Tensors as the operations read them."""
         plan, term = known_plan(given), given.bias
-        bits = None if plan.is_exact else kept_bits(given)
+        bits = None if plan.is_exact else cached_bits(given)
         visible = None
         if isinstance(term, HidingTerm):
             visible, term = packed(~term.keys), term.term
-        bias, index, table = _rows_of(term, given.shape)
+        bias, index, table = (None, None, -1) if term is None else _rows_of(term, given.shape)
         rows, columns, threshold, kept = None, None, 0, 1.0
         if dropped is not None:
             b, h, _ = index_of(given, given.everything)
             words = Words(dropped.seed, dropped.items(b), h, *positions(given, given.everything), dropped.p)
             rows, columns, threshold = words.rows.contiguous(), words.columns.contiguous(), words.threshold
             kept = 1.0 / (1.0 - dropped.p)
-        tensors = (prepared(given.query), prepared(given.key), prepared(value))
+        q, k = given.query, given.key
+        q, k = q if _is_ready(q) else _padded(q), k if _is_ready(k) else _padded(k)
+        tensors = (q, k, value if _is_ready(value) else _padded(value))
         capped = 0.0 if given.softcap is None else given.softcap
         options = (bias, index is not None, given.scale, capped, rows, columns, threshold, kept)
         return cls((*tensors, plan.starts, plan.runs, plan.spans, bits, visible, *options), index, table)
 
 
 def prepared(x: Tensor) -> Tensor:
-    """Of a width that vectors fill, its numbers side by side, its rows where a pair of numbers can be read at once."""
-    if _is_ready(x):
-        return x
+    """Return a tensor with a full width, stride 1 in it, and rows at which a pair of numbers can be read at once."""
+    return x if _is_ready(x) else _padded(x)
+
+
+def _padded(x: Tensor) -> Tensor:
     missing = _filled(x.shape[3]) - x.shape[3]
     return F.pad(x, (0, missing)) if missing else x.clone(memory_format=torch.contiguous_format)
 
@@ -119,10 +123,8 @@ def _is_ready(x: Tensor) -> bool:
     return x.dtype == torch.float32 or not any(step % 2 for step in x.stride()[:3])
 
 
-def _rows_of(bias: Term | None, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
+def _rows_of(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
     """A bias as float32 rows, where distances stand in its source, and how many numbers all rows share."""
-    if bias is None:
-        return None, None, -1
     source = bias.source
     if isinstance(bias, DistanceTerm):
         q_len, kv_len = shape[2:]

@@ -19,7 +19,7 @@ from saccade.plan import ALL, Groups, Strip, Tile
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
 from saccade.support.torch_modes import unobserved
 
-__all__ = ["PANEL", "ROWS", "NativePlan", "held_by_bits", "kept_bits", "kept_plan", "packed", "known_plan"]
+__all__ = ["PANEL", "ROWS", "NativePlan", "held_by_bits", "cached_bits", "cached_plan", "packed", "known_plan"]
 
 ROWS, PANEL = 24, 64  # rows of a block, and keys of a panel; the same stand in native/src/problem.h
 _MOST_BITS = 1 << 29  # of a rule that says nothing exact about its rows: 64 MB
@@ -84,8 +84,8 @@ class NativePlan(NamedTuple):
         return pairs * heads * (batch if len(self.spans) == 1 else 1)
 
 
-def kept_plan(given: Ingredients) -> NativePlan | None:
-    """`NativePlan.of`, kept with the plan of the rule."""
+def cached_plan(given: Ingredients) -> NativePlan | None:
+    """Return `NativePlan.of`, cached with the plan of the rule."""
     memo = given.plan.memo
     if "native" not in memo:
         with unobserved():
@@ -94,13 +94,13 @@ def kept_plan(given: Ingredients) -> NativePlan | None:
 
 
 def known_plan(given: Ingredients) -> NativePlan:
-    """`kept_plan` of a rule that has one, as `Native.reasons` has seen."""
-    plan = kept_plan(given)
+    """Return `cached_plan` of a rule that has one, as `Native.verdict` checks."""
+    plan = given.plan.memo.get("native") or cached_plan(given)
     assert plan is not None
-    return plan
+    return cast("NativePlan", plan)
 
 
-def kept_bits(given: Ingredients) -> Tensor:
+def cached_bits(given: Ingredients) -> Tensor:
     """One bit for each pair, int64 ``[batch | 1, heads | 1, q_len, panels]``, kept with the plan of the rule."""
     memo = given.plan.memo
     if "native bits" not in memo:
@@ -119,7 +119,7 @@ def _bits(given: Ingredients) -> Tensor:
 
 
 def held_by_bits(given: Ingredients) -> Held:
-    """Bytes that `kept_bits` holds while it asks the rule, and those that are kept."""
+    """Bytes that `cached_bits` holds while it asks the rule, and those that are kept."""
     words = 8 * math.prod(_shape_of_bits(given))
     asked = Probe(given).held("bits", next(_asked(given)), allowed)
     return Held(words + asked.most, words)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.engine.bias.term import HidingTerm
 from saccade.engine.inputs import Ingredients
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.kernels.native import HALF, Native, abilities, is_on
 from saccade.engine.kernels.native_arguments import Call, chunks_of
 from saccade.engine.nonfinite import is_clean
@@ -49,7 +49,8 @@ def can_look(given: Ingredients, impl: str | Kernel) -> bool:
         return False
     if not (is_plain(given.query) and is_plain(given.key)) or 0 in given.shape or isinstance(given.bias, HidingTerm):
         return False
-    return not Native().reasons(_readable(given), 0.0) and is_clean(given, given.query, given.key)
+    request = Request(impl="native")
+    return not Native().verdict(_readable(given), request).cannot and is_clean(given, given.query, given.key)
 
 
 def look(given: Ingredients, bands: list[Band], ahead: int) -> Looked:

@@ -1,19 +1,23 @@
-"""Torch's own ``scaled_dot_product_attention``, for what it does exactly."""
+"""Torch's own ``scaled_dot_product_attention``, for what it does exactly; and the setting of all GPU kernels."""
 
 from __future__ import annotations
+
+import os
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
-from saccade.engine.kernels.gpu_setting import left_out
-from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict, reasons_of_dot_products
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.plan import ALL, Box, Triangle
+from saccade.support.errors import value_error
 from saccade.support.torch_modes import is_transformed
 
-__all__ = ["Sdpa"]
+__all__ = ["Sdpa", "left_out"]
+
+_VARIABLE, _CHOICES = "SACCADE_GPU", ("auto", "tiled")
 
 
 class Sdpa(Kernel):
@@ -27,21 +31,14 @@ class Sdpa(Kernel):
     """
 
     name = "sdpa"
-    is_choosy = True
     has_second_derivatives = False
-    hides = False
+    supports_masked_rows = False
     is_checked = True
 
-    def suits(self, given: Ingredients, dropout_p: float) -> bool:
-        """On every device but CPUs, which have kernels of their own; tensors without memory are taken for theirs."""
-        return given.device.type not in ("cpu", "meta")
-
-    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Why ``impl="auto"`` passes it over."""
-        return left_out(given)
-
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
+    def verdict(self, given: Ingredients, request: Request) -> Verdict:
+        """Return why it cannot run these inputs, or why ``impl="auto"`` should rather pass it over."""
+        if request.impl == "auto" and given.device.type in ("cpu", "meta"):
+            return Verdict((), ("on CPUs the other kernels are faster",))
         why = []
         if 0 in given.shape:
             why.append("it takes no empty inputs")
@@ -49,7 +46,7 @@ class Sdpa(Kernel):
             why.append("it takes full masks, and causal ones of as many rows as keys")
         if not given.scale > 0.0:
             why.append("it takes scales above 0")
-        if dropout_p > 0.0:
+        if request.dropout_p > 0.0:
             why.append("its dropout is not a function of positions")
         if given.softcap is not None:
             why.append("it has no softcap")
@@ -58,11 +55,9 @@ class Sdpa(Kernel):
         why += reasons_of_dot_products(given)
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
-        return tuple(why)
-
-    def reasons_of_lse(self, given: Ingredients) -> tuple[str, ...]:
-        """It never gives one."""
-        return ("it gives no lse, and the lse is asked for",)
+        if request.needs_lse:
+            why.append("it gives no lse, and the lse is asked for")
+        return Verdict(tuple(why), left_out(given))
 
     def pairs(self, given: Ingredients) -> int:
         """All of them, or a little more than half."""
@@ -84,8 +79,20 @@ class Sdpa(Kernel):
         ), None
 
 
+def left_out(given: Ingredients) -> tuple[str, ...]:
+    """Return why ``impl="auto"`` passes over all kernels but `tiled` on a GPU: ``SACCADE_GPU=tiled`` says so.
+
+    Raises:
+        ValueError: the variable is neither "auto" nor "tiled".
+    """
+    setting = os.environ.get(_VARIABLE, "auto")
+    if setting not in _CHOICES:
+        raise value_error(given.where, _VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(setting))
+    return (f"{_VARIABLE}=tiled leaves it out",) if setting == "tiled" else ()
+
+
 def _shape_of_mask(given: Ingredients) -> str | None:
-    """Whether a mask is "full" or "causal"; None for any other."""
+    """Return "full" or "causal" for these masks; None for any other."""
     if given.plan.is_full:
         return "full"
     (_, _, q_len, kv_len), (q_first, kv_first) = given.shape, given.origin

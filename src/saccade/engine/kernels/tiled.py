@@ -12,7 +12,15 @@ from torch import Tensor
 from saccade.engine import dropout
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
-from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, KernelByHand, Tensors
+from saccade.engine.kernels.kernel import (
+    CAN_RUN,
+    NO_FORWARD_DERIVATIVES,
+    Backward,
+    KernelWithBackward,
+    Request,
+    Tensors,
+    Verdict,
+)
 from saccade.engine.kernels.tiled_blocks import blocks_of
 from saccade.engine.kernels.tiled_cost import bytes_of_backward, cost_of, pairs_of
 from saccade.engine.memory_accounting import Cost
@@ -26,7 +34,7 @@ __all__ = ["Tiled"]
 _LARGEST = 40.0  # of scores whose exponentials are summed as they are: e^40 times a million keys is far from overflow
 
 
-class Tiled(KernelByHand):
+class Tiled(KernelWithBackward):
     """Softmax of complete rows, a block at a time; the backward pass computes the weights again.
 
     It runs what torch's own operation does not: dropout, gradients of the bias, softcaps, scores other than dot
@@ -37,9 +45,9 @@ class Tiled(KernelByHand):
 
     name = "tiled"
 
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
-        return (NO_FORWARD_DERIVATIVES,) if has_forward_derivatives() else ()
+    def verdict(self, given: Ingredients, request: Request) -> Verdict:
+        """Return why it cannot run these inputs."""
+        return Verdict((NO_FORWARD_DERIVATIVES,)) if has_forward_derivatives() else CAN_RUN
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
         """What the blocks compute and hold; nothing is run."""

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
-from saccade.engine.kernels.gpu_setting import left_out
-from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict, reasons_of_dot_products
+from saccade.engine.kernels.sdpa import left_out
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.support.torch_modes import is_transformed, unobserved
 
@@ -35,25 +35,18 @@ class Varlen(Kernel):
     """
 
     name = "varlen"
-    is_choosy = True
     is_checked = True
     has_second_derivatives = False
-    hides = False
+    supports_masked_rows = False
     devices: tuple[str, ...] = ("cuda",)
 
-    def suits(self, given: Ingredients, dropout_p: float) -> bool:
-        """Where it could run."""
-        return given.device.type in self.devices
-
-    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Why ``impl="auto"`` passes it over."""
-        return left_out(given)
-
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
+    def verdict(self, given: Ingredients, request: Request) -> Verdict:
+        """Return why it cannot run these inputs, or why ``impl="auto"`` should rather pass it over."""
         why = []
         if given.device.type not in self.devices:
             why.append(f"it runs on {' and '.join(self.devices)}, not on {given.device.type}")
+            if request.impl == "auto":
+                return Verdict(tuple(why))
         if given.query.dtype not in _DTYPES:
             why.append(f"it has no {str(given.query.dtype).removeprefix('torch.')}")
         if 0 in given.shape or given.query.shape[3] > _WIDEST:
@@ -62,18 +55,16 @@ class Varlen(Kernel):
             why.append("it takes windows of whole texts, in Documents or alone, over as many rows as keys")
         if not given.scale > 0.0:
             why.append("it takes scales above 0")
-        if dropout_p > 0.0:
+        if request.dropout_p > 0.0:
             why.append("it has no dropout")
         if given.softcap is not None or given.bias is not None:
             why.append("it has no softcap and no bias")
         why += reasons_of_dot_products(given)
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
-        return tuple(why)
-
-    def reasons_of_lse(self, given: Ingredients) -> tuple[str, ...]:
-        """Of a gradient through the lse torch keeps nothing, and says nothing."""
-        return ("its lse has no gradient",) if torch.is_grad_enabled() else ()
+        if request.needs_lse and torch.is_grad_enabled():  # torch silently drops a gradient through the lse
+            why.append("its lse has no gradient")
+        return Verdict(tuple(why), left_out(given))
 
     def pairs(self, given: Ingredients) -> int:
         """Those in the windows."""
