@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
 from saccade.engine.memory_accounting import Cost
-from saccade.support.errors import unsupported
+from saccade.support.errors import unsupported, value_error
 
 __all__ = [
     "CAN_RUN",
@@ -21,9 +22,11 @@ __all__ = [
     "Request",
     "Tensors",
     "Verdict",
+    "left_out",
     "reasons_of_dot_products",
 ]
 
+_VARIABLE, _CHOICES = "SACCADE_GPU", ("auto", "tiled")
 NO_FORWARD_DERIVATIVES = "its derivatives are taken backwards, and here they are taken forwards"
 
 Tensors = tuple[Tensor | None, ...]
@@ -80,6 +83,18 @@ def reasons_of_dot_products(given: Ingredients) -> list[str]:
     if given.modification is not None:
         why.append("it calls no function of scores")
     return why
+
+
+def left_out(given: Ingredients) -> tuple[str, ...]:
+    """Return why ``impl="auto"`` passes over all kernels but `tiled` on a GPU: ``SACCADE_GPU=tiled`` says so.
+
+    Raises:
+        ValueError: the variable is neither "auto" nor "tiled".
+    """
+    setting = os.environ.get(_VARIABLE, "auto")
+    if setting not in _CHOICES:
+        raise value_error(given.where, _VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(setting))
+    return (f"{_VARIABLE}=tiled leaves it out",) if setting == "tiled" else ()
 
 
 class Kernel(ABC):

@@ -1,23 +1,18 @@
-"""Torch's own ``scaled_dot_product_attention``, for what it does exactly; and the setting of all GPU kernels."""
+"""Torch's own ``scaled_dot_product_attention``, for what it does exactly."""
 
 from __future__ import annotations
-
-import os
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
-from saccade.engine.kernels.kernel import Kernel, Request, Verdict, reasons_of_dot_products
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict, left_out, reasons_of_dot_products
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.plan import ALL, Box, Triangle
-from saccade.support.errors import value_error
 from saccade.support.torch_modes import is_transformed
 
-__all__ = ["Sdpa", "left_out"]
-
-_VARIABLE, _CHOICES = "SACCADE_GPU", ("auto", "tiled")
+__all__ = ["Sdpa"]
 
 
 class Sdpa(Kernel):
@@ -77,18 +72,6 @@ class Sdpa(Kernel):
         return F.scaled_dot_product_attention(
             given.query, given.key, value, is_causal=is_causal, scale=given.scale, enable_gqa=is_grouped
         ), None
-
-
-def left_out(given: Ingredients) -> tuple[str, ...]:
-    """Return why ``impl="auto"`` passes over all kernels but `tiled` on a GPU: ``SACCADE_GPU=tiled`` says so.
-
-    Raises:
-        ValueError: the variable is neither "auto" nor "tiled".
-    """
-    setting = os.environ.get(_VARIABLE, "auto")
-    if setting not in _CHOICES:
-        raise value_error(given.where, _VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(setting))
-    return (f"{_VARIABLE}=tiled leaves it out",) if setting == "tiled" else ()
 
 
 def _shape_of_mask(given: Ingredients) -> str | None:

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
-from saccade.engine.kernels.kernel import Kernel, Request, Verdict, reasons_of_dot_products
-from saccade.engine.kernels.sdpa import left_out
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict, left_out, reasons_of_dot_products
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.support.torch_modes import is_transformed, unobserved
 
