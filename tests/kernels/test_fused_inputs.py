@@ -7,7 +7,7 @@ import saccade as sc
 from saccade import masks, positions
 from saccade.engine.kernels.fused_bias import hidden_key
 from saccade.engine.kernels.fused_calls import Call
-from saccade.plan import Strip, Tile
+from saccade.plan import ColumnRange, Tile
 from saccade.testing import oracle
 
 NAMES = ["query", "key", "value"]
@@ -139,7 +139,7 @@ def test_calls_share_what_is_hidden_where_the_rule_tells_them_not_apart(batch, h
     given = sc.AttentionMatrix(query, query, masks.Dense(allowed)).ingredients
 
     def key(item, head):
-        columns = (Strip(range(4), "some"),)
+        columns = (ColumnRange(range(4), "some"),)
         tile = Tile(slice(item, item + 1), slice(head, head + 1), range(4), columns, given.rule)
         return hidden_key(given, Call(tile, False, False, False))
 

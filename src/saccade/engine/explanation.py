@@ -101,7 +101,7 @@ def _extra_bytes(given: Ingredients, route: Route, cost: Cost, value_dim: int) -
     (batch, heads, q_len, kv_len), query, wide = given.shape, given.query, given.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize
-    look = nonfinite.bytes_of_look(route.kernel, given, value_dim)
+    look = nonfinite.bytes_of_check(route.kernel, given, value_dim)
     if query.dtype != given.dtype:  # scores are computed in float32 or wider, and some are prepared in it
         ledger.take(batch * given.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
     bias = None if given.bias is None or given.bias.source.shape[2] == 1 else given.bias.source

@@ -19,7 +19,7 @@ from saccade.masks import Full, Mask, as_mask
 from saccade.masks.convert.causal_bias import from_causal_bias
 from saccade.masks.convert.recognise_tensor import found
 from saccade.masks.plan_cache import plan_of
-from saccade.plan import Plan, Strip, Tile
+from saccade.plan import ColumnRange, Plan, Tile
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.scores import Score
@@ -196,7 +196,7 @@ class Ingredients:
     def everything(self) -> Tile:
         """The whole matrix as one tile."""
         batch, heads, q_len, kv_len = self.shape
-        keys = Strip(range(kv_len), True if self.plan.is_full else "all pairs")
+        keys = ColumnRange(range(kv_len), True if self.plan.is_full else "all pairs")
         return Tile(slice(0, batch), slice(0, heads), range(q_len), (keys,), self.rule)
 
     def replaced(self, **changes: Any) -> Ingredients:

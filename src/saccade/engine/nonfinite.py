@@ -1,7 +1,7 @@
 """NaN and inf must not pass between a query and a key where the one may not attend to the other.
 
 In a product of matrices 0 * NaN is NaN, so masking the given alone does not keep them apart. Kernels therefore run on
-ingredients in which such rows are zeroed and hidden, and afterwards mark with NaN the queries that are concerned: those
+ingredients in which such rows are zeroed and hidden, and afterwards mark with NaN the queries that are affected: those
 that may attend to such a key or value, and those that hold it themselves and may attend to anything. A pair whose score
 is -inf has weight 0, whatever its key and value hold.
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.engine.bias.term import HidingTerm
+from saccade.engine.bias.term import MaskedTerm
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Tensors
@@ -29,36 +29,45 @@ from saccade.engine.memory_accounting import bytes_widened
 from saccade.engine.tiles.grouped_heads import at, groups_of, joined, take
 from saccade.engine.tiles.tile_scores import scores_of
 from saccade.engine.tiles.tile_splitting import pieces
-from saccade.plan import Strip, Tile
+from saccade.plan import ColumnRange, Tile
 from saccade.support.numerics import is_finite, not_finite
 
-__all__ = ["Isolated", "backward", "bytes_of_look", "contained", "forward", "forward_if_clean", "is_clean", "isolate"]
+__all__ = [
+    "Sanitized",
+    "backward",
+    "bytes_of_check",
+    "contained",
+    "forward",
+    "forward_if_clean",
+    "is_clean",
+    "sanitize",
+]
 
 _PAIRS_AT_ONCE = 1 << 20
 _TILED = Tiled()
 
 
-class Isolated(NamedTuple):
+class Sanitized(NamedTuple):
     """Ingredients without non-finite rows, and the queries whose results are NaN all the same.
 
     Attributes:
         given, value: the cleaned ingredients; rows of query and key that were not finite are hidden.
-        in_scores: queries with a score that is NaN, or that reach such a key; bool ``[batch, heads, q_len]``.
-        in_output: these, and queries that may attend to such a value.
+        nan_scores: queries with a score that is NaN, or that reach such a key; bool ``[batch, heads, q_len]``.
+        nan_output: these, and queries that may attend to such a value.
     """
 
     given: Ingredients
     value: Tensor
-    in_scores: Tensor
-    in_output: Tensor
+    nan_scores: Tensor
+    nan_output: Tensor
 
     def forward(self, kernel: Kernel, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Output and lse of the cleaned ingredients, NaN for the queries concerned; other rows stay as they are."""
+        """Output and lse of the cleaned ingredients, NaN for the queries affected; other rows stay as they are."""
         out, lse = kernel.forward(self.given, self.value, dropped)
         assert lse is not None  # a kernel that gives none is run by `forward_if_clean`
         if isinstance(kernel, KernelWithBackward) and not is_finite(out):
             out, lse = _forward_again(kernel, self.given, self.value, dropped, (out, lse))
-        return out.masked_fill(self.in_output[..., None], math.nan), lse.masked_fill(self.in_scores, math.nan)
+        return out.masked_fill(self.nan_output[..., None], math.nan), lse.masked_fill(self.nan_scores, math.nan)
 
 
 def forward(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None = None) -> tuple[Tensor, Tensor]:
@@ -68,9 +77,9 @@ def forward(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped 
         # Where the output is finite, nothing that is not has had a part in it, unless scores could bring it back.
         if given.plan.is_full or (is_finite(out) and (_keeps_infinity(given) or is_finite(given.query, given.key))):
             return out, lse
-        isolated = isolate(given, value)
-        if isolated is not None:
-            return isolated.forward(kernel, dropped)
+        sanitized = sanitize(given, value)
+        if sanitized is not None:
+            return sanitized.forward(kernel, dropped)
         return (out, lse) if is_finite(out) else _forward_again(kernel, given, value, dropped, (out, lse))
     return _forward_by_autograd(kernel, given, value, dropped)
 
@@ -80,16 +89,16 @@ def _forward_by_autograd(
 ) -> tuple[Tensor, Tensor]:
     # Autograd goes back through what is computed: what is hidden must not be part of it.
     given, value = _without_large(given, value) or (given, value)
-    isolated = None if is_clean(given, given.query, given.key, value) else isolate(given, value)
-    if isolated is not None:
-        return isolated.forward(kernel, dropped)
+    sanitized = None if is_clean(given, given.query, given.key, value) else sanitize(given, value)
+    if sanitized is not None:
+        return sanitized.forward(kernel, dropped)
     out, lse = kernel.forward(given, value, dropped)
     assert lse is not None
-    spoilt = lse.detach().isnan()
-    if out.requires_grad and not given.plan.is_full and bool(spoilt.any()):
-        isolated = isolate(given, value, spoilt)
-        assert isolated is not None  # there is a row to hide
-        return isolated.forward(kernel, dropped)
+    nan_rows = lse.detach().isnan()
+    if out.requires_grad and not given.plan.is_full and bool(nan_rows.any()):
+        sanitized = sanitize(given, value, nan_rows)
+        assert sanitized is not None  # there is a row to hide
+        return sanitized.forward(kernel, dropped)
     return out, lse
 
 
@@ -119,7 +128,7 @@ def backward(
 ) -> Tensors:
     """Gradients by a kernel's own backward pass."""
     if not _is_plain(given, value, results.lse):
-        given, value, results = _kept_apart(kernel, given, value, dropped, results)
+        given, value, results = _sanitized_inputs(kernel, given, value, dropped, results)
     found = kernel.backward(given, value, dropped, results, wanted)
     if given.plan.is_full or is_finite(*(x for x in found if x is not None)):
         return found
@@ -138,33 +147,33 @@ def contained(
         grad_out, grad_lse: gradients of the results, which are zeroed for the rows that are NaN.
     """
     given, value = _without_large(given, value) or (given, value)
-    spoilt = lse.isnan()
-    if is_clean(given, given.query, given.key, value) and (given.plan.is_full or not bool(spoilt.any())):
+    nan_rows = lse.isnan()
+    if is_clean(given, given.query, given.key, value) and (given.plan.is_full or not bool(nan_rows.any())):
         return given, value, grad_out, grad_lse
-    isolated = isolate(given, value, spoilt)
-    if isolated is None:
+    sanitized = sanitize(given, value, nan_rows)
+    if sanitized is None:
         return given, value, grad_out, grad_lse
-    grad_lse = None if grad_lse is None else grad_lse.masked_fill(isolated.in_scores, 0.0)
-    return isolated.given, isolated.value, grad_out.masked_fill(isolated.in_output[..., None], 0.0), grad_lse
+    grad_lse = None if grad_lse is None else grad_lse.masked_fill(sanitized.nan_scores, 0.0)
+    return sanitized.given, sanitized.value, grad_out.masked_fill(sanitized.nan_output[..., None], 0.0), grad_lse
 
 
-def _kept_apart(
+def _sanitized_inputs(
     kernel: KernelWithBackward, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward
 ) -> tuple[Ingredients, Tensor, Backward]:
     """What a backward pass starts from, such that nothing spreads from what is hidden or sees nothing."""
     # A finite output does not say that what is hidden was: here 0 * NaN and 0 * inf would spread from there.
     # Nor do finite inputs: a bias may be NaN where it is seen, and then all weights of the row are.
-    spoilt = results.lse.isnan()
-    known = is_clean(given, given.query, given.key, value) and (given.plan.is_full or not bool(spoilt.any()))
-    isolated = None if known else isolate(given, value, spoilt)
-    if isolated is not None:
-        given, value = isolated.given, isolated.value
+    nan_rows = results.lse.isnan()
+    known = is_clean(given, given.query, given.key, value) and (given.plan.is_full or not bool(nan_rows.any()))
+    sanitized = None if known else sanitize(given, value, nan_rows)
+    if sanitized is not None:
+        given, value = sanitized.given, sanitized.value
         out, lse = kernel.forward(given, value, dropped)
         if not is_finite(out):
             out, lse = _forward_again(kernel, given, value, dropped, (out, lse))
-        # The results of the queries concerned are NaN, whatever the inputs are.
-        grad_lse = None if results.grad_lse is None else results.grad_lse.masked_fill(isolated.in_scores, 0.0)
-        grad_out = results.grad_out.masked_fill(isolated.in_output[..., None], 0.0)
+        # The results of the queries affected are NaN, whatever the inputs are.
+        grad_lse = None if results.grad_lse is None else results.grad_lse.masked_fill(sanitized.nan_scores, 0.0)
+        grad_out = results.grad_out.masked_fill(sanitized.nan_output[..., None], 0.0)
         results = Backward(out, lse, grad_out, grad_lse)
     empty = results.lse == -math.inf
     if bool(empty.any()):  # a row that sees nothing cannot be moved, not even by NaN
@@ -202,19 +211,19 @@ def _without_large(given: Ingredients, value: Tensor) -> tuple[Ingredients, Tens
         return None
     nobody = torch.zeros(given.query.shape[:3], dtype=torch.bool, device=given.device)
     with torch.no_grad():
-        concerned = _concerned(given.replaced(answers=None), nobody, large_key, large_value)
-    if any(bool(x.any()) for x in concerned):
+        affected = affected_queries(given.replaced(answers=None), nobody, large_key, large_value)
+    if any(bool(x.any()) for x in affected):
         return None
     # Nobody may attend to it by the mask, or since its score is -inf: that of zeros would not be.
-    bias = _hiding(given, nobody, large_key) if bool(large_key.any()) else given.bias
+    bias = _masked(given, nobody, large_key) if bool(large_key.any()) else given.bias
     key = given.key.masked_fill(large_key[..., None], 0)
     return given.replaced(key=key, bias=bias), value.masked_fill(large_value[..., None], 0)
 
 
-def _hiding(given: Ingredients, bad_query: Tensor, bad_key: Tensor) -> HidingTerm:
+def _masked(given: Ingredients, bad_query: Tensor, bad_key: Tensor) -> MaskedTerm:
     """The bias with -inf for some queries and keys, which is what a score of -inf means."""
     hidden = bad_key.repeat_interleave(given.shape[1] // bad_key.shape[1], 1)
-    return HidingTerm(given.bias, bad_query, hidden, given.query.new_zeros(1, 1, 1, 1))
+    return MaskedTerm(given.bias, bad_query, hidden, given.query.new_zeros(1, 1, 1, 1))
 
 
 def is_clean(given: Ingredients, *tensors: Tensor) -> bool:
@@ -234,7 +243,7 @@ def _keeps_infinity(given: Ingredients) -> bool:
     return given.softcap is None and given.tile_function is None and given.modification is None
 
 
-def bytes_of_look(kernel: Kernel, given: Ingredients, value_dim: int) -> int:
+def bytes_of_check(kernel: Kernel, given: Ingredients, value_dim: int) -> int:
     """What is held beside a kernel's results, or instead of them, while `forward` looks whether all is finite."""
     batch, heads, q_len, kv_len = given.shape
     if given.plan.is_full:
@@ -249,29 +258,31 @@ def bytes_of_look(kernel: Kernel, given: Ingredients, value_dim: int) -> int:
     return bytes_widened(batch * entries, given.query.dtype)
 
 
-def isolate(given: Ingredients, value: Tensor, spoilt: Tensor | None = None) -> Isolated | None:
+def sanitize(given: Ingredients, value: Tensor, nan_rows: Tensor | None = None) -> Sanitized | None:
     """Zero and hide the non-finite rows of query, key and value; None if there are none.
 
     Args:
         given, value: as they are.
-        spoilt: bool ``[batch, heads, q_len]``, queries that are known to have a score of NaN, as a bias may give them.
+        nan_rows: bool ``[batch, heads, q_len]``, queries that are known to have a score of NaN, as a bias may give them.
 
     Cost: O(len * head_dim), and if there are such rows a look at the pairs of the plan that they have a part in.
     """
     bad_query, bad_key, bad_value = (not_finite(x) for x in (given.query, given.key, value))
-    bad_query = bad_query if spoilt is None else bad_query | spoilt
+    bad_query = bad_query if nan_rows is None else bad_query | nan_rows
     if not bool(bad_query.any() | bad_key.any() | bad_value.any()):
         return None
     # A zeroed key has score 0; -inf in the bias hides it.
-    bias = _hiding(given, bad_query, bad_key) if bool(bad_query.any() | bad_key.any()) else given.bias
+    bias = _masked(given, bad_query, bad_key) if bool(bad_query.any() | bad_key.any()) else given.bias
     query, key = given.query.masked_fill(bad_query[..., None], 0), given.key.masked_fill(bad_key[..., None], 0)
     clean = given.replaced(query=query, key=key, bias=bias)
     with torch.no_grad():
-        by_scores, by_value = _concerned(given.replaced(answers=None), bad_query, bad_key, bad_value)
-    return Isolated(clean, value.masked_fill(bad_value[..., None], 0), by_scores, by_scores | by_value)
+        by_scores, by_value = affected_queries(given.replaced(answers=None), bad_query, bad_key, bad_value)
+    return Sanitized(clean, value.masked_fill(bad_value[..., None], 0), by_scores, by_scores | by_value)
 
 
-def _concerned(given: Ingredients, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor) -> tuple[Tensor, Tensor]:
+def affected_queries(
+    given: Ingredients, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor
+) -> tuple[Tensor, Tensor]:
     """Queries with a score above -inf, or NaN, that a bad query or key has a part in; the same for bad values."""
     _, heads, _, _ = given.shape
     groups = bad_key.shape[1]
@@ -300,11 +311,11 @@ def _concerned(given: Ingredients, bad_query: Tensor, bad_key: Tensor, bad_value
     return by_scores, by_value
 
 
-def _picked(tile: Tile, marked: np.ndarray) -> Iterator[Strip]:
+def _picked(tile: Tile, marked: np.ndarray) -> Iterator[ColumnRange]:
     """The columns of a tile that are marked (bool ``[kv_len]``), as strips."""
     for strip in tile.columns:
         keys = strip.keys
         places = np.flatnonzero(marked[keys.start : keys.stop : keys.step])
         for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(places) else ():
             span = keys[int(run[0]) : int(run[-1]) + 1]
-            yield Strip(span, True if strip.residual is True else ("pairs", tile.rows, span))
+            yield ColumnRange(span, True if strip.residual is True else ("pairs", tile.rows, span))

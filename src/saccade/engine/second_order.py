@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from saccade.engine.bias.term import HidingTerm, Term
+from saccade.engine.bias.term import MaskedTerm, Term
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import Tensors
@@ -86,7 +86,7 @@ class _Slices:
     @property
     def _term(self) -> Term | None:
         bias = self.given.bias
-        return bias.term if isinstance(bias, HidingTerm) else bias
+        return bias.term if isinstance(bias, MaskedTerm) else bias
 
     def of(self, tensors: Tensors) -> list[Tensor | None]:
         """Return the parts, in the compute dtype; what a function of scores captures is read whole, as it is."""
@@ -150,7 +150,7 @@ def _results(of: Backward, tile: Tile, sources: Sequence[Tensor | None]) -> tupl
     scores = visible_scores(given, query, key, bias, tile)
     seen = allowed(given, tile)
     scores = scores if seen is None else scores.masked_fill(~seen, -math.inf)
-    if isinstance(given.bias, HidingTerm):
+    if isinstance(given.bias, MaskedTerm):
         scores = scores.masked_fill(given.bias.hidden(tile), -math.inf)
     return weighted(given, tile, scores, value, of.dropped)
 

@@ -13,7 +13,7 @@ from saccade.engine import custom_op, dropout
 from saccade.engine.dispatch import Request, attend, attend_with_lse, choose_kernel
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import Kernel
-from saccade.engine.nonfinite import is_clean, isolate
+from saccade.engine.nonfinite import is_clean, sanitize
 from saccade.engine.tiles.grouped_heads import joined
 from saccade.engine.tiles.tile_scores import softmax_rows
 from saccade.engine.tiles.tile_splitting import part_of
@@ -198,9 +198,9 @@ class AttentionMatrix(OfIngredients):
     def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
         given, bad = self.ingredients.current(), None
         if not is_clean(given, given.query, given.key):
-            isolated = isolate(given, given.key)
-            if isolated:
-                given, bad = isolated.given, isolated.in_scores
+            sanitized = sanitize(given, given.key)
+            if sanitized:
+                given, bad = sanitized.given, sanitized.nan_scores
         for tile in given.row_plan.tiles:
             for piece in part_of(tile, batch, head, rows):
                 with without_autocast(self.device):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from saccade.plan import ALL, Box, Groups, Plan, Ranges, Rule, Strip, Tile
+from saccade.plan import ALL, Box, ColumnRange, Groups, Plan, Ranges, Rule, Tile
 from saccade.plan.key_ranges import Ints, Spans, Universe
 
 __all__ = ["ROWS", "RowPlan", "RowsAhead"]
@@ -60,13 +60,13 @@ class RowPlan(Plan):
         for rule, step, sure, unsure in rows.terms:
             strips = []
             for keys in sure[row]:
-                strips.append(Strip(keys, True))
+                strips.append(ColumnRange(keys, True))
             for keys in unsure[row]:
                 residual = rule.residual(Box(ALL, range(position, position + 1, step), keys))
                 if residual is not False:
-                    strips.append(Strip(keys, residual))
+                    strips.append(ColumnRange(keys, residual))
             if rows.kv_first:
-                strips = [Strip(_moved(keys, -rows.kv_first), residual) for keys, residual in strips]
+                strips = [ColumnRange(_moved(keys, -rows.kv_first), residual) for keys, residual in strips]
             if len(strips) > 1:
                 strips.sort(key=_start)
             for keys, residual in strips:
@@ -89,5 +89,5 @@ def _moved(keys: range, by: int) -> range:
     return range(keys.start + by, keys.stop + by, keys.step)
 
 
-def _start(strip: Strip) -> int:
+def _start(strip: ColumnRange) -> int:
     return strip.keys.start

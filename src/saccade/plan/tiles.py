@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.plan.key_ranges import Bounds, Ints, Universe
 
-__all__ = ["ALL", "Box", "Groups", "Ranges", "Rule", "Strip", "Tile", "Triangle"]
+__all__ = ["ALL", "Box", "Groups", "Ranges", "Rule", "ColumnRange", "Tile", "Triangle"]
 
 ALL = -1
 """Stands for "all batch items" (or heads) where an index of one is expected."""
@@ -90,7 +90,7 @@ class Rule(Protocol):
         ...
 
 
-class Strip(NamedTuple):
+class ColumnRange(NamedTuple):
     """Key columns of a tile, and where the rule must still be asked: True (nowhere) or a residual key."""
 
     keys: range
@@ -103,7 +103,7 @@ class Tile(NamedTuple):
     batch: slice
     heads: slice
     rows: range
-    columns: tuple[Strip, ...]
+    columns: tuple[ColumnRange, ...]
     rule: Rule
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.engine import statistics_from_products
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import Kernel
-from saccade.engine.kernels.native_statistics import NUMBERS, Band, can_look, look
+from saccade.engine.kernels.native_statistics import NUMBERS, Band, can_sweep, sweep_statistics
 
 if TYPE_CHECKING:
     from saccade.statistics.fold import Fold, Outline
@@ -50,8 +50,8 @@ def answers_by_sweep(
     far = next((quantity for quantity in quantities if isinstance(quantity, Far)), Far(0))  # one way to stand a sweep
     bands = [quantity for quantity in quantities if isinstance(quantity, Band)]
     found: dict[Quantity, Tensor] = {}
-    if asked and can_look(given, impl):
-        rows, received = look(given, bands, far.ahead)
+    if asked and can_sweep(given, impl):
+        rows, received = sweep_statistics(given, bands, far.ahead)
         found = {**dict(zip((*NUMBERS[:-1], far, *bands), rows, strict=True)), "received": received}
     elif (
         (named := statistics_from_products.NAMES.intersection(quantities))

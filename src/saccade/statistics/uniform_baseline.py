@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.engine.inputs import Ingredients
 from saccade.engine.tiles.tile_scores import allowed
-from saccade.plan import Strip, Tile, Triangle
+from saccade.plan import ColumnRange, Tile, Triangle
 from saccade.statistics.distance import Distance
 from saccade.statistics.fold import Outline
 from saccade.statistics.mass import LagMass, LocalMass, SinkMass
@@ -87,11 +87,11 @@ def _outline(given: Ingredients, places: Places) -> Outline:
     return Outline((items, own_heads, q_len, kv_len), given.compute_dtype, given.device)
 
 
-def _is_counted(strip: Strip) -> bool:
+def _is_counted(strip: ColumnRange) -> bool:
     return strip.residual is True or isinstance(strip.residual, Triangle)
 
 
-def _seen(given: Ingredients, tile: Tile, strip: Strip, start: int) -> Seen:
+def _seen(given: Ingredients, tile: Tile, strip: ColumnRange, start: int) -> Seen:
     """Who sees the keys of one strip, among the rows of a tile from its place ``start`` on."""
     places = torch.arange(start, start + tile.height, device=given.device)
     if strip.residual is True:

@@ -12,7 +12,7 @@ from saccade.engine.dispatch import KERNELS
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernel_check import FirstUse
-from saccade.engine.kernel_check.compare import look
+from saccade.engine.kernel_check.compare import check_kernel
 from saccade.engine.kernels.kernel import Kernel, Request, Verdict
 from saccade.engine.tiles.tile_scores import allowed
 from saccade.engine.validation import check_value
@@ -92,7 +92,7 @@ def first_use(
     reasons = asked.verdict(given, Request(impl=asked.name)).cannot
     if reasons:
         raise unsupported("first_use", asked.name, reasons)
-    return look(asked, given, tensors[2].to(given.query.dtype), gradients=gradients)
+    return check_kernel(asked, given, tensors[2].to(given.query.dtype), gradients=gradients)
 
 
 def _asked(kernel: str | Kernel | Callable[..., Any], masks: str, options: dict[str, Any]) -> Kernel:

@@ -14,7 +14,7 @@ from torch import Tensor
 from saccade.engine.tiles.grouped_heads import add_at, take
 from saccade.plan import Tile
 
-__all__ = ["DenseTerm", "HidingTerm", "Term", "entry", "rows_of", "summed_to"]
+__all__ = ["DenseTerm", "MaskedTerm", "Term", "entry", "rows_of", "summed_to"]
 
 
 class Term(Protocol):
@@ -84,7 +84,7 @@ class DenseTerm(Term):
             add_at(part, grad_scores, tile.spans, 3)
 
 
-class HidingTerm(Term):
+class MaskedTerm(Term):
     """A term, or nothing, with -inf at some queries and some keys.
 
     Args:
@@ -99,15 +99,15 @@ class HidingTerm(Term):
         self.term, self.queries, self.keys, self._nothing = term, queries, keys, nothing
         self.source = nothing if term is None else term.source
 
-    def of(self, source: Tensor) -> HidingTerm:
+    def of(self, source: Tensor) -> MaskedTerm:
         return self._around(None if self.term is None else self.term.of(source), self.queries)
 
-    def in_order(self, rows: Tensor, kv_len: int) -> HidingTerm:
+    def in_order(self, rows: Tensor, kv_len: int) -> MaskedTerm:
         term = None if self.term is None else self.term.in_order(rows, kv_len)
         return self._around(term, self.queries.index_select(2, rows))
 
-    def _around(self, term: Term | None, queries: Tensor) -> HidingTerm:
-        return HidingTerm(term, queries, self.keys, self._nothing)
+    def _around(self, term: Term | None, queries: Tensor) -> MaskedTerm:
+        return MaskedTerm(term, queries, self.keys, self._nothing)
 
     def read(self, tile: Tile) -> Tensor:
         inner = self._nothing if self.term is None else self.term.read(tile)

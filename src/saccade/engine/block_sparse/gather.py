@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine import dropout
-from saccade.engine.bias.term import HidingTerm
+from saccade.engine.bias.term import MaskedTerm
 from saccade.engine.block_sparse.index import Unit, chosen_pairs, reasons_of, sure_spans, units_of
 from saccade.engine.block_sparse.selected_blocks import Chosen
 from saccade.engine.dropout import Dropped
@@ -147,7 +147,7 @@ def _hidden(given: Ingredients, unit: Unit, rows: range, keys: Tensor, sure: tup
         q = torch.arange(rows.start, rows.stop, device=keys.device)[None, None, :, None] + rule.origin[0]
         allowed = rule.rule.allows(b, h, q, keys.clamp(max=kv_len - 1)[None, None] + rule.origin[1])
         hidden = hidden | ~allowed.expand(1, -1, *keys.shape)[0].transpose(0, 1)
-    if isinstance(given.bias, HidingTerm):
+    if isinstance(given.bias, MaskedTerm):
         of_keys = given.bias.keys[unit.item, unit.heads][:, keys.clamp(max=kv_len - 1)]
         hidden = hidden | of_keys.transpose(0, 1)
     return hidden

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.engine.bias.term import HidingTerm
+from saccade.engine.bias.term import MaskedTerm
 from saccade.engine.block_sparse.selected_blocks import Chosen, at_positions
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, reasons_of_dot_products
@@ -27,7 +27,7 @@ def reasons_of(given: Ingredients) -> tuple[str, ...]:
     if not isinstance(given.rule, Chosen):
         why.append("its mask chooses no keys for each query")
     why += reasons_of_dot_products(given)
-    if given.bias is not None and not (isinstance(given.bias, HidingTerm) and given.bias.term is None):
+    if given.bias is not None and not (isinstance(given.bias, MaskedTerm) and given.bias.term is None):
         why.append("it has no bias")
     if has_forward_derivatives():
         why.append(NO_FORWARD_DERIVATIVES)
@@ -120,7 +120,7 @@ class RowsOfBlocks:
         if len(part):
             allowed = self._allowed(unit, rows[part], keys)
             scores[part] = scores[part].masked_fill(~allowed, -math.inf)
-        if isinstance(given.bias, HidingTerm):
+        if isinstance(given.bias, MaskedTerm):
             hidden = given.bias.keys[unit.item, unit.heads, keys.start : keys.stop]
             scores.masked_fill_(hidden, -math.inf)
         return scores

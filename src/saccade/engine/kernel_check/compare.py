@@ -15,7 +15,7 @@ from saccade.engine.kernel_check.reference_rows import Pick, Truth, picks_of, tr
 from saccade.engine.kernel_check.result import Compared, FirstUse
 from saccade.engine.kernels.kernel import Kernel, Request
 
-__all__ = ["after_error", "look"]
+__all__ = ["after_error", "check_kernel"]
 
 _LIMITS = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Of the largest error, in units of what rounding could move: a few dozen roundings of the dtype."""
@@ -23,7 +23,7 @@ _REDUCED = 1e-2  # of float32 where torch was told that products may be computed
 _FLOOR = 0.1  # a row of less than a tenth of the usual size is judged by that
 
 
-def look(kernel: Kernel, given: Ingredients, value: Tensor, *, gradients: bool) -> FirstUse:
+def check_kernel(kernel: Kernel, given: Ingredients, value: Tensor, *, gradients: bool) -> FirstUse:
     """Run a kernel, and compare some rows of some heads with the definition.
 
     Rows: the first, the last, those at both sides of a block's edge and of some tiles', and a few at random. Heads: the

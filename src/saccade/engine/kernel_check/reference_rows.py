@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.engine.inputs import Ingredients
 from saccade.engine.tiles.grouped_heads import product
 from saccade.engine.tiles.tile_scores import allowed, normalised, visible_scores
-from saccade.plan import Strip, Tile
+from saccade.plan import ColumnRange, Tile
 from saccade.support.numerics import widest_dtype
 
 __all__ = ["Pick", "Truth", "picks_of", "truth_of"]
@@ -108,7 +108,7 @@ def _row(given: Ingredients, leaves: list[Tensor], pick: Pick, number: int) -> t
     q, k, v = (x[None, None] for x in (leaves[0][number : number + 1], *leaves[1:]))
     row, kv_len = pick.rows[number], given.shape[3]
     one = (slice(pick.item, pick.item + 1), slice(pick.head, pick.head + 1))
-    tile = Tile(*one, range(row, row + 1), (Strip(range(kv_len), ("row", row)),), given.rule)
+    tile = Tile(*one, range(row, row + 1), (ColumnRange(range(kv_len), ("row", row)),), given.rule)
     scores = visible_scores(given, q, k, None if given.bias is None else given.bias.read(tile), tile)
     seen = allowed(given, tile)
     scores = scores if seen is None else scores.masked_fill(~seen, -math.inf)

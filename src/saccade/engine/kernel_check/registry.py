@@ -67,12 +67,12 @@ def holds(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients) -
     if record is not None and (not record.found.ok or _covers(record, wanted)):
         return record.found.ok
     try:
-        from saccade.engine.kernel_check.compare import look  # noqa: PLC0415  no processor's kernel needs it
+        from saccade.engine.kernel_check.compare import check_kernel  # noqa: PLC0415  no processor's kernel needs it
 
         with unobserved():
             if not is_finite(given.query, given.key, value):
                 return True  # the definition of these rows is NaN; a later product will do
-            found = look(kernel, own, value, gradients=wanted[1])
+            found = check_kernel(kernel, own, value, gradients=wanted[1])
     except torch.OutOfMemoryError:
         return True  # the product may fit without a look; a smaller one of its kind will do
     _keep(kind, _Record(found, (frozenset() if record is None else record.covered) | {wanted}))

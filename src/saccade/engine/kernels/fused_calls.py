@@ -10,7 +10,7 @@ from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels import aten_flash
 from saccade.engine.tiles.grouped_heads import joined
 from saccade.engine.tiles.tile_splitting import pieces
-from saccade.plan import Ranges, Strip, Tile, Triangle
+from saccade.plan import ColumnRange, Ranges, Tile, Triangle
 
 __all__ = ["Call", "calls_of", "single_call", "tiles_of"]
 
@@ -86,7 +86,7 @@ def tiles_of(given: Ingredients) -> Iterable[Tile]:
     return itertools.chain.from_iterable(cut)
 
 
-def _parts(tile: Tile) -> Iterator[tuple[tuple[Strip, ...], bool]]:
+def _parts(tile: Tile) -> Iterator[tuple[tuple[ColumnRange, ...], bool]]:
     """The columns of each call, and whether they are a causal square."""
     if not tile.columns:
         yield (), False
@@ -110,7 +110,7 @@ def _parts(tile: Tile) -> Iterator[tuple[tuple[Strip, ...], bool]]:
         yield tile.columns, False
 
 
-def _runs(sure: tuple[Strip, ...]) -> Iterator[tuple[Strip, ...]]:
+def _runs(sure: tuple[ColumnRange, ...]) -> Iterator[tuple[ColumnRange, ...]]:
     """Long ranges one by one, as views: a few rows are computed faster than the keys of a range are copied."""
     short = []
     for strip in sure:
@@ -122,5 +122,5 @@ def _runs(sure: tuple[Strip, ...]) -> Iterator[tuple[Strip, ...]]:
         yield tuple(short)
 
 
-def _all_sure(strips: tuple[Strip, ...]) -> bool:
+def _all_sure(strips: tuple[ColumnRange, ...]) -> bool:
     return all(strip.residual is True for strip in strips)

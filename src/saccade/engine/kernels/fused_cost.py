@@ -111,11 +111,11 @@ class _Run:
         groups = groups_of(tile.heads, given.shape[1], given.key.shape[1])
         kv_heads, columns, item = groups.stop - groups.start, call.columns, given.query.dtype.itemsize
         copies = 2 * items * kv_heads * tile.width * self._width * item if len(columns) > 1 else 0
-        terms, told_apart = self._added(call)
+        terms, num_distinct = self._added(call)
         with own.holding(terms + copies):
             shape = (items, heads, tile.height, self._width)
             of_torch = torch.get_num_threads() if self._threads == 1 else 1
-            held = aten_flash.held(shape, kv_heads, tile.width, given.query.dtype, call.causal, told_apart, of_torch)
+            held = aten_flash.held(shape, kv_heads, tile.width, given.query.dtype, call.causal, num_distinct, of_torch)
             own.touch(held.most)
         if given.plan.overlaps or not call.is_first:
             # Half precision is merged in float32: both sides are copied, and the result is.
@@ -126,19 +126,21 @@ class _Run:
 
     def _added(self, call: Call) -> tuple[int, tuple[int, int] | None]:
         """Bytes that the added terms hold until the call has been made, and the items and heads they tell apart."""
-        hidden, told_apart = (0, None) if call.causal else self._hidden(call)
+        hidden, num_distinct = (0, None) if call.causal else self._hidden(call)
         bias = self._given.bias
         if bias is None:
-            return hidden, told_apart
+            return hidden, num_distinct
 
         def read(given: Ingredients, piece: Tile) -> Added:
-            likewise = None if told_apart is None else torch.zeros(()).expand(*told_apart, piece.height, piece.width)
+            likewise = (
+                None if num_distinct is None else torch.zeros(()).expand(*num_distinct, piece.height, piece.width)
+            )
             return with_bias(given, piece, likewise)
 
         with self._own.holding(hidden):
             held = self._probe.held("bias", call.tile, read)
             self._own.touch(held.most)
-        own = told_apart or (1, 1)
+        own = num_distinct or (1, 1)
         return held.left, (max(own[0], bias.source.shape[0]), max(own[1], bias.source.shape[1]))
 
     def _hidden(self, call: Call) -> tuple[int, tuple[int, int] | None]:
@@ -153,16 +155,16 @@ class _Run:
         self.ledger.touch(self._threads * making.most)
         entries = making.left // given.query.dtype.itemsize
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
-        told_apart = _told_apart(entries // (tile.height * tile.width), items, heads, given.rule.shape[1])
+        num_distinct = _num_distinct(entries // (tile.height * tile.width), items, heads, given.rule.shape[1])
         if given.rule.is_value and is_kept(entries, self._entries):
             self._entries += entries
-            self._kept[key] = told_apart
+            self._kept[key] = num_distinct
             self.ledger.take(making.left)
-            return 0, told_apart
-        return making.left, told_apart
+            return 0, num_distinct
+        return making.left, num_distinct
 
 
-def _told_apart(copies: int, items: int, heads: int, own_heads: int) -> tuple[int, int]:
+def _num_distinct(copies: int, items: int, heads: int, own_heads: int) -> tuple[int, int]:
     """Batch items and heads that so many copies of the hidden pairs are for."""
     apart = heads if own_heads > 1 or copies > items else 1
     return max(1, copies // apart), apart

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.engine.inputs import Ingredients
 from saccade.engine.memory_accounting import Held, counted
-from saccade.plan import Plan, Strip, Tile
+from saccade.plan import ColumnRange, Plan, Tile
 
 __all__ = ["Probe"]
 
@@ -79,7 +79,9 @@ def _part(tile: Tile, copies: int) -> Tile:
     side = max(16, min(_SIDE, math.isqrt(_ENTRIES // copies)))
     share = min(1.0, side / tile.width)
     columns = tuple(
-        Strip(strip.keys[: math.ceil(share * len(strip.keys))], strip.residual if strip.residual is True else "some")
+        ColumnRange(
+            strip.keys[: math.ceil(share * len(strip.keys))], strip.residual if strip.residual is True else "some"
+        )
         for strip in tile.columns
     )
     return tile._replace(rows=tile.rows[:side], columns=columns)

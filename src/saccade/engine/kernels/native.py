@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias.relative import DistanceTerm
-from saccade.engine.bias.term import DenseTerm, HidingTerm, Term, summed_to
+from saccade.engine.bias.term import DenseTerm, MaskedTerm, Term, summed_to
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import (
@@ -112,7 +112,7 @@ class Native(KernelWithBackward):
         call = Call.of(given, value, dropped)
         out, lse = torch.ops.saccade_cpu.forward(*call.arguments)
         out = out if out.shape[3] == value.shape[3] else out[..., : value.shape[3]]
-        if isinstance(given.bias, HidingTerm):
+        if isinstance(given.bias, MaskedTerm):
             out = out.masked_fill(given.bias.queries[..., None], 0.0)
             lse = lse.masked_fill(given.bias.queries, -torch.inf)
         return out, lse
@@ -173,7 +173,7 @@ def _has_steps(given: Ingredients) -> bool:
 
 def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
     """Why a bias cannot be read row by row, or its gradient not be taken."""
-    if isinstance(bias, HidingTerm):
+    if isinstance(bias, MaskedTerm):
         return [] if bias.term is None else _reasons_of_bias(bias.term, shape)
     source, wants_grad = bias.source, wants_gradient(bias.source)
     if isinstance(bias, DistanceTerm):
@@ -192,7 +192,7 @@ def _grad_of_bias(bias: Term, found: Tensor, call: Call) -> Tensor:
     """Gradient of a bias's source from that of its rows, or of the numbers that all rows share."""
     if not found.numel() or not bias.source.numel():  # of no pairs
         return torch.zeros_like(bias.source)
-    bias = bias.term if isinstance(bias, HidingTerm) and bias.term is not None else bias
+    bias = bias.term if isinstance(bias, MaskedTerm) and bias.term is not None else bias
     if call.table:
         found = found.sum(0)[:, :, None]
     found = summed_to(found, bias.source)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.bias.relative import DistanceTerm
-from saccade.engine.bias.term import HidingTerm, Term
+from saccade.engine.bias.term import MaskedTerm, Term
 from saccade.engine.dropout import Dropped, Words
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.native_plan import ROWS, cached_bits, held_by_bits, known_plan, packed
@@ -47,7 +47,7 @@ class Call(NamedTuple):
         plan, term = known_plan(given), given.bias
         bits = None if plan.is_exact else cached_bits(given)
         visible = None
-        if isinstance(term, HidingTerm):
+        if isinstance(term, MaskedTerm):
             visible, term = packed(~term.keys), term.term
         bias, index, table = (None, None, -1) if term is None else _rows_of(term, given.shape)
         rows, columns, threshold, kept = None, None, 0, 1.0

@@ -15,7 +15,7 @@ from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.memory_probe import Probe
 from saccade.engine.memory_accounting import Held
 from saccade.engine.tiles.tile_scores import allowed
-from saccade.plan import ALL, Groups, Strip, Tile
+from saccade.plan import ALL, ColumnRange, Groups, Tile
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
 from saccade.support.torch_modes import unobserved
 
@@ -66,7 +66,7 @@ class NativePlan(NamedTuple):
         few = bounds.needed.starts.shape[1] <= _MOST_SPANS and not is_whole
         exact = _spans(given, items) if few else None
         is_exact = is_whole or exact is not None
-        if not is_exact and math.prod(_told_apart(given)) * q_len * kv_len > _MOST_BITS:
+        if not is_exact and math.prod(_num_distinct(given)) * q_len * kv_len > _MOST_BITS:
             return None
         runs[runs[:, 2] == _LIMITED, 2] = _LIMITED if is_exact else _RESIDUAL
         spans = np.zeros((len(items), q_len, 0, 2), dtype=np.int64) if exact is None else exact
@@ -185,19 +185,19 @@ def _in_panels(keys: Spans, first: int, panels: Universe, *, out: bool = False, 
     return Spans.of(np.where(is_some, starts // PANEL, 0), np.where(is_some, -(-ends // PANEL), 0), panels)
 
 
-def _told_apart(given: Ingredients) -> tuple[int, int]:
+def _num_distinct(given: Ingredients) -> tuple[int, int]:
     """How many batch items and heads have bits of their own."""
     return min(given.rule.shape[0], given.shape[0]), min(given.rule.shape[1], given.shape[1])
 
 
 def _shape_of_bits(given: Ingredients) -> tuple[int, int, int, int]:
-    return (*_told_apart(given), given.shape[2], -(-given.shape[3] // PANEL))
+    return (*_num_distinct(given), given.shape[2], -(-given.shape[3] // PANEL))
 
 
 def _asked(given: Ingredients) -> Iterator[Tile]:
     """Some rows at a time, of all pairs that are told apart."""
-    (items, heads), (q_len, kv_len) = _told_apart(given), given.shape[2:]
+    (items, heads), (q_len, kv_len) = _num_distinct(given), given.shape[2:]
     rows = max(1, _PAIRS_ASKED // (items * heads * kv_len))
     for first in range(0, q_len, rows):
-        columns = (Strip(range(kv_len), "all pairs"),)
+        columns = (ColumnRange(range(kv_len), "all pairs"),)
         yield Tile(slice(0, items), slice(0, heads), range(first, min(first + rows, q_len)), columns, given.rule)

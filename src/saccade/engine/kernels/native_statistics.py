@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.bias.term import HidingTerm
+from saccade.engine.bias.term import MaskedTerm
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.kernels.native import HALF, Native, abilities, is_on
@@ -15,7 +15,7 @@ from saccade.engine.kernels.native_arguments import Call, chunks_of
 from saccade.engine.nonfinite import is_clean
 from saccade.support.torch_modes import is_plain
 
-__all__ = ["NUMBERS", "Band", "Looked", "can_look", "look"]
+__all__ = ["NUMBERS", "Band", "Sweep", "can_sweep", "sweep_statistics"]
 
 NUMBERS = ("largest_logit", "largest_weight", "held", "entropy", "squares", "variance", "distance")
 """Of each row, in this order; the same stand in native/src/problem.h."""
@@ -30,7 +30,7 @@ class Band(NamedTuple):
     stop: int
 
 
-class Looked(NamedTuple):
+class Sweep(NamedTuple):
     """What was found.
 
     Attributes:
@@ -42,22 +42,22 @@ class Looked(NamedTuple):
     received: Tensor
 
 
-def can_look(given: Ingredients, impl: str | Kernel) -> bool:
+def can_sweep(given: Ingredients, impl: str | Kernel) -> bool:
     """Whether the compiled kernel is asked for, or allowed, and can look at these ingredients."""
     is_named = impl == "native" or isinstance(impl, Native)
     if not is_named and not (impl == "auto" and is_on()):
         return False
-    if not (is_plain(given.query) and is_plain(given.key)) or 0 in given.shape or isinstance(given.bias, HidingTerm):
+    if not (is_plain(given.query) and is_plain(given.key)) or 0 in given.shape or isinstance(given.bias, MaskedTerm):
         return False
     request = Request(impl="native")
     return not Native().verdict(_readable(given), request).cannot and is_clean(given, given.query, given.key)
 
 
-def look(given: Ingredients, bands: list[Band], ahead: int) -> Looked:
+def sweep_statistics(given: Ingredients, bands: list[Band], ahead: int) -> Sweep:
     """One sweep.
 
     Args:
-        given: what `can_look` has said yes to.
+        given: what `can_sweep` has said yes to.
         bands: whose sums are wanted.
         ahead: by how many positions query i stands before key i, for distances.
 
@@ -71,7 +71,7 @@ def look(given: Ingredients, bands: list[Band], ahead: int) -> Looked:
     rows, received = torch.ops.saccade_cpu.look(
         *Call.of(wide, wide.key, None).of_scores, sinks, ranges, ahead, chunks_of(given)
     )
-    return Looked(rows, received.sum(0))
+    return Sweep(rows, received.sum(0))
 
 
 def _readable(given: Ingredients) -> Ingredients:

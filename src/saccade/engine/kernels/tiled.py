@@ -25,7 +25,7 @@ from saccade.engine.kernels.tiled_blocks import blocks_of
 from saccade.engine.kernels.tiled_cost import bytes_of_backward, cost_of, pairs_of
 from saccade.engine.memory_accounting import Cost
 from saccade.engine.tiles.grouped_heads import add_at, at, folded, groups_of, joined, product, take, transposed_product
-from saccade.engine.tiles.tile_scores import biased, capped, compared, hide_, index_of, modified, place_of, positions
+from saccade.engine.tiles.tile_scores import biased, capped, compared, index_of, mask_, modified, place_of, positions
 from saccade.plan import Tile
 from saccade.support.torch_modes import has_forward_derivatives
 
@@ -272,7 +272,7 @@ def _made(given: Ingredients, value: Tensor, piece: Tile, scratch: _Scratch, *, 
     slope = 1.0 - (made / given.softcap).square_() if slopes and given.softcap is not None else None
     before = made.clone() if slopes and given.modification is not None else None
     bias = None if given.bias is None else given.bias.read(piece)
-    made = hide_(given, biased(given, modified(given, made, piece), bias), piece)
+    made = mask_(given, biased(given, modified(given, made, piece), bias), piece)
     return _Block(piece, q, k, v, made, before, slope, groups)
 
 

@@ -27,7 +27,7 @@ __all__ = [
     "capped",
     "compared",
     "hidden",
-    "hide_",
+    "mask_",
     "index_of",
     "keeps_hidden",
     "key_of_hidden",
@@ -51,7 +51,7 @@ def scores_of(given: Ingredients, tile: Tile) -> Tensor:
     k = take(given.key[tile.batch, groups], joined(tile.spans), 2).to(given.compute_dtype)
     scores = visible_scores(given, q, k, None if given.bias is None else given.bias.read(tile), tile)
     if _can_write(scores):
-        return hide_(given, scores, tile)
+        return mask_(given, scores, tile)
     seen = allowed(given, tile)
     return scores if seen is None else scores.masked_fill(~seen, -math.inf)
 
@@ -105,7 +105,7 @@ def biased(given: Ingredients, scores: Tensor, bias: Tensor | None) -> Tensor:
     return scores.add_(bias) if _can_write(scores) and not bias.requires_grad else scores + bias
 
 
-def hide_(given: Ingredients, scores: Tensor, tile: Tile) -> Tensor:
+def mask_(given: Ingredients, scores: Tensor, tile: Tile) -> Tensor:
     """-inf where not allowed, in place: most strips have nothing to hide, and to mask them all is dear."""
     start = 0
     for strip in tile.columns:

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from saccade.plan import Strip, Tile, Triangle
+from saccade.plan import ColumnRange, Tile, Triangle
 
 __all__ = ["Cut", "cut", "few_rows", "part_of", "pieces"]
 
@@ -64,13 +64,13 @@ def few_rows(tile: Tile, start: int, stop: int) -> Tile:
     """Some rows of a tile, by their place in it, with the columns that these rows need of a triangle."""
     if stop - start == tile.height:
         return tile
-    columns: list[Strip] = []
+    columns: list[ColumnRange] = []
     for strip in tile.columns:
         columns.extend(_cut(strip, start, stop))
     return tile._replace(rows=tile.rows[start:stop], columns=tuple(columns))
 
 
-def _cut(strip: Strip, start: int, stop: int) -> Iterator[Strip]:
+def _cut(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRange]:
     """A strip of some rows of its tile: a residual key says what the rows of the whole tile hold."""
     residual = strip.residual
     if residual is True:
@@ -79,12 +79,12 @@ def _cut(strip: Strip, start: int, stop: int) -> Iterator[Strip]:
         # The first of these rows sees the columns that all of them see, the last one all that any of them sees.
         sure, needed = (min(max(0, end + residual.offset), len(strip.keys)) for end in (start + 1, stop))
         if sure:
-            yield Strip(strip.keys[:sure], True)
+            yield ColumnRange(strip.keys[:sure], True)
         if sure < needed:
             edge = Triangle(stop - start, needed - sure, residual.offset + start - sure)
-            yield Strip(strip.keys[sure:needed], edge)
+            yield ColumnRange(strip.keys[sure:needed], edge)
     else:
-        yield Strip(strip.keys, ("rows", start, stop - start, residual))
+        yield ColumnRange(strip.keys, ("rows", start, stop - start, residual))
 
 
 def part_of(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:
