@@ -141,7 +141,7 @@ class Sides(NamedTuple):
                 and kernel.name != "reference"  # the definition holds all pairs, and runs by name only
                 and not (kernel.name == "native" and not is_on())
             ]
-            return choose_kernel(given, Request(self.dropout_p)).kernel.name, able
+            return choose_kernel(given, Request(self.dropout_p)).name, able
 
 
 class Verdict(NamedTuple):

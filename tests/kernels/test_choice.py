@@ -67,7 +67,7 @@ def route(device, dtype, mask, lengths, options, needs_lse, **more):
         with FakeTensorMode():
             given = given.replaced(query=torch.empty(query.shape, dtype=dtype, device=device))
     request = Request(needs_lse=needs_lse, **more)
-    kernel = choose_kernel(given, request).kernel
+    kernel = choose_kernel(given, request)
     return Found(kernel, why_not(given, request, kernel))
 
 

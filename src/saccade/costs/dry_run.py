@@ -86,11 +86,11 @@ class DryRun(Watch):
             if self._past and given.shape[2] == given.shape[3]:
                 given = _after(given, self._past)
             request = request._replace(needs_backward=is_backward)
-            route = choose_kernel(given, request)
-            told = Explanation.of(given, route, value_dim, request, mask=given.rule)
+            kernel = choose_kernel(given, request)
+            told = Explanation.of(given, kernel, value_dim, request, mask=given.rule)
             extra = told.extra_bytes
             if is_backward:
-                extra = cast("KernelWithBackward", route.kernel).backward_bytes(given, value_dim)
+                extra = cast("KernelWithBackward", kernel).backward_bytes(given, value_dim)
                 extra -= sum(x.nbytes for x in made)
         self.touch(extra)
         columns = given.key.shape[2]

@@ -165,7 +165,7 @@ def _attention(
     """Seconds of a product by a kernel, or of its gradients; the pairs that it computes, and its tiles."""
     tensors = [torch.randn(1, 4, length, width).to(getattr(torch, dtype)) for _ in range(3)]
     given = Ingredients.of(tensors[0], tensors[1], mask)
-    cost = choose_kernel(given, Request(impl=kernel)).kernel.cost(given, width, 0.0)
+    cost = choose_kernel(given, Request(impl=kernel)).cost(given, width, 0.0)
 
     def forward() -> Tensor:
         query, key, value = tensors

@@ -33,7 +33,6 @@ from saccade.support.torch_modes import is_autocast, wants_gradient, without_aut
 
 __all__ = ["Asked", "asked", "attend", "attend_with_lse", "reasons"]
 
-_DEFAULT = Request()
 _HEAD = 7  # numbers of a program before those of the mask and the score's function
 KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.has_backward))
 """What runs behind an operation, to which autograd is not known: kernels that compute gradients themselves. "auto" may
@@ -45,14 +44,14 @@ _ARGUMENTS = (
 )
 
 
-def attend_with_lse(given: Ingredients, value: Tensor, request: Request = _DEFAULT) -> tuple[Tensor, Tensor]:
+def attend_with_lse(given: Ingredients, value: Tensor, request: Request = eager.DEFAULT) -> tuple[Tensor, Tensor]:
     """Run `saccade.engine.dispatch.attend_with_lse` while a program is traced."""
     out, lse = attend(given, value, request._replace(needs_lse=True))
     assert lse is not None  # kernels without one are passed over
     return out, lse
 
 
-def attend(given: Ingredients, value: Tensor, request: Request = _DEFAULT) -> tuple[Tensor, Tensor | None]:
+def attend(given: Ingredients, value: Tensor, request: Request = eager.DEFAULT) -> tuple[Tensor, Tensor | None]:
     """Run `saccade.engine.dispatch.attend` as one operation, which has an lse, or as a call outside of the graph."""
     if is_autocast(given.query):
         value = autocast(value, given.dtype)
@@ -242,9 +241,9 @@ def _product_backward(*arguments: Any) -> list[Tensor]:
     if given.tile_function is not None and not hasattr(given.tile_function, "gradients"):
         given = given.replaced(tile_function=_Derived(given.tile_function))
     dropped = call.dropped
-    route = eager.choose_kernel(given, Request(call.numbers[2], call.kernel_name, needs_backward=True))
+    chosen = eager.choose_kernel(given, Request(call.numbers[2], call.kernel_name, needs_backward=True))
     wanted = (True, True, True, call.wants_bias, *(True,) * len(given.parameters))
-    kernel = cast("KernelWithBackward", route.kernel)  # `reasons` refuses the reference
+    kernel = cast("KernelWithBackward", chosen)  # `reasons` refuses the reference
     grads = list(nonfinite.backward(kernel, given, call.value, dropped, results, wanted))
     if given.bias is None:
         del grads[3]

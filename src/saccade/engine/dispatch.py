@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,16 +23,16 @@ from saccade.engine.kernels.reference import Reference
 from saccade.engine.kernels.sdpa import Sdpa
 from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.kernels.varlen import Varlen
-from saccade.engine.positions.row_permutation import FEWEST, Reordered, reordered
+from saccade.engine.positions.row_permutation import FEWEST, reordered
 from saccade.engine.samples import are_mapped, of_all_samples
 from saccade.engine.validation import autocast, check_value
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import any_autocast, has_values, is_autocast, without_autocast
 
 __all__ = [
+    "DEFAULT",
     "KERNELS",
     "Request",
-    "Route",
     "attend",
     "attend_with_lse",
     "check_dropout",
@@ -42,26 +42,14 @@ __all__ = [
 ]
 
 _COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
-_DEFAULT = Request()
+DEFAULT = Request()
 _TILED = Tiled()
 KERNELS: tuple[Kernel, ...] = (Native(), Fused(), Sdpa(), Varlen(), Flex(), _TILED, Reference())
 """In the order in which "auto" tries them. The tiled kernel runs nearly everything, so the reference hardly runs."""
 
 
-class Route(NamedTuple):
-    """How a product runs.
-
-    Attributes:
-        kernel: the fastest that is exact for the inputs, or the requested one.
-        reordered: the inputs with rows in the order that suits mask and kernel; None to keep their order.
-    """
-
-    kernel: Kernel
-    reordered: Reordered | None
-
-
-def choose_kernel(given: Ingredients, request: Request = _DEFAULT) -> Route:
-    """Return the kernel that will run a product, and its rows' order.
+def choose_kernel(given: Ingredients, request: Request = DEFAULT) -> Kernel:
+    """Return the kernel that will run a product: the fastest that is exact for the inputs, or the requested one.
 
     Raises:
         ValueError: an unknown name.
@@ -93,8 +81,7 @@ def choose_kernel(given: Ingredients, request: Request = _DEFAULT) -> Route:
         if kernel is None:
             names = [candidate.name for candidate in KERNELS]
             raise unsupported(given.where, 'impl="auto"', names, hint='impl="reference" runs everything')
-    order = reordered(given, kernel, request.dropout_p) if given.shape[2] >= FEWEST else None
-    return Route(kernel, order)
+    return kernel
 
 
 def why_not(given: Ingredients, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
@@ -137,7 +124,7 @@ def _requested(given: Ingredients, request: Request) -> Kernel:
     return matches[0]
 
 
-def attend_with_lse(given: Ingredients, value: Tensor, request: Request = _DEFAULT) -> tuple[Tensor, Tensor]:
+def attend_with_lse(given: Ingredients, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor]:
     """Return the output, in the dtype of the query, and the lse.
 
     Args:
@@ -150,7 +137,7 @@ def attend_with_lse(given: Ingredients, value: Tensor, request: Request = _DEFAU
     return out, lse
 
 
-def attend(given: Ingredients, value: Tensor, request: Request = _DEFAULT) -> tuple[Tensor, Tensor | None]:
+def attend(given: Ingredients, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor | None]:
     """Return the output and the lse; the lse may be None unless ``request.needs_lse``.
 
     Some kernels are faster when they need not return the lse.
@@ -186,14 +173,16 @@ def attend(given: Ingredients, value: Tensor, request: Request = _DEFAULT) -> tu
 
 
 def _run(
-    given: Ingredients, value: Tensor, dropped: Dropped | None, route: Route
+    given: Ingredients, value: Tensor, dropped: Dropped | None, kernel: Kernel
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return output and lse; None if the kernel failed its check, which is then recorded."""
-    kernel, order = route
     if not has_values(given.query):
         if autograd.is_recorded(given, value):
             return autograd.differentiable(_TILED, given, value, None)
         return autograd.results_like(given, value)
+    order = None
+    if given.shape[2] >= FEWEST:
+        order = reordered(given, kernel, 0.0 if dropped is None else dropped.p)
     local = given if order is None else order.given
     if kernel.is_checked and not kernel_check.holds(kernel, given, value, local):
         return None

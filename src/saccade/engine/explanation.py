@@ -7,9 +7,11 @@ import math
 
 from saccade.engine import kernel_check, nonfinite
 from saccade.engine.bias.sink_logit import bytes_of_sink
-from saccade.engine.dispatch import Request, Route, why_not
+from saccade.engine.dispatch import Request, why_not
 from saccade.engine.inputs import Ingredients
+from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.memory_accounting import Cost, Ledger
+from saccade.engine.positions.row_permutation import FEWEST, reordered
 from saccade.masks import Mask
 
 __all__ = ["Explanation"]
@@ -54,25 +56,26 @@ class Explanation:
         return self.operations["QKᵀ"] + self.operations["AV"]
 
     @classmethod
-    def of(cls, given: Ingredients, route: Route, value_dim: int, request: Request, *, mask: Mask) -> Explanation:
+    def of(cls, given: Ingredients, kernel: Kernel, value_dim: int, request: Request, *, mask: Mask) -> Explanation:
         """Read off what is going to run; nothing is computed, but for what a rule holds per pair.
 
         Args:
-            given, route, value_dim, request: of the product.
+            given, kernel, value_dim, request: of the product.
             mask: as the user gave it; the ingredients hold what was found in its tensors.
         """
-        own = given if route.reordered is None else route.reordered.given
-        cost = route.kernel.cost(own, value_dim, request.dropout_p)
+        order = reordered(given, kernel, request.dropout_p) if given.shape[2] >= FEWEST else None
+        own = given if order is None else order.given
+        cost = kernel.cost(own, value_dim, request.dropout_p)
         return cls(
-            route.kernel.name,
-            why_not(given, request, route.kernel),
+            kernel.name,
+            why_not(given, request, kernel),
             given.shape,
-            kernel_check.seen(route.kernel, given),
+            kernel_check.seen(kernel, given),
             str(mask) if str(mask) == str(given.rule) else f"{mask}, the same as {given.rule}",
             cost.tiles,
             cost.pairs,
             {"QKᵀ": 2 * cost.pairs * given.query.shape[3], "softmax": cost.pairs, "AV": 2 * cost.pairs * value_dim},
-            _extra_bytes(own, route, cost, value_dim),
+            _extra_bytes(own, kernel, cost, value_dim, is_reordered=order is not None),
         )
 
     def __str__(self) -> str:
@@ -96,23 +99,23 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _extra_bytes(given: Ingredients, route: Route, cost: Cost, value_dim: int) -> int:
+def _extra_bytes(given: Ingredients, kernel: Kernel, cost: Cost, value_dim: int, *, is_reordered: bool) -> int:
     """What a whole product holds beside inputs and outputs: the kernel's part, and what is done before and after."""
     (batch, heads, q_len, kv_len), query, wide = given.shape, given.query, given.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize
-    look = nonfinite.bytes_of_check(route.kernel, given, value_dim)
+    look = nonfinite.bytes_of_check(kernel, given, value_dim)
     if query.dtype != given.dtype:  # scores are computed in float32 or wider, and some are prepared in it
         ledger.take(batch * given.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
     bias = None if given.bias is None or given.bias.source.shape[2] == 1 else given.bias.source
     copied = query.numel() * query.dtype.itemsize + (0 if bias is None else bias.numel() * bias.dtype.itemsize)
-    with ledger.holding(0 if route.reordered is None else copied):
-        if not route.kernel.has_backward:
+    with ledger.holding(copied if is_reordered else 0):
+        if not kernel.has_backward:
             ledger.touch(look)
         ledger.step(cost.held)
-        if route.kernel.has_backward:
+        if kernel.has_backward:
             ledger.touch(look)
-        ledger.touch(0 if route.reordered is None else out + lse)
+        ledger.touch(out + lse if is_reordered else 0)
     if given.sink_logit is not None:
         ledger.touch(bytes_of_sink(rows, value_dim, wide))
     if query.dtype != given.dtype:

@@ -263,7 +263,7 @@ def sanitize(given: Ingredients, value: Tensor, nan_rows: Tensor | None = None) 
 
     Args:
         given, value: as they are.
-        nan_rows: bool ``[batch, heads, q_len]``, queries that are known to have a score of NaN, as a bias may give them.
+        nan_rows: bool ``[batch, heads, q_len]``, queries that are known to have a score of NaN, such as from a bias.
 
     Cost: O(len * head_dim), and if there are such rows a look at the pairs of the plan that they have a part in.
     """

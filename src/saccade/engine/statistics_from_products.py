@@ -36,7 +36,7 @@ def can_ask(given: Ingredients, impl: str | Kernel) -> bool:
         return False
     if not given.is_plain or given.softcap is not None or given.sink_logit is not None:
         return False
-    if choose_kernel(_wide(given), Request(impl=impl, needs_lse=True)).kernel.name not in _KERNELS:
+    if choose_kernel(_wide(given), Request(impl=impl, needs_lse=True)).name not in _KERNELS:
         return False
     longest = torch.stack([torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).max() for x in _tensors(given)])
     return float(longest.prod()) * abs(given.scale) <= _LARGEST and is_clean(given, *_tensors(given))

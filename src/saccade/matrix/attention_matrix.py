@@ -187,9 +187,9 @@ class AttentionMatrix(OfIngredients):
         dropout.check(dropout_p, "AttentionMatrix.explain")
         given = self.ingredients.current()
         request = Request(dropout_p, self.impl)
-        route = choose_kernel(given, request)
+        kernel = choose_kernel(given, request)
         value_dim = given.query.shape[3] if value_dim is None else value_dim
-        return Explanation.of(given, route, value_dim, request, mask=self.mask)
+        return Explanation.of(given, kernel, value_dim, request, mask=self.mask)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine import custom_op
-from saccade.engine.dispatch import Request, attend, attend_with_lse
+from saccade.engine.dispatch import DEFAULT, Request, attend, attend_with_lse
 from saccade.engine.inputs import Ingredients
 from saccade.engine.nested import Nested, check_nested, is_nested
 from saccade.matrix.attention_matrix import Impl
@@ -80,7 +80,8 @@ def attention(
     )
     # fmt: on
     run = custom_op.attend if torch.compiler.is_compiling() else attend
-    return run(given, value, Request(dropout_p, impl))[0]
+    is_default = type(dropout_p) is float and dropout_p == 0.0 and impl == "auto"
+    return run(given, value, DEFAULT if is_default else Request(dropout_p, impl))[0]
 
 
 def attention_with_lse(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -88,9 +88,9 @@ class Native(KernelWithBackward):
             batch, heads, q_len, kv_len = given.shape
             pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(given.query.dtype, 0)
             if kv_len < _FEW_KEYS:
-                return Verdict((), (f"{kv_len} keys do not repay packing them (from {_FEW_KEYS} on they do)",))
+                return _few_keys(kv_len)
             if pairs < enough:
-                return Verdict((), (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",))
+                return _few_pairs(pairs, enough)
             if request.dropout_p == 0.0 and _has_steps(given):
                 return _STEPS
         return _MISSING if abilities() is None else _verdict_of_inputs(given)
@@ -161,6 +161,16 @@ def _verdict_of_inputs(given: Ingredients) -> Verdict:
     if not why and cached_plan(given) is None:
         why.append("its mask says nothing exact about its rows, and a bit for each pair is too much")
     return Verdict(tuple(why)) if why else CAN_RUN
+
+
+@lru_cache
+def _few_keys(count: int) -> Verdict:
+    return Verdict((), (f"{count} keys do not repay packing them (from {_FEW_KEYS} on they do)",))
+
+
+@lru_cache
+def _few_pairs(count: int, enough: int) -> Verdict:
+    return Verdict((), (f"{count:,} pairs do not repay packing keys (from {enough:,} on they do)",))
 
 
 def _has_steps(given: Ingredients) -> bool:
