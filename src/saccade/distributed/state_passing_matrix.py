@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.distributed.layouts import Turn
 from saccade.distributed.state_passing import Post, tied
-from saccade.matrix import Matrix
+from saccade.matrix import DerivedMatrix, Matrix
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.positions.token_positions import Positions
 from saccade.statistics.row_block import Block
@@ -21,7 +21,7 @@ __all__ = ["CarriedMatrix"]
 _PARTS = 8  # of the heads: the next rank begins with the first of them while this one does the second
 
 
-class CarriedMatrix(Matrix):
+class CarriedMatrix(DerivedMatrix):
     """Own rows of a recurrence, or of causal linear attention, over a sequence that lies on many ranks.
 
     Args:
@@ -48,23 +48,12 @@ class CarriedMatrix(Matrix):
         sources: Sequence[Tensor],
     ):
         self._make, self._turns, self._post = make, turns, post
-        self._shape, self._like, self._sources = shape, like, sources
+        super().__init__(like)
+        self._shape, self._sources = shape, sources
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return self._shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._like.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._like.device
-
-    @property
-    def kv_heads(self) -> int:
-        return self._like.kv_heads
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         """Refused: weights of keys that lie elsewhere are not computed here."""
@@ -75,7 +64,7 @@ class CarriedMatrix(Matrix):
         """The product with the values of the own rows, and what the memory tells of those before them."""
         if dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
-            raise unsupported("ContextParallel", type(self._like).__name__, [reason])
+            raise unsupported("ContextParallel", type(self.inner).__name__, [reason])
         found = [self._turned(turn, value[:, :, turn.rows]) for turn in self._turns]
         self._post.wait()
         if not found:  # no rows, but part of the graph, as everywhere

@@ -30,7 +30,7 @@ from saccade.support.validation import instance, is_integer
 if TYPE_CHECKING:
     from saccade.statistics.pooled import How
 
-__all__ = ["DENSE_LIMIT", "Block", "Matrix", "Transposed"]
+__all__ = ["DENSE_LIMIT", "Block", "DerivedMatrix", "Matrix", "Transposed"]
 
 
 class Matrix(Operators, ABC):
@@ -301,3 +301,34 @@ class Matrix(Operators, ABC):
             rule = f"be {self.dtype} on {self.device}, like the matrix"
             raise value_error("Matrix", name, rule, f"{x.dtype} on {x.device}", facts=[describe(name, x)])
         return x
+
+
+class DerivedMatrix(Matrix):
+    """A matrix made from another one, with its shape, dtype, device, heads and kind of rows unless it says otherwise.
+
+    Args:
+        inner: the other matrix.
+    """
+
+    def __init__(self, inner: Matrix):
+        self.inner = inner
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.inner.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inner.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.inner.device
+
+    @property
+    def kv_heads(self) -> int:
+        return self.inner.kv_heads
+
+    @property
+    def is_stochastic(self) -> bool:
+        return self.inner.is_stochastic

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.engine.positions.positioned_mask import AtPositions
 from saccade.masks import Mask
-from saccade.matrix import AttentionMatrix, Matrix, from_ingredients
+from saccade.matrix import AttentionMatrix, DerivedMatrix, Matrix, from_ingredients
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.plan import Ranges
 from saccade.statistics import Block
@@ -19,30 +19,7 @@ from saccade.support.errors import value_error
 __all__ = ["ChosenHeads", "JoinedMatrices", "chosen_heads"]
 
 
-class _Around(Matrix):
-    """A matrix with the dtype, device and kind of rows of another one."""
-
-    def __init__(self, inner: Matrix):
-        self.inner = inner
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.inner.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
-
-    @property
-    def kv_heads(self) -> int:
-        return self.inner.kv_heads
-
-    @property
-    def is_stochastic(self) -> bool:
-        return self.inner.is_stochastic
-
-
-class ChosenHeads(_Around):
+class ChosenHeads(DerivedMatrix):
     """Chosen heads of a matrix, in the order in which they are named; nothing is copied.
 
     Args:
@@ -84,7 +61,7 @@ class ChosenHeads(_Around):
         return self.inner.positions(rows, columns)
 
 
-class JoinedMatrices(_Around):
+class JoinedMatrices(DerivedMatrix):
     """A matrix whose rows were made by several calls: a prompt, and then a row for each token that was decoded.
 
     Args:
