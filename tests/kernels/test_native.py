@@ -19,7 +19,7 @@ from saccade import masks
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import CAN_RUN, Request
 from saccade.engine.kernels.native import Native, abilities
-from saccade.engine.kernels.native_plan import PANEL, ROWS, NativePlan, cached_bits
+from saccade.engine.kernels.native_arguments import PANEL, ROWS, NativePlan, cached_bits
 from saccade.masks.convert.recognise_tensor import found
 
 SIZES = [(5, 5), (70, 70), (130, 130), (7, 200), (200, 64), (1, 129)]

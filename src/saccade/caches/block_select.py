@@ -17,7 +17,7 @@ from saccade.caches.kv_cache import KVCache, check_softmax
 from saccade.caches.per_head import attend_by_head
 from saccade.caches.sparse_prefill import Selecting, blocks_of_prompt, check_prompt, set_against
 from saccade.engine.kernels import native
-from saccade.engine.kernels.native_plan import PANEL
+from saccade.engine.kernels.native_arguments import PANEL
 from saccade.engine.tiles.stable_topk import strongest
 from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.matrix import Matrix

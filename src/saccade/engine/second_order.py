@@ -18,7 +18,7 @@ from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels.kernel import Tensors
 from saccade.engine.kernels.reference import weighted
-from saccade.engine.kernels.tiled_blocks import blocks_of
+from saccade.engine.kernels.tiled_cost import blocks_of
 from saccade.engine.nonfinite import contained
 from saccade.engine.tiles.grouped_heads import add_at, at, groups_of, joined, take
 from saccade.engine.tiles.tile_scores import allowed, visible_scores

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels import aten_flash
-from saccade.engine.kernels.fused_bias import NOTHING, added
-from saccade.engine.kernels.fused_calls import Call, single_call
+from saccade.engine.kernels.fused_calls import NOTHING, Call, added, single_call
 from saccade.engine.kernels.fused_cost import bytes_of_backward, cost_of, pairs_of
 from saccade.engine.kernels.fused_threads import each_call
 from saccade.engine.kernels.kernel import (

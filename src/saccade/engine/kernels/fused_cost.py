@@ -8,8 +8,17 @@ import torch
 
 from saccade.engine.inputs import Ingredients
 from saccade.engine.kernels import aten_flash
-from saccade.engine.kernels.fused_bias import Added, hidden_key, is_kept, made, with_bias
-from saccade.engine.kernels.fused_calls import Call, calls_of, single_call, tiles_of
+from saccade.engine.kernels.fused_calls import (
+    Added,
+    Call,
+    calls_of,
+    hidden_key,
+    is_kept,
+    made,
+    single_call,
+    tiles_of,
+    with_bias,
+)
 from saccade.engine.kernels.fused_threads import threads_for
 from saccade.engine.kernels.memory_probe import Probe
 from saccade.engine.memory_accounting import Cost, Held, Ledger

@@ -24,8 +24,15 @@ from saccade.engine.kernels.kernel import (
     Verdict,
     reasons_of_dot_products,
 )
-from saccade.engine.kernels.native_arguments import Call, bytes_of_backward, chunks_of, cost_of, prepared
-from saccade.engine.kernels.native_plan import cached_plan, known_plan
+from saccade.engine.kernels.native_arguments import (
+    Call,
+    bytes_of_backward,
+    cached_plan,
+    chunks_of,
+    cost_of,
+    known_plan,
+    prepared,
+)
 from saccade.engine.memory_accounting import Cost
 from saccade.support.torch_modes import has_forward_derivatives, unobserved, wants_gradient
 

@@ -1,10 +1,13 @@
-"""What the compiled operations are handed, and how many bytes of it are made for the call."""
+"""What the compiled operations read: the plan of a mask, the tensors of a call, and how many bytes these take."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,11 +16,210 @@ from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import MaskedTerm, Term
 from saccade.engine.dropout import Dropped, Words
 from saccade.engine.inputs import Ingredients
-from saccade.engine.kernels.native_plan import ROWS, cached_bits, held_by_bits, known_plan, packed
+from saccade.engine.kernels.memory_probe import Probe
 from saccade.engine.memory_accounting import Cost, Held, Ledger
-from saccade.engine.tiles.tile_scores import index_of, positions
+from saccade.engine.tiles.tile_scores import allowed, index_of, positions
+from saccade.plan import ALL, ColumnRange, Groups, Tile
+from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.support.torch_modes import unobserved
 
-__all__ = ["Call", "bytes_of_backward", "chunks_of", "cost_of", "prepared"]
+__all__ = [
+    "Call",
+    "NativePlan",
+    "PANEL",
+    "ROWS",
+    "bytes_of_backward",
+    "cached_bits",
+    "cached_plan",
+    "chunks_of",
+    "cost_of",
+    "held_by_bits",
+    "known_plan",
+    "packed",
+    "prepared",
+]
+
+ROWS, PANEL = 24, 64  # rows of a block, and keys of a panel; the same stand in native/src/problem.h
+_MOST_BITS = 1 << 29  # of a rule that says nothing exact about its rows: 64 MB
+_PAIRS_ASKED = 1 << 20  # at a time
+_MOST_SPANS = 64  # ranges of a row: with more of them bits are smaller
+_WHOLE, _LIMITED, _RESIDUAL = range(3)
+
+
+class NativePlan(NamedTuple):
+    """What a rule allows, in indices of queries and keys.
+
+    Attributes:
+        starts: int32 ``[items * blocks + 1]``: where the runs of each block of `ROWS` rows begin; ``items`` is 1 where
+            all batch items are alike.
+        runs: int32 ``[runs, 3]``: first panel, panel behind the last, and kind: 0, every row sees every key; 1, each
+            row sees the keys of its spans; 2, those whose bits are set.
+        spans: int32 ``[items, q_len, spans, 2]``: the keys of each row, as ranges.
+        is_exact: whether spans say everything, and there are no bits.
+    """
+
+    starts: Tensor
+    runs: Tensor
+    spans: Tensor
+    is_exact: bool
+
+    @classmethod
+    def of(cls, given: Ingredients) -> NativePlan | None:
+        """The plan of a rule; None if its rows say nothing exact, and bits for all pairs are too many."""
+        rule, (batch, _, q_len, kv_len), (q_first, kv_first) = given.rule, given.shape, given.origin
+        if 0 in given.shape:
+            blocks = -(-q_len // ROWS)
+            none = [torch.zeros(size, dtype=torch.int32) for size in ((blocks + 1,), (0, 3), (1, q_len, 0, 2))]
+            return cls(none[0], none[1], none[2], True)
+        if given.plan.is_full:
+            return _whole(q_len, kv_len)
+        items = [ALL] if rule.shape[0] == 1 or batch == 1 else list(range(batch))
+        first = np.tile(np.arange(q_first, q_first + q_len, ROWS, dtype=np.int64), len(items))
+        last = np.minimum(first + ROWS, q_first + q_len) - 1
+        blocks = len(first) // len(items)
+        groups = Groups(np.repeat(np.asarray(items, dtype=np.int64), blocks), first, last)
+        bounds = rule.bounds(groups, _keys(first, kv_first, kv_len))
+        starts, runs = _runs(given, bounds, first)
+        is_whole = not (runs[:, 2] == _LIMITED).any()
+        few = bounds.needed.starts.shape[1] <= _MOST_SPANS and not is_whole
+        exact = _spans(given, items) if few else None
+        is_exact = is_whole or exact is not None
+        if not is_exact and math.prod(_num_distinct(given)) * q_len * kv_len > _MOST_BITS:
+            return None
+        runs[runs[:, 2] == _LIMITED, 2] = _LIMITED if is_exact else _RESIDUAL
+        spans = np.zeros((len(items), q_len, 0, 2), dtype=np.int64) if exact is None else exact
+        arrays = [torch.from_numpy(x.astype(np.int32)) for x in (starts, runs, spans)]
+        return cls(arrays[0], arrays[1], arrays[2], is_exact)
+
+    def pairs(self, given: Ingredients) -> int:
+        """Query-key pairs whose scores are computed, over batch and heads: whole panels of each block."""
+        batch, heads, q_len, kv_len = given.shape
+        blocks = -(-q_len // ROWS)
+        block = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts.numpy())) % max(blocks, 1)
+        rows = np.minimum(ROWS, q_len - block * ROWS)
+        first, stop, _ = self.runs.numpy().astype(np.int64).T
+        pairs = int((rows * (np.minimum(stop * PANEL, kv_len) - first * PANEL)).sum())
+        return pairs * heads * (batch if len(self.spans) == 1 else 1)
+
+
+def cached_plan(given: Ingredients) -> NativePlan | None:
+    """Return `NativePlan.of`, cached with the plan of the rule."""
+    memo = given.plan.memo
+    if "native" not in memo:
+        with unobserved():
+            memo["native"] = NativePlan.of(given)
+    return cast("NativePlan | None", memo["native"])
+
+
+def known_plan(given: Ingredients) -> NativePlan:
+    """Return `cached_plan` of a rule that has one, as `Native.verdict` checks."""
+    plan = given.plan.memo.get("native") or cached_plan(given)
+    assert plan is not None
+    return cast("NativePlan", plan)
+
+
+def cached_bits(given: Ingredients) -> Tensor:
+    """One bit for each pair, int64 ``[batch | 1, heads | 1, q_len, panels]``, kept with the plan of the rule."""
+    memo = given.plan.memo
+    if "native bits" not in memo:
+        with unobserved():
+            memo["native bits"] = _bits(given)
+    return cast("Tensor", memo["native bits"])
+
+
+def _bits(given: Ingredients) -> Tensor:
+    words = torch.zeros(_shape_of_bits(given), dtype=torch.int64, device=given.device)
+    own = words.numpy().view(np.uint8)
+    for tile in _asked(given):
+        bits = np.packbits(cast("Tensor", allowed(given, tile)).numpy(), axis=-1, bitorder="little")
+        own[:, :, tile.rows.start : tile.rows.stop, : bits.shape[-1]] = bits
+    return words
+
+
+def held_by_bits(given: Ingredients) -> Held:
+    """Bytes that `cached_bits` holds while it asks the rule, and those that are kept."""
+    words = 8 * math.prod(_shape_of_bits(given))
+    asked = Probe(given).held("bits", next(_asked(given)), allowed)
+    return Held(words + asked.most, words)
+
+
+@lru_cache
+def _whole(q_len: int, kv_len: int) -> NativePlan:
+    """Where every query may see every key."""
+    blocks = -(-q_len // ROWS)
+    runs = torch.tensor([[0, -(-kv_len // PANEL), _WHOLE]], dtype=torch.int32).repeat(blocks, 1)
+    spans = torch.zeros((1, q_len, 0, 2), dtype=torch.int32)
+    return NativePlan(torch.arange(blocks + 1, dtype=torch.int32), runs, spans, True)
+
+
+def packed(seen: Tensor) -> Tensor:
+    """Bools ``[..., keys]`` as bits of int64 words ``[..., panels]``."""
+    found = np.packbits(seen.numpy(force=True), axis=-1, bitorder="little")
+    words = np.zeros((*seen.shape[:-1], -(-seen.shape[-1] // PANEL) * 8), dtype=np.uint8)
+    words[..., : found.shape[-1]] = found
+    return torch.from_numpy(words.view(np.int64))
+
+
+def _keys(groups: Ints, first: int, count: int) -> Universe:
+    return Universe(np.full_like(groups, first), np.full_like(groups, first + count))
+
+
+def _spans(given: Ingredients, items: list[int]) -> Ints | None:
+    """The keys of each row, ``[items, q_len, spans, 2]``; None if the rule says nothing exact, or too many ranges."""
+    (_, _, q_len, kv_len), (q_first, kv_first) = given.shape, given.origin
+    own = np.repeat(np.asarray(items, dtype=np.int64), q_len)
+    rows = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
+    asked = given.rule.bounds(Groups(own, rows, rows), _keys(rows, kv_first, kv_len))
+    is_exact = asked.is_exact or bool((asked.needed.sizes() == asked.sure.sizes()).all())
+    if not is_exact or asked.needed.starts.shape[1] > _MOST_SPANS:
+        return None
+    return (np.stack([asked.needed.starts, asked.needed.ends], 2) - kv_first).reshape(len(items), q_len, -1, 2)
+
+
+def _runs(given: Ingredients, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
+    """Where the runs of each block begin, and the runs: of whole panels, and of limited ones."""
+    kv_first, panels = given.origin[1], _keys(first, 0, -(-given.shape[3] // PANEL))
+    touched = _in_panels(bounds.needed, kv_first, panels, out=True)
+    whole = _in_panels(bounds.sure, kv_first, panels, kv_len=given.shape[3])
+    found = []
+    for spans, kind in ((whole, _WHOLE), (touched.minus(whole, panels), _LIMITED)):
+        block, slot = np.nonzero(spans.starts < spans.ends)
+        columns = (block, spans.starts[block, slot], spans.ends[block, slot], np.full_like(block, kind))
+        found.append(np.stack(columns, 1))
+    runs = np.concatenate(found)
+    runs = runs[np.lexsort((runs[:, 1], runs[:, 0]))]
+    return np.searchsorted(runs[:, 0], np.arange(len(first) + 1)), runs[:, 1:]
+
+
+def _in_panels(keys: Spans, first: int, panels: Universe, *, out: bool = False, kv_len: int = 0) -> Spans:
+    """Panels that lie in some ranges of keys or, counted outwards, that hold one of their keys.
+
+    The last panel may hold fewer keys than it has room for, and lies in a range that goes to the end.
+    """
+    starts, ends = keys.starts - first, keys.ends - first
+    if not out:
+        return Spans.of(-(-starts // PANEL), np.where(ends == kv_len, ends + PANEL - 1, ends) // PANEL, panels)
+    is_some = starts < ends
+    return Spans.of(np.where(is_some, starts // PANEL, 0), np.where(is_some, -(-ends // PANEL), 0), panels)
+
+
+def _num_distinct(given: Ingredients) -> tuple[int, int]:
+    """How many batch items and heads have bits of their own."""
+    return min(given.rule.shape[0], given.shape[0]), min(given.rule.shape[1], given.shape[1])
+
+
+def _shape_of_bits(given: Ingredients) -> tuple[int, int, int, int]:
+    return (*_num_distinct(given), given.shape[2], -(-given.shape[3] // PANEL))
+
+
+def _asked(given: Ingredients) -> Iterator[Tile]:
+    """Some rows at a time, of all pairs that are told apart."""
+    (items, heads), (q_len, kv_len) = _num_distinct(given), given.shape[2:]
+    rows = max(1, _PAIRS_ASKED // (items * heads * kv_len))
+    for first in range(0, q_len, rows):
+        columns = (ColumnRange(range(kv_len), "all pairs"),)
+        yield Tile(slice(0, items), slice(0, heads), range(first, min(first + rows, q_len)), columns, given.rule)
+
 
 _LANES = 16  # widths that are multiples of it need no copies
 _TASKS = 16  # sums over rows are taken in at least so many parts, where heads alone are fewer

@@ -21,8 +21,7 @@ from saccade.engine.kernels.kernel import (
     Tensors,
     Verdict,
 )
-from saccade.engine.kernels.tiled_blocks import blocks_of
-from saccade.engine.kernels.tiled_cost import bytes_of_backward, cost_of, pairs_of
+from saccade.engine.kernels.tiled_cost import blocks_of, bytes_of_backward, cost_of, pairs_of
 from saccade.engine.memory_accounting import Cost
 from saccade.engine.tiles.grouped_heads import add_at, at, folded, groups_of, joined, product, take, transposed_product
 from saccade.engine.tiles.tile_scores import biased, capped, compared, index_of, mask_, modified, place_of, positions
