@@ -151,7 +151,7 @@ class _Transformed(_Product):
         dropped: Dropped | None,
         *rest: Any,
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        """The mapped axis becomes part of the batch."""
+        """Fold the mapped axis into the batch."""
         size = info.batch_size
         folded, tensors = folded_into_batch(given, rest, in_dims[3:], size)
         out, lse = _Transformed.apply(kernel, folded, _dropped_of_all(dropped, given, size), *tensors)
@@ -234,7 +234,7 @@ def _like(tensors: Tensors, wanted: Sequence[bool]) -> Tensors:
 def _second(
     given: Ingredients, dropped: Dropped | None, needed: Sequence[bool], create_graph: bool, *tensors: Tensor | None
 ) -> Tensors:
-    """The derivative of `_Gradients`: of the sources, of ``grad_out`` and of ``grad_lse``."""
+    """Return the derivative of `_Gradients`: of the sources, of ``grad_out`` and of ``grad_lse``."""
     lse, grad_out, grad_lse, *both = tensors
     assert lse is not None
     assert grad_out is not None
@@ -307,7 +307,7 @@ def folded_into_batch(
 
 
 def _dropped_of_all(dropped: Dropped | None, given: Ingredients, size: int) -> Dropped | None:
-    """The dropout of a product with so many samples in its batch."""
+    """Return the dropout of a product with ``size`` samples in its batch."""
     return None if dropped is None else dropped.folded(given.shape[0], size, level_left())
 
 

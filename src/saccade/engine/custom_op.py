@@ -153,11 +153,11 @@ class _Call(NamedTuple):
 
     @property
     def dropped(self) -> Dropped | None:
-        """Which weights are left out."""
+        """Return the dropout of the product."""
         return Dropped(self.numbers[2], int(self.constants[-1])) if self.numbers[2] else None
 
     def ingredients(self) -> Ingredients:
-        """The ingredients again, on the other side."""
+        """Return the ingredients, behind the operation."""
         kind, lowest, first, count, _, *origin = self.program[:_HEAD]
         sources, constants, (scale, softcap, _) = self.sources, self.constants, self.numbers
         rule, tile_function = decode(self.program[_HEAD:], constants[: -1 - count])
@@ -192,7 +192,7 @@ class Asked(NamedTuple):
 
 
 def asked(arguments: Sequence[Any]) -> Asked:
-    """The same, told from the arguments of the operation, or of the one that takes its gradients."""
+    """Read inputs and request from the arguments of the operation, or of the one that computes its gradients."""
     call = _Call(*arguments[: len(_Call._fields)])
     return Asked(call.ingredients(), call.value.shape[3], Request(call.numbers[2], call.kernel_name))
 

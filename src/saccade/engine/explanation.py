@@ -100,7 +100,7 @@ class Explanation:
 
 
 def _extra_bytes(given: Ingredients, kernel: Kernel, cost: Cost, value_dim: int, *, is_reordered: bool) -> int:
-    """What a whole product holds beside inputs and outputs: the kernel's part, and what is done before and after."""
+    """Return the bytes that a whole product holds beside inputs and outputs, before and after the kernel included."""
     (batch, heads, q_len, kv_len), query, wide = given.shape, given.query, given.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize

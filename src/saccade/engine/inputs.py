@@ -157,7 +157,7 @@ class Ingredients:
         return made
 
     def current(self) -> Ingredients:
-        """The same with what the tensors of the mask hold now: the rules that are found in them, and a new plan."""
+        """Return the ingredients with the present contents of the mask's tensors: recognised rules, and a new plan."""
         return self.replaced(rule=found(self.rule, self.shape, self.origin), is_live=False) if self.is_live else self
 
     @property
@@ -172,12 +172,12 @@ class Ingredients:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
         return self.query.device
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """What gradients may be taken of."""
+        """Tensors that gradients may be taken of."""
         bias = () if self.bias is None else (self.bias.source,)
         sink = () if self.sink_logit is None else (self.sink_logit,)
         return (self.query, self.key, *bias, *sink, *self.parameters, *self.captured)
@@ -189,7 +189,7 @@ class Ingredients:
 
     @property
     def captured(self) -> tuple[Tensor, ...]:
-        """What a function of scores reads that gradients are taken of."""
+        """Tensors that a function of scores reads and that need gradients."""
         return () if self.modification is None else self.modification.leaves
 
     @property
@@ -200,7 +200,7 @@ class Ingredients:
         return Tile(slice(0, batch), slice(0, heads), range(q_len), (keys,), self.rule)
 
     def replaced(self, **changes: Any) -> Ingredients:
-        """The same with some fields replaced; the plan is kept where rule, shape and origin are."""
+        """Return a copy with some fields replaced; the plan is kept where rule, shape and origin are."""
         other = object.__new__(Ingredients)
         other.__dict__.update(self.__dict__, **changes)
         if not changes.keys().isdisjoint(("rule", "shape", "origin")):
@@ -208,7 +208,7 @@ class Ingredients:
         return other
 
     def to(self, device: torch.device | None, dtype: torch.dtype | None) -> Ingredients:
-        """The same on another device, or computed in another dtype."""
+        """Return the ingredients on another device, or computed in another dtype."""
         own = self.dtype if dtype is None else dtype
         narrow = self.query.dtype == self.dtype and self.tile_function is None
         kept = own if narrow else wide_dtype(own)
@@ -223,19 +223,19 @@ class Ingredients:
         )
 
     def sources(self, value: Tensor) -> tuple[Tensor | None, ...]:
-        """All tensors that a product is a function of, sinks aside: query, key, value, bias, parameters, captured."""
+        """Return all inputs of a product, sinks aside: query, key, value, bias, parameters, captured tensors."""
         bias = None if self.bias is None else self.bias.source
         return (self.query, self.key, value, bias, *self.parameters, *self.captured)
 
     def of_sources(self, sources: tuple[Tensor | None, ...]) -> tuple[Ingredients, Tensor]:
-        """The same made of other `sources`, and the value among them."""
+        """Return the ingredients with other `sources`, and the value among these."""
         query, key, value, bias, *parameters = sources[: len(sources) - len(self.captured)]
         assert value is not None
         term = self.bias if self.bias is None or bias is None else self.bias.of(bias)
         return self.replaced(query=query, key=key, bias=term, parameters=tuple(parameters)), value
 
     def emptied(self) -> Ingredients:
-        """The same without its sources, so that who keeps it until the backward pass keeps no memory of theirs."""
+        """Return the ingredients without their sources, to be kept until the backward pass at no cost in memory."""
         bias = None if self.bias is None else self.bias.of(_NOTHING)
         return self.replaced(query=_NOTHING, key=_NOTHING, parameters=(), bias=bias, answers={})
 

@@ -160,7 +160,7 @@ def contained(
 def _sanitized_inputs(
     kernel: KernelWithBackward, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward
 ) -> tuple[Ingredients, Tensor, Backward]:
-    """What a backward pass starts from, such that nothing spreads from what is hidden or sees nothing."""
+    """Return inputs of a backward pass from which nothing spreads through hidden pairs or empty rows."""
     # A finite output does not say that what is hidden was: here 0 * NaN and 0 * inf would spread from there.
     # Nor do finite inputs: a bias may be NaN where it is seen, and then all weights of the row are.
     nan_rows = results.lse.isnan()
@@ -186,7 +186,7 @@ def _sanitized_inputs(
 def _forward_again(
     kernel: KernelWithBackward, given: Ingredients, value: Tensor, dropped: Dropped | None, found: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The product where what is hidden may have overflowed; what was found if nothing could."""
+    """Run the product again if hidden pairs may have overflowed; else return the earlier results."""
     instead = _instead(kernel, given, value)
     return found if instead is None else instead[0].forward(*instead[1:], dropped)
 
@@ -194,7 +194,7 @@ def _forward_again(
 def _instead(
     kernel: KernelWithBackward, given: Ingredients, value: Tensor
 ) -> tuple[KernelWithBackward, Ingredients, Tensor] | None:
-    """What to run where what is hidden may have overflowed; None if nothing could."""
+    """Return the kernel and inputs to run where hidden pairs may have overflowed; None if nothing could."""
     smaller = _without_large(given, value)
     if smaller is None and not kernel.adds_to_masked:
         return None
@@ -221,7 +221,7 @@ def _without_large(given: Ingredients, value: Tensor) -> tuple[Ingredients, Tens
 
 
 def _masked(given: Ingredients, bad_query: Tensor, bad_key: Tensor) -> MaskedTerm:
-    """The bias with -inf for some queries and keys, which is what a score of -inf means."""
+    """Return the bias with -inf for some queries and keys, which masks their scores."""
     hidden = bad_key.repeat_interleave(given.shape[1] // bad_key.shape[1], 1)
     return MaskedTerm(given.bias, bad_query, hidden, given.query.new_zeros(1, 1, 1, 1))
 
@@ -244,7 +244,7 @@ def _keeps_infinity(given: Ingredients) -> bool:
 
 
 def bytes_of_check(kernel: Kernel, given: Ingredients, value_dim: int) -> int:
-    """What is held beside a kernel's results, or instead of them, while `forward` looks whether all is finite."""
+    """Return the bytes held beside a kernel's results, or instead of them, while `forward` tests for NaN and inf."""
     batch, heads, q_len, kv_len = given.shape
     if given.plan.is_full:
         return 0
@@ -283,7 +283,7 @@ def sanitize(given: Ingredients, value: Tensor, nan_rows: Tensor | None = None) 
 def affected_queries(
     given: Ingredients, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Queries with a score above -inf, or NaN, that a bad query or key has a part in; the same for bad values."""
+    """Return queries with a score, other than -inf, of a bad query or key; and those that reach a bad value."""
     _, heads, _, _ = given.shape
     groups = bad_key.shape[1]
     by_scores, by_value = torch.zeros_like(bad_query), torch.zeros_like(bad_query)
@@ -312,7 +312,7 @@ def affected_queries(
 
 
 def _picked(tile: Tile, marked: np.ndarray) -> Iterator[ColumnRange]:
-    """The columns of a tile that are marked (bool ``[kv_len]``), as strips."""
+    """Yield the marked columns of a tile (bool ``[kv_len]``), as ranges."""
     for strip in tile.columns:
         keys = strip.keys
         places = np.flatnonzero(marked[keys.start : keys.stop : keys.step])

@@ -48,7 +48,7 @@ def _answers(question: Question, given: Ingredients, count: int, *tensors: Tenso
 def _folded(
     given: Ingredients, count: int, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
 ) -> tuple[Ingredients, list[Tensor | None]]:
-    """The ingredients and all tensors with the mapped axis in their batch."""
+    """Return the ingredients and all tensors with the mapped axis in their batch."""
     folded, sources = folded_into_batch(given, tensors[count:], dims[count:], size)
     others = [into_batch(x, dim, size) for x, dim in zip(tensors[:count], dims[:count], strict=True)]
     return folded, [*others, *sources]

@@ -124,7 +124,7 @@ class _Slices:
 def _of_tile(
     of: Backward, slices: _Slices, tensors: Tensors, grads: Tensors, needed: Sequence[bool], create_graph: bool
 ) -> Tensors:
-    """The parts of the result that the rows of a tile have a share in."""
+    """Compute the parts of the result that the rows of a tile contribute to."""
     with torch.enable_grad():
         captured = range(4 + len(of.given.parameters), len(tensors) - 2)
         leaves = [
@@ -138,7 +138,7 @@ def _of_tile(
 
 
 def _leaf(x: Tensor, create_graph: bool) -> Tensor:
-    """A tensor of its own node, which gradients are taken of; with ``create_graph``, computed from ``x``."""
+    """Return a leaf for gradients; with ``create_graph``, a node computed from ``x``."""
     return x.view_as(x) if create_graph and x.requires_grad else x.detach().requires_grad_()
 
 

@@ -44,7 +44,7 @@ def can_ask(given: Ingredients, impl: str | Kernel) -> bool:
 
 @torch.no_grad()
 def numbers(given: Ingredients, impl: str | Kernel, names: Collection[str]) -> dict[str, Tensor]:
-    """Those of `NAMES` that are asked for and can be had, of ingredients of which `can_ask` says yes.
+    """Compute the requested statistics of `NAMES`; `can_ask` must hold.
 
     Args:
         given, impl: of the matrix.

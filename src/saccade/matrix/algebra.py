@@ -23,7 +23,7 @@ class _ByRows(DerivedMatrix):
     """A matrix that yields a few rows at a time, over all keys, of one head of one item."""
 
     def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
-        """Some rows, ``[rows, kv_len]`` in float32 or wider."""
+        """Return some rows, ``[rows, kv_len]`` in float32 or wider."""
         raise NotImplementedError
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -172,7 +172,7 @@ class Chain(_ByRows):
 
 
 def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
-    """The product where values may be given for more heads than the matrix has groups of."""
+    """Return the product; values may have more heads than the matrix has groups."""
     groups, given = matrix.kv_heads, value.shape[1]
     if given == groups:
         return matrix.matmul(value)
@@ -211,7 +211,7 @@ def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str
 
 
 def _factor(factor: object, matrix: Matrix) -> float | Tensor:
-    """A number, or a tensor of one number or of one for each head, ``[]`` or ``[heads, 1, 1]``."""
+    """Return a number, or a tensor of one number or one for each head, ``[]`` or ``[heads, 1, 1]``."""
     if is_number(factor):
         return float(factor)
     heads = matrix.shape[1]

@@ -121,11 +121,11 @@ class AttentionMatrix(OfIngredients):
 
     @property
     def mask(self) -> Mask:
-        """Who may attend to whom."""
+        """The mask: who may attend to whom."""
         return self.ingredients.rule
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """``A @ value`` by the fastest exact kernel.
+        """Compute ``A @ value`` by the fastest exact kernel.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``; ``value_dim`` may differ from ``head_dim``.
@@ -162,7 +162,7 @@ class AttentionMatrix(OfIngredients):
 
     @property
     def scores(self) -> ScoreMatrix:
-        """What the softmax is taken of: scaled, capped and biased, -inf at hidden pairs; lazy like the weights."""
+        """The matrix before the softmax: scaled, capped and biased, -inf at hidden pairs; lazy like the weights."""
         return ScoreMatrix(self.ingredients)
 
     def to(
@@ -181,7 +181,7 @@ class AttentionMatrix(OfIngredients):
         return summary_of(self, self.ingredients.current(), parts)
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
-        """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
+        """Report which kernel ``A @ value`` runs, why not the others, and what it costs."""
         from saccade.engine.explanation import Explanation  # noqa: PLC0415  nothing but this needs it
 
         dropout.check(dropout_p, "AttentionMatrix.explain")
@@ -224,7 +224,7 @@ class AttentionMatrix(OfIngredients):
 
 
 def from_ingredients(given: Ingredients, impl: Impl = "auto") -> AttentionMatrix:
-    """The matrix of ingredients that have been checked."""
+    """Return the matrix of checked ingredients."""
     matrix = object.__new__(AttentionMatrix)
     matrix.ingredients, matrix.impl, matrix._lse = given, impl, None
     return matrix

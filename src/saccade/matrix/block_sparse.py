@@ -22,7 +22,7 @@ _SMALLEST = 16  # keys of a block, from which on products with it are worth the 
 
 
 def selected(matrix: AttentionMatrix, index: Tensor, size: int) -> AttentionMatrix:
-    """A softmax matrix of which each query sees chosen blocks only.
+    """Return a softmax matrix in which each query sees chosen blocks only.
 
     Args:
         matrix: any; what it allows is allowed still.
@@ -37,7 +37,7 @@ def selected(matrix: AttentionMatrix, index: Tensor, size: int) -> AttentionMatr
 
 
 def _impl_of(given: Ingredients) -> Kernel | Literal["auto"]:
-    """The kernel that reads nothing but what was chosen, if it runs the scores and pays; else any, with the mask."""
+    """Return the kernel that reads chosen blocks only, if it can run and pays; else any, with the mask."""
     rule, (_, heads, q_len, kv_len) = cast("Chosen", given.rule), given.shape
     if reasons_of(given):
         return "auto"

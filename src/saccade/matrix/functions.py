@@ -101,7 +101,7 @@ def attention_with_lse(
     kv_positions: GivenPositions = None,
     **unknown: Never,
 ) -> tuple[Tensor, Tensor]:
-    """Same as `attention`, and the log-sum-exp of each row's scores, ``[batch, heads, q_len]``.
+    """Return the output of `attention`, and the log-sum-exp of each row's scores, ``[batch, heads, q_len]``.
 
     Two results over disjoint keys merge by it: ``lse = logaddexp(lse1, lse2)``,
     ``out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)``. It is the natural log, in float32 (float64 for float64

@@ -28,7 +28,7 @@ class _Term(NamedTuple):
 
 
 class RowsAhead:
-    """What a rule says about consecutive rows, each of which sees keys up to its own position at most.
+    """Bounds of a rule for consecutive rows, each of which sees keys up to its own position at most.
 
     Args:
         rule: must not tell batch items apart.

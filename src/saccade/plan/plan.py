@@ -106,7 +106,7 @@ class _Tiles:
 def make(
     rule: Rule, shape: tuple[int, int, int, int], *, q_first: int, kv_first: int, whole_rows: bool = False
 ) -> Plan:
-    """The cheapest plan for a rule.
+    """Return the cheapest plan for a rule.
 
     Args:
         rule: what may attend to what, on positions.
@@ -199,7 +199,7 @@ def _cut_up(first: int, stop: int, cuts: Ints, block: int, step: int) -> tuple[I
 
 
 def _sampled(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, Callable[[], Layout]]:
-    """A grouping's cost, inf if it is not feasible, that of its sure keys, and the layout; of many groups by some."""
+    """Return a grouping's cost (inf if not feasible), that of its sure keys, and its layout; from a sample if large."""
     count = len(groups.first)
     some = groups.at(np.unique(np.linspace(0, count - 1, _SAMPLE).astype(np.int64))) if count > _SAMPLE else groups
     layout = Layout.of(rule, sizes, some)

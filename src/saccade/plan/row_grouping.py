@@ -26,7 +26,7 @@ _WRITTEN_OUT = 64  # groups up to which the cost of a layout is summed tile by t
 
 
 class Sizes(NamedTuple):
-    """Of the matrix, and the positions of its first query and its first key."""
+    """Shape of the matrix, and positions of its first query and its first key."""
 
     shape: tuple[int, int, int, int]
     q_first: int
@@ -74,12 +74,12 @@ class Layout:
         return self.groups.rows * self._count(self.unsure) * self.num_distinct
 
     def is_feasible(self) -> bool:
-        """True if no residual mask is too large, or no group can be made smaller."""
+        """Return True if no residual mask is too large, or no group can be made smaller."""
         rows = self.groups.rows
         return bool(((self.residuals <= _MAX_RESIDUAL) | (rows == 1)).all()) or self._all_native()
 
     def cost(self) -> float:
-        """What running the tiles costs, in pairs."""
+        """Return the cost of running the tiles, in pairs."""
         count = len(self.groups.first)
         if count <= _WRITTEN_OUT:
             num_distinct = int(self.num_distinct.max())
@@ -90,7 +90,7 @@ class Layout:
         return self._cost_by_bounds() * few.cost() / (few._cost_by_bounds() or 1.0)
 
     def cost_of_sure(self) -> float:
-        """What the keys cost that every row has: no grouping of the rows does without them."""
+        """Return the cost of the keys that every row has, which any grouping of the rows must pay."""
         pairs = self.copies * self.groups.rows * self._count(self.sure)
         return float(pairs.sum()) * _cost_of_pair(self.sizes.shape[2])
 
@@ -102,7 +102,7 @@ class Layout:
         return float(pairs.sum() + self.residuals.sum() + TILE_COST * len(rows))
 
     def tiles(self) -> Iterable[Tile]:
-        """The tiles, in the order of their groups."""
+        """Yield the tiles, in the order of their groups."""
         return self._written_out if len(self.groups.first) <= _WRITTEN_OUT else self._made()
 
     @cached_property

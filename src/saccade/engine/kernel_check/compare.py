@@ -18,7 +18,7 @@ from saccade.engine.kernels.kernel import Kernel, Request
 __all__ = ["after_error", "check_kernel"]
 
 _LIMITS = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Of the largest error, in units of what rounding could move: a few dozen roundings of the dtype."""
+"""Limits of the largest error, in units of what rounding could move: a few dozen roundings of the dtype."""
 _REDUCED = 1e-2  # of float32 where torch was told that products may be computed in fewer bits
 _FLOOR = 0.1  # a row of less than a tenth of the usual size is judged by that
 
@@ -54,7 +54,7 @@ def check_kernel(kernel: Kernel, given: Ingredients, value: Tensor, *, gradients
 
 
 def after_error(kernel: Kernel, given: Ingredients, value: Tensor, error: Exception) -> FirstUse:
-    """The same of a kernel that raised."""
+    """Return the result for a kernel that raised."""
     return _found(kernel, given, value, 0, 0.0, (), _told(error))
 
 
@@ -86,7 +86,7 @@ def _found(
 
 
 class _Answer(NamedTuple):
-    """What a kernel gives, and what is asked of it.
+    """Results of a kernel, and the gradients that its backward pass starts from.
 
     Attributes:
         out, lse: its results; None for an lse that it says it does not give.
@@ -111,7 +111,7 @@ class _Answer(NamedTuple):
         return cls(out, lse if gives_lse else None, of_rows, of_lse)
 
     def gradients(self, picks: list[Pick], leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """Of all leaves, from the rows that were picked alone."""
+        """Return gradients of all leaves, from the picked rows alone."""
         both = [(self.out, self.of_rows), (self.lse, self.of_lse)]
         parts = [(results, own) for results, own in both if results is not None and results.requires_grad]
         if not parts:
@@ -128,7 +128,7 @@ class _Answer(NamedTuple):
 def _compared(
     kernel: Kernel, given: Ingredients, value: Tensor, picks: list[Pick], gradients: bool
 ) -> tuple[Compared, ...]:
-    """The largest error of each quantity."""
+    """Return the largest error of each quantity."""
     sources = given.sources(value)
     known = len(sources) - len(given.captured)  # a function of scores reads its tensors itself
     wanted = [gradients and x is not None and x.requires_grad for x in sources[:known]]
@@ -197,7 +197,7 @@ def _of_gradients(
 
 
 def _worst(name: str, got: Tensor, want: Tensor, size: Tensor, pick: Pick, rows: list[int]) -> Compared:
-    """The row whose error is the largest part of its own size."""
+    """Return the row whose error is the largest part of its own size."""
     got = got.to(want.dtype)
     missed = torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     sizes = size.norm(dim=-1)

@@ -61,7 +61,7 @@ class Truth(NamedTuple):
 def truth_of(
     given: Ingredients, value: Tensor, pick: Pick, of_rows: Tensor, of_lse: Tensor, *, gradients: bool
 ) -> Truth:
-    """The definition of the rows of a pick, in float64 where the device has it.
+    """Compute the rows of a pick by the definition, in float64 where the device has it.
 
     Args:
         given, value: of the product.

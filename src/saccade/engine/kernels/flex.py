@@ -67,7 +67,7 @@ class Flex(Kernel):
         return Verdict(tuple(why), rather_not)
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
-        """The pairs of the plan, and the lists of blocks."""
+        """Return the pairs of the plan, and the bytes of the lists of blocks."""
         batch, heads, q_len, kv_len = given.shape
         results = batch * heads * q_len * (value_dim * given.query.dtype.itemsize + 4)
         blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
@@ -123,7 +123,7 @@ def _with_room(compiled: Any) -> Any:
 
 
 def _blocks(given: Ingredients) -> Any:
-    """The blocks of the mask, kept with the plan."""
+    """Return the blocks of the mask, cached with the plan."""
     from saccade.engine.kernels.block_mask import blocks_of  # noqa: PLC0415  imports a compiler
 
     key, memo = ("blocks of flex", given.device), given.plan.memo
@@ -134,7 +134,7 @@ def _blocks(given: Ingredients) -> Any:
 
 
 def _modified(given: Ingredients) -> Any:
-    """What happens to a score before the mask, as FlexAttention asks for it: scale, softcap, then bias.
+    """Return the ``score_mod`` for FlexAttention: scale, softcap, then bias.
 
     Numbers go as tensors: those of Python are compiled in, a graph for each, and a softcap that changes not at all.
     """

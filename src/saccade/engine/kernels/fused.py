@@ -68,11 +68,11 @@ class Fused(KernelWithBackward):
         return Verdict(tuple(why)) if why else CAN_RUN
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
-        """What the calls of the operation compute and hold; nothing is run."""
+        """Return what the calls of the operation compute and hold, without running them."""
         return cost_of(given, value_dim)
 
     def backward_bytes(self, given: Ingredients, value_dim: int) -> int:
-        """What the calls of the operation hold on the way back."""
+        """Return the bytes that the calls of the operation hold in the backward pass."""
         return bytes_of_backward(given, value_dim)
 
     def pairs(self, given: Ingredients) -> int:
@@ -114,7 +114,7 @@ def _cost(plan: Plan, pair: float) -> float:
 
 
 def _ready(given: Ingredients, value: Tensor) -> tuple[Ingredients, Tensor]:
-    """Inputs as the operation wants them: of one width, with stride 1, and a scale above 0."""
+    """Return inputs of one width, with stride 1, and a scale above 0, as the operation requires."""
     query, key = given.query, given.key
     if query.shape[3] == value.shape[3] and given.scale > 0.0:
         is_whole = query.is_contiguous() and key.is_contiguous() and value.is_contiguous()  # told faster than strides
@@ -137,7 +137,7 @@ def _narrow(x: Tensor, width: int) -> Tensor:
 
 
 def _sign(given: Ingredients) -> float | None:
-    """What the query is multiplied with instead of a scale that is not above 0."""
+    """Return the factor of the query that replaces a scale not above 0."""
     return None if given.scale > 0.0 else -1.0 if given.scale < 0.0 else 0.0
 
 
@@ -174,7 +174,7 @@ def _forward_of_tiles(given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor
 
 
 def _rows(x: Tensor, call: Call) -> Tensor:
-    """The part of ``x [batch, heads, q_len, ...]`` for the rows of a call, as a view."""
+    """Return the part of ``x [batch, heads, q_len, ...]`` for the rows of a call, as a view."""
     return at(x[call.tile.batch, call.tile.heads], call.tile.rows, 2)
 
 

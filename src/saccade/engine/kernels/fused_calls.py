@@ -67,14 +67,14 @@ class Call(NamedTuple):
 
 
 def calls_of(given: Ingredients, tile: Tile) -> Iterator[Call]:
-    """The calls of one tile; over all of them, each of its columns is taken once."""
+    """Yield the calls of one tile, which together take each of its columns once."""
     for number, (columns, is_triangle) in enumerate(_parts(tile)):
         causal, is_sure = is_triangle and given.bias is None, not is_triangle and _all_sure(columns)
         yield Call(tile._replace(columns=columns), causal, is_sure, number == 0)
 
 
 def single_call(given: Ingredients) -> Call | None:
-    """The one call that takes every row, if there is one: its result is the product's.
+    """Return the one call that takes every row, whose result is the product's; None if there is none.
 
     It takes all columns; without a bias, one range of them will do, whose keys are a view.
     """
@@ -97,7 +97,7 @@ def single_call(given: Ingredients) -> Call | None:
 
 
 def tiles_of(given: Ingredients) -> Iterable[Tile]:
-    """The tiles of the plan, cut where reading the bias of a whole one would take much memory."""
+    """Return the tiles of the plan, cut where reading the bias of a whole one would take much memory."""
     if given.bias is None or given.bias.is_written_out:
         return given.plan.tiles
     share = given.query.shape[1] // given.key.shape[1] if given.key.shape[1] else 1
@@ -106,7 +106,7 @@ def tiles_of(given: Ingredients) -> Iterable[Tile]:
 
 
 def _parts(tile: Tile) -> Iterator[tuple[tuple[ColumnRange, ...], bool]]:
-    """The columns of each call, and whether they are a causal square."""
+    """Yield the columns of each call, and whether they are a causal square."""
     if not tile.columns:
         yield (), False
         return
@@ -149,7 +149,7 @@ _MEMO_ENTRIES = 1 << 22  # entries of residual tensors that a plan may keep: 16 
 
 
 class Added(NamedTuple):
-    """What the operation adds to the scores of a call, and the rows of it that this leaves without a key."""
+    """Terms added to the scores of a call, and the rows that these leave without a key."""
 
     terms: Tensor | None
     empty: Tensor | None
@@ -171,7 +171,7 @@ def added(given: Ingredients, call: Call) -> Added:
 
 
 def with_bias(given: Ingredients, piece: Tile, hidden: Tensor | None) -> Added:
-    """The bias of a tile, and -inf where the other terms, if there are any, are -inf."""
+    """Return the bias of a tile, and -inf where the other terms, if there are any, are -inf."""
     assert given.bias is not None  # who calls has looked
     bias = given.bias.read(piece)
     bias = bias if bias.dtype == torch.float32 else bias.to(given.query.dtype)  # the operation takes these two
@@ -182,7 +182,7 @@ def with_bias(given: Ingredients, piece: Tile, hidden: Tensor | None) -> Added:
 
 
 def hidden_key(given: Ingredients, call: Call) -> Hashable:
-    """Calls whose keys are equal hide the same pairs."""
+    """Return a key: calls with equal keys hide the same pairs."""
     piece = call.tile
     return (
         given.query.dtype,
@@ -215,7 +215,7 @@ def _hidden(given: Ingredients, call: Call) -> Added:
 
 
 def made(given: Ingredients, piece: Tile) -> Added:
-    """The same for some tile, made anew."""
+    """Compute the hidden pairs of a tile, without the cache."""
     seen = allowed(given, piece)
     assert seen is not None  # some strip is unsure
     if given.rule.is_value:  # what is kept is for all items and heads that the rule does not tell apart

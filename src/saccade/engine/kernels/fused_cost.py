@@ -1,4 +1,4 @@
-"""What the calls of the fused kernel compute and hold, told from their route before anything is run."""
+"""Cost of the calls of the fused kernel, computed before anything is run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pairs_of(given: Ingredients) -> int:
 
 
 def cost_of(given: Ingredients, value_dim: int) -> Cost:
-    """What a forward product costs."""
+    """Return the cost of a forward product."""
     batch, heads, q_len, _ = given.shape
     copies, width = _prepared(given, value_dim)
     rows, single = batch * heads * q_len, single_call(given)
@@ -81,7 +81,7 @@ def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
 
 
 def _prepared(given: Ingredients, value_dim: int) -> tuple[Held, int]:
-    """Copies of query, key and value as the operation wants them, and their width."""
+    """Return the bytes of the copies of query, key and value for the operation, and their width."""
     (batch, heads, q_len, _), query, key = given.shape, given.query, given.key
     is_straight = query.stride(3) == key.stride(3) == 1
     if query.shape[3] == value_dim and given.scale > 0.0 and is_straight:
@@ -98,7 +98,7 @@ def _prepared(given: Ingredients, value_dim: int) -> tuple[Held, int]:
 
 
 class _Run:
-    """What `saccade.engine.kernels.fused` takes and gives back, call by call.
+    """Memory that `saccade.engine.kernels.fused` takes and releases, call by call.
 
     Attributes:
         ledger: of all threads; what is kept, and calls as a whole, each thread at work on one.
@@ -153,7 +153,7 @@ class _Run:
         return held.left, (max(own[0], bias.source.shape[0]), max(own[1], bias.source.shape[1]))
 
     def _hidden(self, call: Call) -> tuple[int, tuple[int, int] | None]:
-        """The same of -inf at hidden pairs alone; what is kept with the plan stays on the ledger."""
+        """Like `_added`, for -inf at hidden pairs alone; terms cached with the plan stay on the ledger."""
         given, tile = self._given, call.tile
         if all(strip.residual is True for strip in tile.columns):
             return 0, None

@@ -1,4 +1,4 @@
-"""What rules and biases hold per pair: counted on a few pairs of a tile, since only running them tells."""
+"""Memory of rules and biases per pair, measured by running them on a few pairs of a tile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Probe:
         self._found: dict[Hashable, tuple[float, float]] = {}
 
     def held(self, name: str, tile: Tile, run: Callable[[Ingredients, Tile], object]) -> Held:
-        """What ``run`` holds for a tile, if that grows with its pairs; what is of one name is run once for all."""
+        """Return the bytes that ``run`` holds for a tile, assumed to grow with its pairs; each name is run once."""
         if tile.height * tile.width == 0:
             return Held(0, 0)
         copies = (tile.batch.stop - tile.batch.start, tile.heads.stop - tile.heads.start)
@@ -52,7 +52,7 @@ class Probe:
 
 
 def _stand_in(given: Ingredients, width: int | None) -> Ingredients:
-    """The same score matrix of zeros, which is on the CPU where there is no memory behind the true one."""
+    """Return the score matrix with zeros as inputs, on the CPU if the true ones have no memory."""
 
     def zeros(x: Tensor, width: int | None = None) -> Tensor:
         shape = x.shape if width is None else (*x.shape[:-1], width)
@@ -75,7 +75,7 @@ def _kind(tile: Tile) -> Hashable:
 
 
 def _part(tile: Tile, copies: int) -> Tile:
-    """Some rows of a tile, and of each strip as many columns as its share in all of them."""
+    """Return some rows of a tile, and of each column range its share of columns."""
     side = max(16, min(_SIDE, math.isqrt(_ENTRIES // copies)))
     share = min(1.0, side / tile.width)
     columns = tuple(

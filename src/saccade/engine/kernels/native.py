@@ -49,7 +49,7 @@ HALF = 3
 
 @cache
 def abilities() -> int | None:
-    """What the compiled kernel may use: 0 plain, 1 AVX2, 2 AVX-512, 3 its bfloat16, 4 AMX; None: not installed."""
+    """Return the kernel's level: 0 plain, 1 AVX2, 2 AVX-512, 3 its bfloat16, 4 AMX; None: not installed."""
     try:
         library: Any = import_module("saccade_cpu")
     except ImportError:
@@ -103,11 +103,11 @@ class Native(KernelWithBackward):
         return _MISSING if abilities() is None else _verdict_of_inputs(given)
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
-        """What the blocks compute and hold; nothing is run."""
+        """Return what the blocks compute and hold, without running them."""
         return cost_of(given, value_dim, dropout_p)
 
     def backward_bytes(self, given: Ingredients, value_dim: int) -> int:
-        """What the backward pass holds: sums over the keys in parts, and the sum of the parts."""
+        """Return the bytes of the backward pass: sums over the keys in parts, and the sum of the parts."""
         return bytes_of_backward(given, value_dim)
 
     def pairs(self, given: Ingredients) -> int:

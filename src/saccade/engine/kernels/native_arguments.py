@@ -1,4 +1,4 @@
-"""What the compiled operations read: the plan of a mask, the tensors of a call, and how many bytes these take."""
+"""Arguments of the compiled operations: the plan of a mask, the tensors of a call, and how many bytes these take."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _WHOLE, _LIMITED, _RESIDUAL = range(3)
 
 
 class NativePlan(NamedTuple):
-    """What a rule allows, in indices of queries and keys.
+    """The allowed pairs of a rule, in indices of queries and keys.
 
     Attributes:
         starts: int32 ``[items * blocks + 1]``: where the runs of each block of `ROWS` rows begin; ``items`` is 1 where
@@ -65,7 +65,7 @@ class NativePlan(NamedTuple):
 
     @classmethod
     def of(cls, given: Ingredients) -> NativePlan | None:
-        """The plan of a rule; None if its rows say nothing exact, and bits for all pairs are too many."""
+        """Return the plan of a rule; None if its rows say nothing exact, and bits for all pairs are too many."""
         rule, (batch, _, q_len, kv_len), (q_first, kv_first) = given.rule, given.shape, given.origin
         if 0 in given.shape:
             blocks = -(-q_len // ROWS)
@@ -145,7 +145,7 @@ def held_by_bits(given: Ingredients) -> Held:
 
 @lru_cache
 def _whole(q_len: int, kv_len: int) -> NativePlan:
-    """Where every query may see every key."""
+    """Return the plan of a mask that hides nothing."""
     blocks = -(-q_len // ROWS)
     runs = torch.tensor([[0, -(-kv_len // PANEL), _WHOLE]], dtype=torch.int32).repeat(blocks, 1)
     spans = torch.zeros((1, q_len, 0, 2), dtype=torch.int32)
@@ -165,7 +165,7 @@ def _keys(groups: Ints, first: int, count: int) -> Universe:
 
 
 def _spans(given: Ingredients, items: list[int]) -> Ints | None:
-    """The keys of each row, ``[items, q_len, spans, 2]``; None if the rule says nothing exact, or too many ranges."""
+    """Return the keys of each row, ``[items, q_len, spans, 2]``; None if they are not exact, or too many ranges."""
     (_, _, q_len, kv_len), (q_first, kv_first) = given.shape, given.origin
     own = np.repeat(np.asarray(items, dtype=np.int64), q_len)
     rows = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
@@ -177,7 +177,7 @@ def _spans(given: Ingredients, items: list[int]) -> Ints | None:
 
 
 def _runs(given: Ingredients, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
-    """Where the runs of each block begin, and the runs: of whole panels, and of limited ones."""
+    """Return where the runs of each block begin, and the runs: of whole panels, and of limited ones."""
     kv_first, panels = given.origin[1], _keys(first, 0, -(-given.shape[3] // PANEL))
     touched = _in_panels(bounds.needed, kv_first, panels, out=True)
     whole = _in_panels(bounds.sure, kv_first, panels, kv_len=given.shape[3])
@@ -213,7 +213,7 @@ def _shape_of_bits(given: Ingredients) -> tuple[int, int, int, int]:
 
 
 def _asked(given: Ingredients) -> Iterator[Tile]:
-    """Some rows at a time, of all pairs that are told apart."""
+    """Yield some rows at a time, of all batch items and heads that the mask distinguishes."""
     (items, heads), (q_len, kv_len) = _num_distinct(given), given.shape[2:]
     rows = max(1, _PAIRS_ASKED // (items * heads * kv_len))
     for first in range(0, q_len, rows):
@@ -277,7 +277,7 @@ def _padded(x: Tensor) -> Tensor:
 
 
 def cost_of(given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
-    """What a forward product costs: what `Call.of` makes, the results, and what each thread packs."""
+    """Return the cost of a forward product: copies for the call, results, and packed keys of each thread."""
     (batch, heads, q_len, kv_len), query, key = given.shape, given.query, given.key
     plan, ledger, rows = known_plan(given), Ledger(), batch * heads * q_len
     if not plan.is_exact:
@@ -314,7 +314,7 @@ def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
 
 
 def _filled(width: int) -> int:
-    """The next width that vectors fill."""
+    """Return the next width that vectors fill."""
     return -(-max(1, width) // _LANES) * _LANES
 
 
@@ -326,7 +326,7 @@ def _is_ready(x: Tensor) -> bool:
 
 
 def _rows_of(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
-    """A bias as float32 rows, where distances stand in its source, and how many numbers all rows share."""
+    """Return a bias as float32 rows, the places of distances in its source, and how many numbers all rows share."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         q_len, kv_len = shape[2:]

@@ -18,7 +18,7 @@ from saccade.support.torch_modes import is_plain
 __all__ = ["NUMBERS", "Band", "Sweep", "can_sweep", "sweep_statistics"]
 
 NUMBERS = ("largest_logit", "largest_weight", "held", "entropy", "squares", "variance", "distance")
-"""Of each row, in this order; the same stand in native/src/problem.h."""
+"""Numbers of each row, in this order; native/src/problem.h has the same list."""
 _FAR = 1 << 30
 
 
@@ -31,7 +31,7 @@ class Band(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """What was found.
+    """Results of a sweep.
 
     Attributes:
         rows: float32 ``[NUMBERS and bands, batch, heads, q_len]``: of each row the numbers, and its sums in the bands.

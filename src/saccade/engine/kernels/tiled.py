@@ -49,11 +49,11 @@ class Tiled(KernelWithBackward):
         return Verdict((NO_FORWARD_DERIVATIVES,)) if has_forward_derivatives() else CAN_RUN
 
     def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
-        """What the blocks compute and hold; nothing is run."""
+        """Return what the blocks compute and hold, without running them."""
         return cost_of(given, value_dim, dropout_p)
 
     def backward_bytes(self, given: Ingredients, value_dim: int) -> int:
-        """What the blocks hold on the way back."""
+        """Return the bytes that the blocks hold in the backward pass."""
         return bytes_of_backward(given, value_dim)
 
     def pairs(self, given: Ingredients) -> int:
@@ -187,7 +187,7 @@ def _backward_of_scores(
 
 
 def _gradients_of_tile(given: Ingredients, block: _Block, grad: Tensor) -> Sequence[Tensor | None]:
-    """Those of a block's query, its key and the parameters, by the score's own rule or else by autograd."""
+    """Return gradients of a block's query, key and parameters, by the score's own rule or else by autograd."""
     function, groups = given.tile_function, block.key.shape[1]
     assert function is not None  # who calls has looked
     q, grad = folded(block.query, groups), folded(grad, groups)
@@ -215,7 +215,7 @@ class _Block(NamedTuple):
     groups: slice
 
     def rows(self, x: Tensor) -> Tensor:
-        """The part of ``x [batch, heads, q_len, ...]`` for the rows of the block, as a view."""
+        """Return the part of ``x [batch, heads, q_len, ...]`` for the rows of the block, as a view."""
         return at(x[self.tile.batch, self.tile.heads], self.tile.rows, 2)
 
     def add_transposed(self, total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -259,7 +259,7 @@ def _words(given: Ingredients, dropped: Dropped | None) -> dropout.Words | None:
 
 
 def _made(given: Ingredients, value: Tensor, piece: Tile, scratch: _Scratch, *, slopes: bool = False) -> _Block:
-    """A block of the score matrix, -inf where not allowed, which may be changed until the next one is made."""
+    """Compute a block of scores, -inf where not allowed; its memory is used again for the next one."""
     groups = groups_of(piece.heads, given.shape[1], given.key.shape[1])
     columns = joined(piece.spans)
     wide = given.compute_dtype

@@ -29,7 +29,7 @@ class Blocks(NamedTuple):
     cut: Cut
 
     def rows(self) -> Iterator[Tile]:
-        """The blocks of all batch items and heads at once, from the first rows to the last."""
+        """Yield the blocks of all batch items and heads at once, from the first rows to the last."""
         for start, stop in self.cut.rows:
             piece = few_rows(self.tile, start, stop)
             if piece.width:  # the first rows of a triangle may see nothing
@@ -43,7 +43,7 @@ class Blocks(NamedTuple):
 
 
 def cuts_of(given: Ingredients) -> Iterator[Blocks]:
-    """The tiles that have columns, each with its cut."""
+    """Yield the tiles that have columns, each with its cut."""
     share = given.shape[1] // given.key.shape[1] if given.key.shape[1] else 1
     for tile in given.row_plan.tiles:
         if tile.width:
@@ -53,7 +53,7 @@ def cuts_of(given: Ingredients) -> Iterator[Blocks]:
 
 
 def blocks_of(given: Ingredients) -> Iterator[Tile]:
-    """The blocks, one by one."""
+    """Yield the blocks, one by one."""
     for blocks in cuts_of(given):
         for batch in blocks.cut.batch:
             for heads in blocks.cut.heads:
@@ -67,7 +67,7 @@ def pairs_of(given: Ingredients) -> int:
 
 
 def cost_of(given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
-    """What a forward product costs."""
+    """Return the cost of a forward product."""
     run = _Run(given, value_dim, has_dropout=dropout_p > 0.0)
     run.start()
     for blocks in cuts_of(given):
@@ -113,7 +113,7 @@ def _of_function(given: Ingredients, pairs: int) -> int:
 
 
 class _Run:
-    """What `saccade.engine.kernels.tiled` takes and gives back, block by block."""
+    """Memory that `saccade.engine.kernels.tiled` takes and releases, block by block."""
 
     def __init__(self, given: Ingredients, value_dim: int, *, has_dropout: bool):
         self.ledger = Ledger()

@@ -66,7 +66,7 @@ class Varlen(Kernel):
         return Verdict(tuple(why), left_out(given))
 
     def pairs(self, given: Ingredients) -> int:
-        """Those in the windows."""
+        """Return the number of pairs in the windows."""
         packed, heads = _packed(given), given.shape[1]
         assert packed is not None  # `reasons` has looked
         items = packed.lengths * (given.shape[0] if len(packed.lengths) == 1 else 1)
@@ -140,7 +140,7 @@ class _Texts(NamedTuple):
 
 
 def _packed(given: Ingredients) -> Packed | None:
-    """The lengths of a mask's texts, and their window; None if it is no mask of texts with windows."""
+    """Return the lengths and the window of a mask of packed sequences; None for any other mask."""
     from saccade.masks.convert.varlen import packed_of  # noqa: PLC0415  knows masks that a product need not
 
     _, _, q_len, kv_len = given.shape
@@ -149,7 +149,7 @@ def _packed(given: Ingredients) -> Packed | None:
 
 
 def _texts(given: Ingredients) -> _Texts:
-    """The texts on the device, kept with the plan."""
+    """Return the sequences on the device, cached with the plan."""
     key, memo = ("texts of varlen", given.device), given.plan.memo
     if key not in memo:
         packed = _packed(given)

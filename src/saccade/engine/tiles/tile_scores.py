@@ -91,7 +91,7 @@ def modified(given: Ingredients, scores: Tensor, tile: Tile) -> Tensor:
 
 
 def place_of(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What a function of scores is told of a tile: batch items, heads, positions; 0 where no token stands."""
+    """Return the arguments of a function of scores for a tile: batch items, heads, positions; 0 for padding."""
     b, h, _ = index_of(given, tile)
     q, kv = positions(given, tile)
     return (b, h, q, kv) if at_positions(given.rule) is None else (b, h, q.clamp_min(0), kv.clamp_min(0))
@@ -123,13 +123,13 @@ def keeps_hidden(given: Ingredients) -> bool:
 
 
 def key_of_hidden(given: Ingredients, tile: Tile) -> Hashable:
-    """Of a tile of one strip: where keys are equal, the same pairs are hidden."""
+    """Return a key for a tile of one column range: equal keys hide the same pairs."""
     (strip,) = tile.columns
     return ("hidden", given.device, tile.height, len(strip.keys), strip.residual)
 
 
 def _kept_hidden(given: Ingredients, tile: Tile) -> Tensor:
-    """The pairs of one strip that are not allowed; kept with the plan where the rule is a value."""
+    """Return the pairs of one column range that are not allowed; cached with the plan if the rule is a value."""
     if not keeps_hidden(given):
         return hidden(given, tile)
     key, memo = key_of_hidden(given, tile), given.plan.memo
@@ -145,14 +145,14 @@ def _kept_hidden(given: Ingredients, tile: Tile) -> Tensor:
 
 
 def hidden(given: Ingredients, tile: Tile) -> Tensor:
-    """The pairs of some unsure strips that are not allowed, bool ``[batch | 1, heads | 1, rows, columns]``."""
+    """Return the pairs of unsure column ranges that are not allowed, bool ``[batch | 1, heads | 1, rows, columns]``."""
     seen = allowed(given, tile)
     assert seen is not None  # a strip is unsure
     return ~(seen[:1, :1] if keeps_hidden(given) else seen)  # a rule that tells none apart may answer for each
 
 
 def allowed(given: Ingredients, tile: Tile) -> Tensor | None:
-    """Which pairs of a tile are allowed, bool ``[batch | 1, heads | 1, rows, columns]``; None if all are."""
+    """Return the allowed pairs of a tile, bool ``[batch | 1, heads | 1, rows, columns]``; None if all are."""
     if all(strip.residual is True for strip in tile.columns):
         return None
     b, h, q = index_of(given, tile)
@@ -171,19 +171,19 @@ def allowed(given: Ingredients, tile: Tile) -> Tensor | None:
 
 
 def index_of(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-    """What the rule calls the batch items, heads and rows of a tile: int64, each along its own axis of four."""
+    """Return batch items, heads and rows of a tile as the rule counts them: int64, each along its own axis."""
     b, h = (torch.arange(own.start, own.stop, device=given.device) for own in (tile.batch, tile.heads))
     q = _counted((tile.rows,), given.origin[0], given.device)
     return b[:, None, None, None], h[None, :, None, None], q[None, None, :, None]
 
 
 def _columns_of(given: Ingredients, spans: Ranges) -> Tensor:
-    """What the rule calls some columns, int64 ``[1, 1, 1, columns]``."""
+    """Return some columns as the rule counts them, int64 ``[1, 1, 1, columns]``."""
     return _counted(spans, given.origin[1], given.device)[None, None, None, :]
 
 
 def positions(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Where rows and columns of a tile stand, int64 ``[batch | 1, 1, rows, 1]``, ``[batch | 1, 1, 1, columns]``."""
+    """Return positions of a tile, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``."""
     b, _, q = index_of(given, tile)
     kv = _columns_of(given, tile.spans)
     placed = at_positions(given.rule)

@@ -38,7 +38,7 @@ def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]
 
 
 def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
-    """Where a tile is cut.
+    """Places where a tile is cut.
 
     Args:
         tile: any tile.
@@ -61,7 +61,7 @@ def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
 
 
 def few_rows(tile: Tile, start: int, stop: int) -> Tile:
-    """Some rows of a tile, by their place in it, with the columns that these rows need of a triangle."""
+    """Return some rows of a tile, by their place in it, with the columns of a triangle that they need."""
     if stop - start == tile.height:
         return tile
     columns: list[ColumnRange] = []
@@ -71,7 +71,7 @@ def few_rows(tile: Tile, start: int, stop: int) -> Tile:
 
 
 def _cut(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRange]:
-    """A strip of some rows of its tile: a residual key says what the rows of the whole tile hold."""
+    """Cut a column range to some rows of its tile: a residual key describes the rows of the whole tile."""
     residual = strip.residual
     if residual is True:
         yield strip
@@ -88,7 +88,7 @@ def _cut(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRange]:
 
 
 def part_of(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:
-    """The part of a tile for a batch item, a head and some rows (None: all), in pieces of about a megabyte.
+    """Yield the part of a tile for a batch item, a head and some rows (None: all), in pieces of about a megabyte.
 
     One piece if it is small, else one head of one batch item and a few rows at a time.
     """
