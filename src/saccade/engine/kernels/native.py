@@ -97,7 +97,7 @@ class Native(KernelWithBackward):
             if kv_len < _FEW_KEYS:
                 return _few_keys(kv_len)
             if pairs < enough:
-                return _few_pairs(pairs, enough)
+                return Verdict((), (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",))
             if request.dropout_p == 0.0 and _has_steps(given):
                 return _STEPS
         return _MISSING if abilities() is None else _verdict_of_inputs(given)
@@ -173,11 +173,6 @@ def _verdict_of_inputs(given: Ingredients) -> Verdict:
 @lru_cache
 def _few_keys(count: int) -> Verdict:
     return Verdict((), (f"{count} keys do not repay packing them (from {_FEW_KEYS} on they do)",))
-
-
-@lru_cache
-def _few_pairs(count: int, enough: int) -> Verdict:
-    return Verdict((), (f"{count:,} pairs do not repay packing keys (from {enough:,} on they do)",))
 
 
 def _has_steps(given: Ingredients) -> bool:
