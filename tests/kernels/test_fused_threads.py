@@ -99,7 +99,7 @@ def test_who_may_share(mask: masks.Mask, n: int, threads: int, shared: int, monk
     monkeypatch.undo()
     torch.set_num_threads(threads)
     x = torch.zeros(1, 4, 1, 64).expand(1, 4, n, 64)
-    assert fused_threads.threads_for(sc.AttentionMatrix(x, x, mask).ingredients) == shared
+    assert fused_threads.threads_for(sc.AttentionMatrix(x, x, mask).inputs) == shared
 
 
 def test_when_others_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def kernels(given: dict[str, Any], kind: str) -> list[tuple[str, torch.dtype]]:
     found = []
     for name, dtype in TRIED[kind]:
         options = {key: x for key, x in in_dtype(given, dtype).items() if key != "value"}
-        if not KERNELS[name].verdict(sc.AttentionMatrix(**options).ingredients, Request(impl=name)).cannot:
+        if not KERNELS[name].verdict(sc.AttentionMatrix(**options).inputs, Request(impl=name)).cannot:
             found.append((name, dtype))
     return found
 

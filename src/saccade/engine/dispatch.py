@@ -14,7 +14,7 @@ from torch import Tensor
 from saccade.engine import autograd, dropout, kernel_check, nonfinite
 from saccade.engine.bias.sink_logit import with_sink
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.flex import Flex
 from saccade.engine.kernels.fused import Fused
 from saccade.engine.kernels.kernel import Kernel, Request, Verdict
@@ -48,31 +48,31 @@ KERNELS: tuple[Kernel, ...] = (Native(), Fused(), Sdpa(), Varlen(), Flex(), _TIL
 """In the order in which "auto" tries them. The tiled kernel runs nearly everything, so the reference hardly runs."""
 
 
-def choose_kernel(given: Ingredients, request: Request = DEFAULT) -> Kernel:
+def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel:
     """Return the kernel that will run a product: the fastest that is exact for the inputs, or the requested one.
 
     Raises:
         ValueError: an unknown name.
         UnsupportedError: the requested kernel cannot run the inputs; every reason is listed.
     """
-    if given.sink_logit is not None and not request.needs_lse:
+    if inputs.sink_logit is not None and not request.needs_lse:
         request = request._replace(needs_lse=True)
     kernel = None
     if request.impl != "auto":
-        kernel = _requested(given, request)
+        kernel = _requested(inputs, request)
     else:
         left: Kernel | None = None  # would rather leave the inputs to a faster kernel, which may be unable to run them
         for candidate in KERNELS:
             if request.needs_backward and not candidate.has_backward:
                 continue
-            verdict = candidate.verdict(given, request)
+            verdict = candidate.verdict(inputs, request)
             if candidate.is_checked and not verdict.cannot:
-                verdict = _verdict(candidate, given, request)
+                verdict = _verdict(candidate, inputs, request)
             if not (verdict.cannot or verdict.rather_not):
                 kernel = candidate
                 break
             if left is not None and left.leaves_to == candidate.name:
-                if not _verdict(left, given, request._replace(impl=left.name)).cannot:
+                if not _verdict(left, inputs, request._replace(impl=left.name)).cannot:
                     kernel = left
                     break
                 left = None
@@ -80,111 +80,111 @@ def choose_kernel(given: Ingredients, request: Request = DEFAULT) -> Kernel:
                 left = candidate
         if kernel is None:
             names = [candidate.name for candidate in KERNELS]
-            raise unsupported(given.where, 'impl="auto"', names, hint='impl="reference" runs everything')
+            raise unsupported('impl="auto"', names, hint='impl="reference" runs everything')
     return kernel
 
 
-def why_not(given: Ingredients, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
+def why_not(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
     """Return for every other kernel why ``impl="auto"`` chose `kernel` instead; empty for a kernel chosen by name."""
     passed_over: dict[str, tuple[str, ...]] = {}
     if request.impl != "auto":
         return passed_over
-    if given.sink_logit is not None:
+    if inputs.sink_logit is not None:
         request = request._replace(needs_lse=True)
     for other in KERNELS:
         if other is kernel:
             continue
-        verdict = _verdict(other, given, request)
+        verdict = _verdict(other, inputs, request)
         reasons = verdict.cannot or verdict.rather_not
         if not verdict.cannot and verdict.rather_not and other.leaves_to not in ("", kernel.name):
-            reasons = _verdict(other, given, request._replace(impl=other.name)).cannot or reasons
+            reasons = _verdict(other, inputs, request._replace(impl=other.name)).cannot or reasons
         passed_over[other.name] = reasons or (f"it could run these inputs; {kernel.name} is faster",)
     return passed_over
 
 
-def _verdict(kernel: Kernel, given: Ingredients, request: Request) -> Verdict:
+def _verdict(kernel: Kernel, inputs: AttentionInputs, request: Request) -> Verdict:
     """Return a kernel's verdict; one whose first run went wrong cannot run."""
-    verdict = kernel.verdict(given, request)
+    verdict = kernel.verdict(inputs, request)
     if verdict.cannot or not kernel.is_checked:
         return verdict
-    return verdict._replace(cannot=kernel_check.reasons(kernel, given))
+    return verdict._replace(cannot=kernel_check.reasons(kernel, inputs))
 
 
-def _requested(given: Ingredients, request: Request) -> Kernel:
+def _requested(inputs: AttentionInputs, request: Request) -> Kernel:
     """Return the kernel that ``impl`` names; raise if it cannot run the inputs."""
     impl = request.impl
     matches = [impl] if isinstance(impl, Kernel) else [kernel for kernel in KERNELS if kernel.name == impl]
     if not matches:
         names = ", ".join(repr(name) for name in ("auto", *(kernel.name for kernel in KERNELS)))
-        raise value_error(given.where, "impl", f"be one of {names}", repr(impl))
-    reasons = _verdict(matches[0], given, request).cannot
+        raise value_error("impl", f"be one of {names}", repr(impl))
+    reasons = _verdict(matches[0], inputs, request).cannot
     if reasons:
         hint = 'impl="auto" finds a kernel that can'
-        raise unsupported(given.where, f'impl="{matches[0].name}"', reasons, hint=hint)
+        raise unsupported(f'impl="{matches[0].name}"', reasons, hint=hint)
     return matches[0]
 
 
-def attend_with_lse(given: Ingredients, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor]:
+def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor]:
     """Return the output, in the dtype of the query, and the lse.
 
     Args:
-        given: the ingredients.
+        inputs: the ingredients.
         value: as the user passed it; see `AttentionMatrix.matmul`.
         request: as the user passed it.
     """
-    out, lse = attend(given, value, request._replace(needs_lse=True))
+    out, lse = attend(inputs, value, request._replace(needs_lse=True))
     assert lse is not None  # kernels without one are passed over
     return out, lse
 
 
-def attend(given: Ingredients, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor | None]:
+def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor | None]:
     """Return the output and the lse; the lse may be None unless ``request.needs_lse``.
 
     Some kernels are faster when they need not return the lse.
     """
-    if any_autocast() and is_autocast(given.query):
+    if any_autocast() and is_autocast(inputs.query):
         # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
-        value = autocast(value, given.dtype)
-        with without_autocast(given.device):
-            return attend(given, value, request)
-    check_value(given.where, value, given.query, given.key, given.dtype)
+        value = autocast(value, inputs.dtype)
+        with without_autocast(inputs.device):
+            return attend(inputs, value, request)
+    check_value(value, inputs.query, inputs.key, inputs.dtype)
     dropout_p, _, seed, _, _ = request
     if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:
-        check_dropout(given.where, dropout_p, seed)
-    if value.dtype != given.query.dtype:  # a query prepared in float32, since scores are computed in float32 or wider
-        value = value.to(given.query.dtype)
-    given = given.current() if given.is_live else given
-    given.plan  # noqa: B018  computed here, to be cached for the backward pass
+        check_dropout(dropout_p, seed)
+    if value.dtype != inputs.query.dtype:  # a query prepared in float32, since scores are computed in float32 or wider
+        value = value.to(inputs.query.dtype)
+    inputs = inputs.current() if inputs.is_live else inputs
+    inputs.plan  # noqa: B018  computed here, to be cached for the backward pass
     dropped = None
-    if dropout_p and has_values(given.query):
+    if dropout_p and has_values(inputs.query):
         drawn = dropout.draw() if seed is None else None
         dropped = Dropped(dropout_p, cast("int", seed)) if drawn is None else Dropped.of(dropout_p, drawn)
         if drawn is not None and dropped.levels:  # samples that share all inputs have results of their own, too
-            given = given.replaced(query=given.query + torch.zeros_like(drawn).to(given.query))
+            inputs = inputs.replaced(query=inputs.query + torch.zeros_like(drawn).to(inputs.query))
     result = None
     while result is None:  # a kernel that failed its check is excluded from the next choice
-        result = _run(given, value, dropped, choose_kernel(given, request))
+        result = _run(inputs, value, dropped, choose_kernel(inputs, request))
     out, lse = result
     if lse is None:
-        return out if out.dtype == given.dtype else out.to(given.dtype), None
-    if given.sink_logit is None and out.dtype == given.dtype:
+        return out if out.dtype == inputs.dtype else out.to(inputs.dtype), None
+    if inputs.sink_logit is None and out.dtype == inputs.dtype:
         return out, lse
-    return finished(given, out, lse)
+    return finished(inputs, out, lse)
 
 
 def _run(
-    given: Ingredients, value: Tensor, dropped: Dropped | None, kernel: Kernel
+    inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, kernel: Kernel
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return output and lse; None if the kernel failed its check, which is then recorded."""
-    if not has_values(given.query):
-        if autograd.is_recorded(given, value):
-            return autograd.differentiable(_TILED, given, value, None)
-        return autograd.results_like(given, value)
+    if not has_values(inputs.query):
+        if autograd.is_recorded(inputs, value):
+            return autograd.differentiable(_TILED, inputs, value, None)
+        return autograd.results_like(inputs, value)
     order = None
-    if given.shape[2] >= FEWEST:
-        order = reordered(given, kernel, 0.0 if dropped is None else dropped.p)
-    local = given if order is None else order.given
-    if kernel.is_checked and not kernel_check.holds(kernel, given, value, local):
+    if inputs.shape[2] >= FEWEST:
+        order = reordered(inputs, kernel, 0.0 if dropped is None else dropped.p)
+    local = inputs if order is None else order.inputs
+    if kernel.is_checked and not kernel_check.holds(kernel, inputs, value, local):
         return None
     results: tuple[Tensor, Tensor | None] | None = None
     try:
@@ -200,43 +200,43 @@ def _run(
                 results = nonfinite.forward(runner, local, value, dropped)
     except Exception as error:
         # Re-raise anything else: torch.utils.checkpoint stops a forward pass with an exception.
-        if not kernel.is_checked or not type(error).__module__.startswith(_COMPILERS) or not kernel_check.is_on(given):
+        if not kernel.is_checked or not type(error).__module__.startswith(_COMPILERS) or not kernel_check.is_on(inputs):
             raise
-        kernel_check.failed(kernel, given, value, local, error)
+        kernel_check.failed(kernel, inputs, value, local, error)
         return None
     out, lse = results
     return results if order is None or lse is None else order.restored(out, lse)
 
 
-def _run_if_finite(kernel: Kernel, given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
+def _run_if_finite(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
     """Return the results of a kernel that cannot mask rows; None if NaN or inf could spread."""
-    results = nonfinite.forward_if_clean(kernel, given, value)
+    results = nonfinite.forward_if_clean(kernel, inputs, value)
     if results is None or kernel.has_second_derivatives:
         return results
-    return autograd.differentiable_again(given, value, *results)
+    return autograd.differentiable_again(inputs, value, *results)
 
 
 def _run_by_autograd(
-    kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None
+    kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None
 ) -> tuple[Tensor, Tensor]:
     """Run a kernel without a backward pass; under ``vmap``, once for all samples."""
-    if not are_mapped(given, value):
-        return nonfinite.forward(kernel, given, value, dropped)
+    if not are_mapped(inputs, value):
+        return nonfinite.forward(kernel, inputs, value, dropped)
     if dropped is not None:
         reason = "it is run once for all samples, and its dropout does not tell them apart"
-        raise unsupported(given.where, "vmap", [reason], hint='impl="auto" has dropout under vmap')
-    out, lse = of_all_samples(given, partial(nonfinite.forward, kernel), value)
+        raise unsupported("vmap", [reason], hint='impl="auto" has dropout under vmap')
+    out, lse = of_all_samples(inputs, partial(nonfinite.forward, kernel), value)
     return out, lse
 
 
-def check_dropout(where: str, dropout_p: float, seed: int | None) -> None:
+def check_dropout(dropout_p: float, seed: int | None) -> None:
     """Raise unless both are valid options of a product."""
-    dropout.check(dropout_p, where)
-    dropout.check_seed(seed, where)
+    dropout.check(dropout_p)
+    dropout.check_seed(seed)
 
 
-def finished(given: Ingredients, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+def finished(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """Return a kernel's results with the sink's share, in the dtype of the query."""
-    if given.sink_logit is not None:
-        out, lse = with_sink(out, lse, given.sink_logit)
-    return (out if out.dtype == given.dtype else out.to(given.dtype)), lse
+    if inputs.sink_logit is not None:
+        out, lse = with_sink(out, lse, inputs.sink_logit)
+    return (out if out.dtype == inputs.dtype else out.to(inputs.dtype)), lse

@@ -8,7 +8,7 @@ import math
 from saccade.engine import kernel_check, nonfinite
 from saccade.engine.bias.sink_logit import bytes_of_sink
 from saccade.engine.dispatch import Request, why_not
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.memory_accounting import Cost, Ledger
 from saccade.engine.positions.row_permutation import FEWEST, reordered
@@ -56,25 +56,27 @@ class Explanation:
         return self.operations["QKᵀ"] + self.operations["AV"]
 
     @classmethod
-    def of(cls, given: Ingredients, kernel: Kernel, value_dim: int, request: Request, *, mask: Mask) -> Explanation:
+    def of(
+        cls, inputs: AttentionInputs, kernel: Kernel, value_dim: int, request: Request, *, mask: Mask
+    ) -> Explanation:
         """Read off what is going to run; nothing is computed, but for what a rule holds per pair.
 
         Args:
-            given, kernel, value_dim, request: of the product.
+            inputs, kernel, value_dim, request: of the product.
             mask: as the user gave it; the ingredients hold what was found in its tensors.
         """
-        order = reordered(given, kernel, request.dropout_p) if given.shape[2] >= FEWEST else None
-        own = given if order is None else order.given
+        order = reordered(inputs, kernel, request.dropout_p) if inputs.shape[2] >= FEWEST else None
+        own = inputs if order is None else order.inputs
         cost = kernel.cost(own, value_dim, request.dropout_p)
         return cls(
             kernel.name,
-            why_not(given, request, kernel),
-            given.shape,
-            kernel_check.seen(kernel, given),
-            str(mask) if str(mask) == str(given.rule) else f"{mask}, the same as {given.rule}",
+            why_not(inputs, request, kernel),
+            inputs.shape,
+            kernel_check.seen(kernel, inputs),
+            str(mask) if str(mask) == str(inputs.rule) else f"{mask}, the same as {inputs.rule}",
             cost.tiles,
             cost.pairs,
-            {"QKᵀ": 2 * cost.pairs * given.query.shape[3], "softmax": cost.pairs, "AV": 2 * cost.pairs * value_dim},
+            {"QKᵀ": 2 * cost.pairs * inputs.query.shape[3], "softmax": cost.pairs, "AV": 2 * cost.pairs * value_dim},
             _extra_bytes(own, kernel, cost, value_dim, is_reordered=order is not None),
         )
 
@@ -99,15 +101,15 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _extra_bytes(given: Ingredients, kernel: Kernel, cost: Cost, value_dim: int, *, is_reordered: bool) -> int:
+def _extra_bytes(inputs: AttentionInputs, kernel: Kernel, cost: Cost, value_dim: int, *, is_reordered: bool) -> int:
     """Return the bytes that a whole product holds beside inputs and outputs, before and after the kernel included."""
-    (batch, heads, q_len, kv_len), query, wide = given.shape, given.query, given.compute_dtype
+    (batch, heads, q_len, kv_len), query, wide = inputs.shape, inputs.query, inputs.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize
-    look = nonfinite.bytes_of_check(kernel, given, value_dim)
-    if query.dtype != given.dtype:  # scores are computed in float32 or wider, and some are prepared in it
-        ledger.take(batch * given.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
-    bias = None if given.bias is None or given.bias.source.shape[2] == 1 else given.bias.source
+    look = nonfinite.bytes_of_check(kernel, inputs, value_dim)
+    if query.dtype != inputs.dtype:  # scores are computed in float32 or wider, and some are prepared in it
+        ledger.take(batch * inputs.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
+    bias = None if inputs.bias is None or inputs.bias.source.shape[2] == 1 else inputs.bias.source
     copied = query.numel() * query.dtype.itemsize + (0 if bias is None else bias.numel() * bias.dtype.itemsize)
     with ledger.holding(copied if is_reordered else 0):
         if not kernel.has_backward:
@@ -116,8 +118,8 @@ def _extra_bytes(given: Ingredients, kernel: Kernel, cost: Cost, value_dim: int,
         if kernel.has_backward:
             ledger.touch(look)
         ledger.touch(out + lse if is_reordered else 0)
-    if given.sink_logit is not None:
+    if inputs.sink_logit is not None:
         ledger.touch(bytes_of_sink(rows, value_dim, wide))
-    if query.dtype != given.dtype:
-        ledger.touch(rows * value_dim * given.dtype.itemsize)
-    return ledger.most - rows * (value_dim * given.dtype.itemsize + wide.itemsize)
+    if query.dtype != inputs.dtype:
+        ledger.touch(rows * value_dim * inputs.dtype.itemsize)
+    return ledger.most - rows * (value_dim * inputs.dtype.itemsize + wide.itemsize)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.engine import custom_op, dropout
 from saccade.engine.dispatch import Request, attend, attend_with_lse, choose_kernel
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.nonfinite import is_clean, sanitize
 from saccade.engine.tiles.grouped_heads import joined
@@ -19,7 +19,7 @@ from saccade.engine.tiles.tile_scores import softmax_rows
 from saccade.engine.tiles.tile_splitting import part_of
 from saccade.engine.to_device import target_of
 from saccade.masks import Mask
-from saccade.matrix.from_inputs import OfIngredients
+from saccade.matrix.from_inputs import OfInputs
 from saccade.matrix.score_matrix import ScoreMatrix
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from saccade.engine.explanation import Explanation
     from saccade.statistics import Parts, Summary
 
-__all__ = ["AttentionMatrix", "Impl", "from_ingredients"]
+__all__ = ["AttentionMatrix", "Impl", "matrix_from_inputs"]
 
 Impl = Literal["auto", "native", "fused", "sdpa", "varlen", "flex", "tiled", "reference"] | Kernel
 
 
-class AttentionMatrix(OfIngredients):
+class AttentionMatrix(OfInputs):
     r"""The matrix of exact softmax attention, held as its ingredients: O(n·d) memory, nothing is computed yet.
 
     .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in V(i)} \exp(s_{ij'})},\quad j \in V(i), \qquad
@@ -87,7 +87,7 @@ class AttentionMatrix(OfIngredients):
     Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
     """
 
-    @answers("AttentionMatrix", value="A @ value takes the values")
+    @answers(value="A @ value takes the values")
     def __init__(
         self,
         query: Tensor,
@@ -103,7 +103,7 @@ class AttentionMatrix(OfIngredients):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ):
-        self.ingredients = Ingredients.of(
+        self.inputs = AttentionInputs.of(
             query,
             key,
             mask,
@@ -114,7 +114,6 @@ class AttentionMatrix(OfIngredients):
             sink_logit=sink_logit,
             q_positions=q_positions,
             kv_positions=kv_positions,
-            where="AttentionMatrix",
         )
         self.impl = impl
         self._lse: Tensor | None = None
@@ -122,7 +121,7 @@ class AttentionMatrix(OfIngredients):
     @property
     def mask(self) -> Mask:
         """The mask: who may attend to whom."""
-        return self.ingredients.rule
+        return self.inputs.rule
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         """Compute ``A @ value`` by the fastest exact kernel.
@@ -138,8 +137,8 @@ class AttentionMatrix(OfIngredients):
         """
         request = Request(dropout_p, self.impl, seed)
         if torch.compiler.is_compiling():
-            return custom_op.attend(self.ingredients, value, request)[0]
-        out, lse = attend(self.ingredients, value, request)
+            return custom_op.attend(self.inputs, value, request)[0]
+        out, lse = attend(self.inputs, value, request)
         if type(lse) is Tensor and not lse.requires_grad and not is_transformed():
             self._lse = lse
         return out
@@ -155,56 +154,56 @@ class AttentionMatrix(OfIngredients):
         """
         if self._lse is not None and not self._wants_grad():
             return self._lse
-        key = self.ingredients.key
+        key = self.inputs.key
         nothing = key.new_zeros(*key.shape[:3], 1, dtype=self.dtype)
         run = custom_op.attend_with_lse if torch.compiler.is_compiling() else attend_with_lse
-        return run(self.ingredients, nothing, Request(impl=self.impl))[1]
+        return run(self.inputs, nothing, Request(impl=self.impl))[1]
 
     @property
     def scores(self) -> ScoreMatrix:
         """The matrix before the softmax: scaled, capped and biased, -inf at hidden pairs; lazy like the weights."""
-        return ScoreMatrix(self.ingredients)
+        return ScoreMatrix(self.inputs)
 
     def to(
         self, *target: torch.device | str | torch.dtype, **kwargs: torch.device | str | torch.dtype | None
     ) -> AttentionMatrix:
-        return from_ingredients(self.ingredients.to(*target_of("AttentionMatrix.to", target, kwargs)), self.impl)
+        return matrix_from_inputs(self.inputs.to(*target_of(target, kwargs)), self.impl)
 
     @property
     def is_stochastic(self) -> bool:
         """Whether rows sum to 1 (or 0): True, unless a sink takes a share."""
-        return self.ingredients.sink_logit is None
+        return self.inputs.sink_logit is None
 
     def summary(self, parts: Parts | None = None) -> Summary:
         from saccade.statistics.summary import summary_of  # noqa: PLC0415  nothing but this needs it
 
-        return summary_of(self, self.ingredients.current(), parts)
+        return summary_of(self, self.inputs.current(), parts)
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Report which kernel ``A @ value`` runs, why not the others, and what it costs."""
         from saccade.engine.explanation import Explanation  # noqa: PLC0415  nothing but this needs it
 
-        dropout.check(dropout_p, "AttentionMatrix.explain")
-        given = self.ingredients.current()
+        dropout.check(dropout_p)
+        inputs = self.inputs.current()
         request = Request(dropout_p, self.impl)
-        kernel = choose_kernel(given, request)
-        value_dim = given.query.shape[3] if value_dim is None else value_dim
-        return Explanation.of(given, kernel, value_dim, request, mask=self.mask)
+        kernel = choose_kernel(inputs, request)
+        value_dim = inputs.query.shape[3] if value_dim is None else value_dim
+        return Explanation.of(inputs, kernel, value_dim, request, mask=self.mask)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
         return self._blocks(batch, head, rows)  # what is refused is refused at once, not with the first block
 
     def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
-        given, bad = self.ingredients.current(), None
-        if not is_clean(given, given.query, given.key):
-            sanitized = sanitize(given, given.key)
+        inputs, bad = self.inputs.current(), None
+        if not is_clean(inputs, inputs.query, inputs.key):
+            sanitized = sanitize(inputs, inputs.key)
             if sanitized:
-                given, bad = sanitized.given, sanitized.nan_scores
-        for tile in given.row_plan.tiles:
+                inputs, bad = sanitized.inputs, sanitized.nan_scores
+        for tile in inputs.row_plan.tiles:
             for piece in part_of(tile, batch, head, rows):
                 with without_autocast(self.device):
-                    weights, logs, lse = softmax_rows(given, piece, differentiable=self._wants_grad())
+                    weights, logs, lse = softmax_rows(inputs, piece, differentiable=self._wants_grad())
                 span = piece.rows
                 if bad is not None:
                     marked = bad[piece.batch, piece.heads, as_slice(span)]
@@ -213,18 +212,18 @@ class AttentionMatrix(OfIngredients):
                 columns = joined(piece.spans)
                 yield Block(piece.batch, piece.heads, span, columns, weights, logs, lse)
 
-    def _of(self, given: Ingredients) -> AttentionMatrix:
-        return from_ingredients(given, self.impl)
+    def _of(self, inputs: AttentionInputs) -> AttentionMatrix:
+        return matrix_from_inputs(inputs, self.impl)
 
     def _by_sweep(self, folds: Sequence[Fold[Any, Any]], outline: Outline) -> dict[int, Any]:
-        return answers_by_sweep(self.ingredients.current(), self.impl, folds, outline)
+        return answers_by_sweep(self.inputs.current(), self.impl, folds, outline)
 
     def _wants_grad(self) -> bool:
-        return any(wants_gradient(x) for x in self.ingredients.leaves)
+        return any(wants_gradient(x) for x in self.inputs.leaves)
 
 
-def from_ingredients(given: Ingredients, impl: Impl = "auto") -> AttentionMatrix:
+def matrix_from_inputs(inputs: AttentionInputs, impl: Impl = "auto") -> AttentionMatrix:
     """Return the matrix of checked ingredients."""
     matrix = object.__new__(AttentionMatrix)
-    matrix.ingredients, matrix.impl, matrix._lse = given, impl, None
+    matrix.inputs, matrix.impl, matrix._lse = inputs, impl, None
     return matrix

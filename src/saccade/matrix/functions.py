@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.engine import custom_op
 from saccade.engine.dispatch import DEFAULT, Request, attend, attend_with_lse
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.nested import Nested, check_nested, is_nested
 from saccade.matrix.attention_matrix import Impl
 from saccade.positions import Bias
@@ -67,21 +67,21 @@ def attention(
         torch.Size([1, 2, 4, 8])
     """
     if unknown:
-        raise misnamed("attention", unknown, attention)
+        raise misnamed(unknown, attention)
     # fmt: off
     if is_nested(query, key, value):
         return _of_nested(
             attention, query, key, value, mask, q_positions, kv_positions, score=score, bias=bias, scale=scale,
             softcap=softcap, sink_logit=sink_logit, dropout_p=dropout_p, impl=impl,
         )
-    given = Ingredients.of(
+    inputs = AttentionInputs.of(
         query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
-        q_positions=q_positions, kv_positions=kv_positions, where="attention",
+        q_positions=q_positions, kv_positions=kv_positions,
     )
     # fmt: on
     run = custom_op.attend if torch.compiler.is_compiling() else attend
     is_default = type(dropout_p) is float and dropout_p == 0.0 and impl == "auto"
-    return run(given, value, DEFAULT if is_default else Request(dropout_p, impl))[0]
+    return run(inputs, value, DEFAULT if is_default else Request(dropout_p, impl))[0]
 
 
 def attention_with_lse(
@@ -108,20 +108,20 @@ def attention_with_lse(
     inputs), -inf for a row that may attend to nothing, and differentiable. Dropout does not change it.
     """
     if unknown:
-        raise misnamed("attention_with_lse", unknown, attention_with_lse)
+        raise misnamed(unknown, attention_with_lse)
     # fmt: off
     if is_nested(query, key, value):
         return _of_nested(
             attention_with_lse, query, key, value, mask, q_positions, kv_positions, score=score, bias=bias, scale=scale,
             softcap=softcap, sink_logit=sink_logit, dropout_p=dropout_p, impl=impl,
         )
-    given = Ingredients.of(
+    inputs = AttentionInputs.of(
         query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
-        q_positions=q_positions, kv_positions=kv_positions, where="attention_with_lse",
+        q_positions=q_positions, kv_positions=kv_positions,
     )
     # fmt: on
     run = custom_op.attend_with_lse if torch.compiler.is_compiling() else attend_with_lse
-    return run(given, value, Request(dropout_p, impl))
+    return run(inputs, value, Request(dropout_p, impl))
 
 
 def _of_nested(
@@ -138,10 +138,9 @@ def _of_nested(
     if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
         outside = torch.compiler.disable(_of_nested)
         return outside(run, query, key, value, mask, q_positions, kv_positions, **options)
-    where = run.__name__
     positions = {"q_positions": q_positions, "kv_positions": kv_positions}
-    check_nested(where, mask, options["bias"], options["score"], **positions)
-    items = Nested.of(where, query, key, value, axis=1)
-    joined = items.mask(mask, items.query.shape[1], where)
+    check_nested(mask, options["bias"], options["score"], **positions)
+    items = Nested.of(query, key, value, axis=1)
+    joined = items.mask(mask, items.query.shape[1])
     out = run(items.query, items.key, items.value, joined, **options, **items.positions)
     return items.unpacked(out) if isinstance(out, Tensor) else tuple(map(items.unpacked, out))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from saccade.support.errors import type_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, Measurements
 
@@ -74,14 +74,14 @@ class Claim:
         Raises:
             TypeError: a seed that is no int, an ingredient that the check does not have.
         """
-        return self.measure(Draw(integer("Claim.check", "seed", seed, 0), self.name), **kwargs)
+        return self.measure(Draw(check_int("seed", seed, 0), self.name), **kwargs)
 
     def measure(self, draw: Draw, **kwargs: Any) -> tuple[Measurement, ...]:
         """Measure with the random numbers of a `Draw`."""
         unknown = sorted(set(kwargs) - set(self.ingredients))
         if unknown:
             rule = f"be among {', '.join(self.ingredients)}" if self.ingredients else "be left out"
-            raise type_error("Claim.check", f"ingredients of {self.name}", rule, ", ".join(unknown))
+            raise type_error(f"ingredients of {self.name}", rule, ", ".join(unknown))
         with _one_thread(), torch.enable_grad():
             return tuple(self.trial(draw, **kwargs))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request, Verdict, left_out, reasons_of_dot_products
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.support.torch_modes import is_transformed, unobserved
@@ -41,52 +41,52 @@ class Flex(Kernel):
     supports_masked_rows = False
     devices: tuple[str, ...] = ("cuda",)
 
-    def verdict(self, given: Ingredients, request: Request) -> Verdict:
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         """Return why it cannot run these inputs, or why a compiled graph would be used too little."""
         why = []
-        if given.device.type not in self.devices:
-            why.append(f"it runs on {' and '.join(self.devices)}, not on {given.device.type}")
+        if inputs.device.type not in self.devices:
+            why.append(f"it runs on {' and '.join(self.devices)}, not on {inputs.device.type}")
             if request.impl == "auto":
                 return Verdict(tuple(why))
-        if given.query.dtype not in _DTYPES:
-            why.append(f"it has no {str(given.query.dtype).removeprefix('torch.')}")
-        if 0 in given.shape or given.query.shape[3] < _NARROWEST:
+        if inputs.query.dtype not in _DTYPES:
+            why.append(f"it has no {str(inputs.query.dtype).removeprefix('torch.')}")
+        if 0 in inputs.shape or inputs.query.shape[3] < _NARROWEST:
             why.append(f"it takes heads at least {_NARROWEST} wide, and no empty inputs")
         if request.dropout_p > 0.0:
             why.append("it has no dropout")
-        why += reasons_of_dot_products(given)
-        if given.rule.asks_functions:
+        why += reasons_of_dot_products(inputs)
+        if inputs.rule.asks_functions:
             why.append("it compiles masks, and a user's function may not compile")
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
-        rather_not = left_out(given)
-        if not given.rule.is_value:
+        rather_not = left_out(inputs)
+        if not inputs.rule.is_value:
             rather_not += ("its mask is no value: nothing could be kept for the next call",)
-        elif given.plan.pairs < _FEW_PAIRS:
-            rather_not += (f"{given.plan.pairs:,} pairs do not repay compiling (from {_FEW_PAIRS:,} on they do)",)
+        elif inputs.plan.pairs < _FEW_PAIRS:
+            rather_not += (f"{inputs.plan.pairs:,} pairs do not repay compiling (from {_FEW_PAIRS:,} on they do)",)
         return Verdict(tuple(why), rather_not)
 
-    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+    def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """Return the pairs of the plan, and the bytes of the lists of blocks."""
-        batch, heads, q_len, kv_len = given.shape
-        results = batch * heads * q_len * (value_dim * given.query.dtype.itemsize + 4)
+        batch, heads, q_len, kv_len = inputs.shape
+        results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
         blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
-        return Cost(len(given.plan), self.pairs(given), Held(results + blocks, results))
+        return Cost(len(inputs.plan), self.pairs(inputs), Held(results + blocks, results))
 
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse."""
         from torch.nn.attention.flex_attention import AuxRequest  # noqa: PLC0415  imports a compiler
 
         width = value.shape[3]
         value = value if width >= _NARROWEST else F.pad(value, (0, _NARROWEST - width))
         out, aux = self.function()(
-            given.query,
-            given.key,
+            inputs.query,
+            inputs.key,
             value,
-            score_mod=_modified(given),
-            block_mask=_blocks(given),
-            scale=None if given.scale == given.query.shape[3] ** -0.5 else 1.0,
-            enable_gqa=given.query.shape[1] != given.key.shape[1],
+            score_mod=_modified(inputs),
+            block_mask=_blocks(inputs),
+            scale=None if inputs.scale == inputs.query.shape[3] ** -0.5 else 1.0,
+            enable_gqa=inputs.query.shape[1] != inputs.key.shape[1],
             return_aux=AuxRequest(lse=True),
         )
         return out if out.shape[3] == width else out[..., :width], aux.lse
@@ -122,26 +122,26 @@ def _with_room(compiled: Any) -> Any:
     return called
 
 
-def _blocks(given: Ingredients) -> Any:
+def _blocks(inputs: AttentionInputs) -> Any:
     """Return the blocks of the mask, cached with the plan."""
     from saccade.engine.kernels.block_mask import blocks_of  # noqa: PLC0415  imports a compiler
 
-    key, memo = ("blocks of flex", given.device), given.plan.memo
+    key, memo = ("blocks of flex", inputs.device), inputs.plan.memo
     if key not in memo:
         with unobserved():
-            memo[key] = blocks_of(given.rule, given.shape, given.origin, given.device)
+            memo[key] = blocks_of(inputs.rule, inputs.shape, inputs.origin, inputs.device)
     return memo[key]
 
 
-def _modified(given: Ingredients) -> Any:
+def _modified(inputs: AttentionInputs) -> Any:
     """Return the ``score_mod`` for FlexAttention: scale, softcap, then bias.
 
     Numbers go as tensors: those of Python are compiled in, a graph for each, and a softcap that changes not at all.
     """
-    bias, device = given.bias, given.device
-    is_default = given.scale == given.query.shape[3] ** -0.5
-    scale = None if is_default else torch.full((), given.scale, device=device)
-    softcap = None if given.softcap is None else torch.full((), given.softcap, device=device)
+    bias, device = inputs.bias, inputs.device
+    is_default = inputs.scale == inputs.query.shape[3] ** -0.5
+    scale = None if is_default else torch.full((), inputs.scale, device=device)
+    softcap = None if inputs.softcap is None else torch.full((), inputs.softcap, device=device)
     if scale is None and softcap is None and bias is None:
         return None
 

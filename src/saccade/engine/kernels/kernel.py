@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.memory_accounting import Cost
 from saccade.support.errors import unsupported, value_error
 
@@ -75,17 +75,17 @@ class Backward(NamedTuple):
     grad_lse: Tensor | None
 
 
-def reasons_of_dot_products(given: Ingredients) -> list[str]:
+def reasons_of_dot_products(inputs: AttentionInputs) -> list[str]:
     """Return why a kernel that computes dot products, and no other scores, cannot run these inputs."""
     why = []
-    if given.tile_function is not None:
+    if inputs.tile_function is not None:
         why.append("it has dot products only, and maps that end in one")
-    if given.modification is not None:
+    if inputs.modification is not None:
         why.append("it calls no function of scores")
     return why
 
 
-def left_out(given: Ingredients) -> tuple[str, ...]:
+def left_out(inputs: AttentionInputs) -> tuple[str, ...]:
     """Return why ``impl="auto"`` passes over all kernels but `tiled` on a GPU: ``SACCADE_GPU=tiled`` says so.
 
     Raises:
@@ -93,7 +93,7 @@ def left_out(given: Ingredients) -> tuple[str, ...]:
     """
     setting = os.environ.get(_VARIABLE, "auto")
     if setting not in _CHOICES:
-        raise value_error(given.where, _VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(setting))
+        raise value_error(_VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(setting))
     return (f"{_VARIABLE}=tiled leaves it out",) if setting == "tiled" else ()
 
 
@@ -124,7 +124,7 @@ class Kernel(ABC):
     adds_to_masked = False
     is_checked = False
 
-    def verdict(self, given: Ingredients, request: Request) -> Verdict:
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         """Return why it cannot run these inputs, and why ``impl="auto"`` should rather pass it over.
 
         Where ``request.impl`` is "auto" and a reason of either kind is known, the other reasons may be left out: they
@@ -132,17 +132,17 @@ class Kernel(ABC):
         """
         return CAN_RUN
 
-    def pairs(self, given: Ingredients) -> int:
+    def pairs(self, inputs: AttentionInputs) -> int:
         """Return the number of query-key pairs whose scores the forward product computes, over batch and heads."""
-        return given.plan.pairs
+        return inputs.plan.pairs
 
-    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+    def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """Return what the forward product computes and holds, without running it."""
         reason = "it does not say what it costs: define Kernel.cost"
-        raise unsupported("explain", f'impl="{self.name}"', [reason])
+        raise unsupported(f'impl="{self.name}"', [reason])
 
     @abstractmethod
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
         """Return the output ``[batch, heads, q_len, value_dim]`` and the lse ``[batch, heads, q_len]``.
 
         The lse may be None only if `verdict` refuses requests that need it, and `supports_masked_rows` is False.
@@ -155,16 +155,21 @@ class KernelWithBackward(Kernel):
     has_backward = True
 
     @abstractmethod
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Return the output ``[batch, heads, q_len, value_dim]`` and the lse ``[batch, heads, q_len]``."""
 
-    def backward_bytes(self, given: Ingredients, value_dim: int) -> int:
+    def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
         """Return the most bytes that the backward pass holds beside what the forward pass keeps, gradients included."""
         reason = "it does not say what its backward pass holds: define KernelWithBackward.backward_bytes"
-        raise unsupported("cost", f'impl="{self.name}"', [reason])
+        raise unsupported(f'impl="{self.name}"', [reason])
 
     @abstractmethod
     def backward(
-        self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
+        self,
+        inputs: AttentionInputs,
+        value: Tensor,
+        dropped: Dropped | None,
+        results: Backward,
+        wanted: tuple[bool, ...],
     ) -> Tensors:
         """Return gradients of query, key, value, the bias's source and the score's parameters; None if not wanted."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import DenseTerm, MaskedTerm, Term, summed_to
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import (
     CAN_RUN,
     NO_FORWARD_DERIVATIVES,
@@ -84,7 +84,7 @@ class Native(KernelWithBackward):
     name = "native"
     leaves_to = "fused"
 
-    def verdict(self, given: Ingredients, request: Request) -> Verdict:
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         """Return why it cannot run these inputs, or why `fused` is faster: there are few keys, or the mask has a step.
 
         For a mask with a step this kernel reads all keys, with a bit per pair; `fused` gathers the keys of each step.
@@ -92,43 +92,48 @@ class Native(KernelWithBackward):
         if request.impl == "auto":
             if not is_on():
                 return _MISSING if abilities() is None else _OFF
-            batch, heads, q_len, kv_len = given.shape
-            pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(given.query.dtype, 0)
+            batch, heads, q_len, kv_len = inputs.shape
+            pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(inputs.query.dtype, 0)
             if kv_len < _FEW_KEYS:
                 return _few_keys(kv_len)
             if pairs < enough:
                 return Verdict((), (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",))
-            if request.dropout_p == 0.0 and _has_steps(given):
+            if request.dropout_p == 0.0 and _has_steps(inputs):
                 return _STEPS
-        return _MISSING if abilities() is None else _verdict_of_inputs(given)
+        return _MISSING if abilities() is None else _verdict_of_inputs(inputs)
 
-    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+    def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """Return what the blocks compute and hold, without running them."""
-        return cost_of(given, value_dim, dropout_p)
+        return cost_of(inputs, value_dim, dropout_p)
 
-    def backward_bytes(self, given: Ingredients, value_dim: int) -> int:
+    def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
         """Return the bytes of the backward pass: sums over the keys in parts, and the sum of the parts."""
-        return bytes_of_backward(given, value_dim)
+        return bytes_of_backward(inputs, value_dim)
 
-    def pairs(self, given: Ingredients) -> int:
+    def pairs(self, inputs: AttentionInputs) -> int:
         """Query-key pairs whose scores the blocks compute."""
-        return known_plan(given).pairs(given)
+        return known_plan(inputs).pairs(inputs)
 
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse."""
-        call = Call.of(given, value, dropped)
+        call = Call.of(inputs, value, dropped)
         out, lse = torch.ops.saccade_cpu.forward(*call.arguments)
         out = out if out.shape[3] == value.shape[3] else out[..., : value.shape[3]]
-        if isinstance(given.bias, MaskedTerm):
-            out = out.masked_fill(given.bias.queries[..., None], 0.0)
-            lse = lse.masked_fill(given.bias.queries, -torch.inf)
+        if isinstance(inputs.bias, MaskedTerm):
+            out = out.masked_fill(inputs.bias.queries[..., None], 0.0)
+            lse = lse.masked_fill(inputs.bias.queries, -torch.inf)
         return out, lse
 
     def backward(
-        self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
+        self,
+        inputs: AttentionInputs,
+        value: Tensor,
+        dropped: Dropped | None,
+        results: Backward,
+        wanted: tuple[bool, ...],
     ) -> Tensors:
         """Gradients of query, key, value and the bias's source."""
-        call = Call.of(given, value, dropped)
+        call = Call.of(inputs, value, dropped)
         grad_out = prepared(results.grad_out)
         delta = (grad_out[..., : value.shape[3]].float() * results.out.float()).sum(-1)
         if results.grad_lse is not None:
@@ -136,10 +141,10 @@ class Native(KernelWithBackward):
         table = call.table if wanted[3] else -1
         lse = results.lse.contiguous()
         of_query, of_key, of_value, of_bias = torch.ops.saccade_cpu.backward(
-            *call.arguments, grad_out, lse, delta.contiguous(), chunks_of(given), table
+            *call.arguments, grad_out, lse, delta.contiguous(), chunks_of(inputs), table
         )
-        width = given.query.shape[3]
-        bias = _grad_of_bias(given.bias, of_bias, call) if wanted[3] and given.bias is not None else None
+        width = inputs.query.shape[3]
+        bias = _grad_of_bias(inputs.bias, of_bias, call) if wanted[3] and inputs.bias is not None else None
         others = (None,) * (len(wanted) - 4)
         return (
             of_query[..., :width],
@@ -150,22 +155,22 @@ class Native(KernelWithBackward):
         )
 
 
-def _verdict_of_inputs(given: Ingredients) -> Verdict:
+def _verdict_of_inputs(inputs: AttentionInputs) -> Verdict:
     """Return why the kernel cannot run these inputs."""
-    query, why = given.query, []
+    query, why = inputs.query, []
     if not query.is_cpu:
         why.append(f"it runs on CPUs, not on {query.device.type}")
     if not reads(query.dtype):
         why.append(f"it has no {str(query.dtype).removeprefix('torch.')} on this processor")
-    if given.tile_function is not None or given.modification is not None:
-        why += reasons_of_dot_products(given)
-    if given.rule.asks_functions:
+    if inputs.tile_function is not None or inputs.modification is not None:
+        why += reasons_of_dot_products(inputs)
+    if inputs.rule.asks_functions:
         why.append("its mask calls a function")
-    if given.bias is not None:
-        why += _reasons_of_bias(given.bias, given.shape)
+    if inputs.bias is not None:
+        why += _reasons_of_bias(inputs.bias, inputs.shape)
     if has_forward_derivatives():
         why.append(NO_FORWARD_DERIVATIVES)
-    if not why and cached_plan(given) is None:
+    if not why and cached_plan(inputs) is None:
         why.append("its mask says nothing exact about its rows, and a bit for each pair is too much")
     return Verdict(tuple(why)) if why else CAN_RUN
 
@@ -175,12 +180,12 @@ def _few_keys(count: int) -> Verdict:
     return Verdict((), (f"{count} keys do not repay packing them (from {_FEW_KEYS} on they do)",))
 
 
-def _has_steps(given: Ingredients) -> bool:
+def _has_steps(inputs: AttentionInputs) -> bool:
     """Return whether a mask has a step, over so many pairs that `fused` is faster."""
-    bits, width = given.shape[2] * given.shape[3], given.query.shape[3]
-    is_half = given.query.dtype is torch.bfloat16
+    bits, width = inputs.shape[2] * inputs.shape[3], inputs.query.shape[3]
+    is_half = inputs.query.dtype is torch.bfloat16
     is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS
-    return not is_few and any(step != 1 for step, _ in given.rule.terms())
+    return not is_few and any(step != 1 for step, _ in inputs.rule.terms())
 
 
 def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import MaskedTerm, Term
 from saccade.engine.dropout import Dropped, Words
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.memory_probe import Probe
 from saccade.engine.memory_accounting import Cost, Held, Ledger
 from saccade.engine.tiles.tile_scores import allowed, index_of, positions
@@ -64,14 +64,14 @@ class NativePlan(NamedTuple):
     is_exact: bool
 
     @classmethod
-    def of(cls, given: Ingredients) -> NativePlan | None:
+    def of(cls, inputs: AttentionInputs) -> NativePlan | None:
         """Return the plan of a rule; None if its rows say nothing exact, and bits for all pairs are too many."""
-        rule, (batch, _, q_len, kv_len), (q_first, kv_first) = given.rule, given.shape, given.origin
-        if 0 in given.shape:
+        rule, (batch, _, q_len, kv_len), (q_first, kv_first) = inputs.rule, inputs.shape, inputs.origin
+        if 0 in inputs.shape:
             blocks = -(-q_len // ROWS)
             none = [torch.zeros(size, dtype=torch.int32) for size in ((blocks + 1,), (0, 3), (1, q_len, 0, 2))]
             return cls(none[0], none[1], none[2], True)
-        if given.plan.is_full:
+        if inputs.plan.is_full:
             return _whole(q_len, kv_len)
         items = [ALL] if rule.shape[0] == 1 or batch == 1 else list(range(batch))
         first = np.tile(np.arange(q_first, q_first + q_len, ROWS, dtype=np.int64), len(items))
@@ -79,21 +79,21 @@ class NativePlan(NamedTuple):
         blocks = len(first) // len(items)
         groups = Groups(np.repeat(np.asarray(items, dtype=np.int64), blocks), first, last)
         bounds = rule.bounds(groups, _keys(first, kv_first, kv_len))
-        starts, runs = _runs(given, bounds, first)
+        starts, runs = _runs(inputs, bounds, first)
         is_whole = not (runs[:, 2] == _LIMITED).any()
         few = bounds.needed.starts.shape[1] <= _MOST_SPANS and not is_whole
-        exact = _spans(given, items) if few else None
+        exact = _spans(inputs, items) if few else None
         is_exact = is_whole or exact is not None
-        if not is_exact and math.prod(_num_distinct(given)) * q_len * kv_len > _MOST_BITS:
+        if not is_exact and math.prod(_num_distinct(inputs)) * q_len * kv_len > _MOST_BITS:
             return None
         runs[runs[:, 2] == _LIMITED, 2] = _LIMITED if is_exact else _RESIDUAL
         spans = np.zeros((len(items), q_len, 0, 2), dtype=np.int64) if exact is None else exact
         arrays = [torch.from_numpy(x.astype(np.int32)) for x in (starts, runs, spans)]
         return cls(arrays[0], arrays[1], arrays[2], is_exact)
 
-    def pairs(self, given: Ingredients) -> int:
+    def pairs(self, inputs: AttentionInputs) -> int:
         """Query-key pairs whose scores are computed, over batch and heads: whole panels of each block."""
-        batch, heads, q_len, kv_len = given.shape
+        batch, heads, q_len, kv_len = inputs.shape
         blocks = -(-q_len // ROWS)
         block = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts.numpy())) % max(blocks, 1)
         rows = np.minimum(ROWS, q_len - block * ROWS)
@@ -102,44 +102,44 @@ class NativePlan(NamedTuple):
         return pairs * heads * (batch if len(self.spans) == 1 else 1)
 
 
-def cached_plan(given: Ingredients) -> NativePlan | None:
+def cached_plan(inputs: AttentionInputs) -> NativePlan | None:
     """Return `NativePlan.of`, cached with the plan of the rule."""
-    memo = given.plan.memo
+    memo = inputs.plan.memo
     if "native" not in memo:
         with unobserved():
-            memo["native"] = NativePlan.of(given)
+            memo["native"] = NativePlan.of(inputs)
     return cast("NativePlan | None", memo["native"])
 
 
-def known_plan(given: Ingredients) -> NativePlan:
+def known_plan(inputs: AttentionInputs) -> NativePlan:
     """Return `cached_plan` of a rule that has one, as `Native.verdict` checks."""
-    plan = given.plan.memo.get("native") or cached_plan(given)
+    plan = inputs.plan.memo.get("native") or cached_plan(inputs)
     assert plan is not None
     return cast("NativePlan", plan)
 
 
-def cached_bits(given: Ingredients) -> Tensor:
+def cached_bits(inputs: AttentionInputs) -> Tensor:
     """One bit for each pair, int64 ``[batch | 1, heads | 1, q_len, panels]``, kept with the plan of the rule."""
-    memo = given.plan.memo
+    memo = inputs.plan.memo
     if "native bits" not in memo:
         with unobserved():
-            memo["native bits"] = _bits(given)
+            memo["native bits"] = _bits(inputs)
     return cast("Tensor", memo["native bits"])
 
 
-def _bits(given: Ingredients) -> Tensor:
-    words = torch.zeros(_shape_of_bits(given), dtype=torch.int64, device=given.device)
+def _bits(inputs: AttentionInputs) -> Tensor:
+    words = torch.zeros(_shape_of_bits(inputs), dtype=torch.int64, device=inputs.device)
     own = words.numpy().view(np.uint8)
-    for tile in _asked(given):
-        bits = np.packbits(cast("Tensor", allowed(given, tile)).numpy(), axis=-1, bitorder="little")
+    for tile in _asked(inputs):
+        bits = np.packbits(cast("Tensor", allowed(inputs, tile)).numpy(), axis=-1, bitorder="little")
         own[:, :, tile.rows.start : tile.rows.stop, : bits.shape[-1]] = bits
     return words
 
 
-def held_by_bits(given: Ingredients) -> Held:
+def held_by_bits(inputs: AttentionInputs) -> Held:
     """Bytes that `cached_bits` holds while it asks the rule, and those that are kept."""
-    words = 8 * math.prod(_shape_of_bits(given))
-    asked = Probe(given).held("bits", next(_asked(given)), allowed)
+    words = 8 * math.prod(_shape_of_bits(inputs))
+    asked = Probe(inputs).held("bits", next(_asked(inputs)), allowed)
     return Held(words + asked.most, words)
 
 
@@ -164,23 +164,23 @@ def _keys(groups: Ints, first: int, count: int) -> Universe:
     return Universe(np.full_like(groups, first), np.full_like(groups, first + count))
 
 
-def _spans(given: Ingredients, items: list[int]) -> Ints | None:
+def _spans(inputs: AttentionInputs, items: list[int]) -> Ints | None:
     """Return the keys of each row, ``[items, q_len, spans, 2]``; None if they are not exact, or too many ranges."""
-    (_, _, q_len, kv_len), (q_first, kv_first) = given.shape, given.origin
+    (_, _, q_len, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     own = np.repeat(np.asarray(items, dtype=np.int64), q_len)
     rows = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
-    asked = given.rule.bounds(Groups(own, rows, rows), _keys(rows, kv_first, kv_len))
+    asked = inputs.rule.bounds(Groups(own, rows, rows), _keys(rows, kv_first, kv_len))
     is_exact = asked.is_exact or bool((asked.needed.sizes() == asked.sure.sizes()).all())
     if not is_exact or asked.needed.starts.shape[1] > _MOST_SPANS:
         return None
     return (np.stack([asked.needed.starts, asked.needed.ends], 2) - kv_first).reshape(len(items), q_len, -1, 2)
 
 
-def _runs(given: Ingredients, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
+def _runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
     """Return where the runs of each block begin, and the runs: of whole panels, and of limited ones."""
-    kv_first, panels = given.origin[1], _keys(first, 0, -(-given.shape[3] // PANEL))
+    kv_first, panels = inputs.origin[1], _keys(first, 0, -(-inputs.shape[3] // PANEL))
     touched = _in_panels(bounds.needed, kv_first, panels, out=True)
-    whole = _in_panels(bounds.sure, kv_first, panels, kv_len=given.shape[3])
+    whole = _in_panels(bounds.sure, kv_first, panels, kv_len=inputs.shape[3])
     found = []
     for spans, kind in ((whole, _WHOLE), (touched.minus(whole, panels), _LIMITED)):
         block, slot = np.nonzero(spans.starts < spans.ends)
@@ -203,22 +203,22 @@ def _in_panels(keys: Spans, first: int, panels: Universe, *, out: bool = False, 
     return Spans.of(np.where(is_some, starts // PANEL, 0), np.where(is_some, -(-ends // PANEL), 0), panels)
 
 
-def _num_distinct(given: Ingredients) -> tuple[int, int]:
+def _num_distinct(inputs: AttentionInputs) -> tuple[int, int]:
     """How many batch items and heads have bits of their own."""
-    return min(given.rule.shape[0], given.shape[0]), min(given.rule.shape[1], given.shape[1])
+    return min(inputs.rule.shape[0], inputs.shape[0]), min(inputs.rule.shape[1], inputs.shape[1])
 
 
-def _shape_of_bits(given: Ingredients) -> tuple[int, int, int, int]:
-    return (*_num_distinct(given), given.shape[2], -(-given.shape[3] // PANEL))
+def _shape_of_bits(inputs: AttentionInputs) -> tuple[int, int, int, int]:
+    return (*_num_distinct(inputs), inputs.shape[2], -(-inputs.shape[3] // PANEL))
 
 
-def _asked(given: Ingredients) -> Iterator[Tile]:
+def _asked(inputs: AttentionInputs) -> Iterator[Tile]:
     """Yield some rows at a time, of all batch items and heads that the mask distinguishes."""
-    (items, heads), (q_len, kv_len) = _num_distinct(given), given.shape[2:]
+    (items, heads), (q_len, kv_len) = _num_distinct(inputs), inputs.shape[2:]
     rows = max(1, _PAIRS_ASKED // (items * heads * kv_len))
     for first in range(0, q_len, rows):
         columns = (ColumnRange(range(kv_len), "all pairs"),)
-        yield Tile(slice(0, items), slice(0, heads), range(first, min(first + rows, q_len)), columns, given.rule)
+        yield Tile(slice(0, items), slice(0, heads), range(first, min(first + rows, q_len)), columns, inputs.rule)
 
 
 _LANES = 16  # widths that are multiples of it need no copies
@@ -244,25 +244,25 @@ class Call(NamedTuple):
         return (*self.arguments[:2], *self.arguments[3:-4])
 
     @classmethod
-    def of(cls, given: Ingredients, value: Tensor, dropped: Dropped | None) -> Call:
+    def of(cls, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> Call:
         """Tensors as the operations read them."""
-        plan, term = known_plan(given), given.bias
-        bits = None if plan.is_exact else cached_bits(given)
+        plan, term = known_plan(inputs), inputs.bias
+        bits = None if plan.is_exact else cached_bits(inputs)
         visible = None
         if isinstance(term, MaskedTerm):
             visible, term = packed(~term.keys), term.term
-        bias, index, table = (None, None, -1) if term is None else _rows_of(term, given.shape)
+        bias, index, table = (None, None, -1) if term is None else _rows_of(term, inputs.shape)
         rows, columns, threshold, kept = None, None, 0, 1.0
         if dropped is not None:
-            b, h, _ = index_of(given, given.everything)
-            words = Words(dropped.seed, dropped.items(b), h, *positions(given, given.everything), dropped.p)
+            b, h, _ = index_of(inputs, inputs.everything)
+            words = Words(dropped.seed, dropped.items(b), h, *positions(inputs, inputs.everything), dropped.p)
             rows, columns, threshold = words.rows.contiguous(), words.columns.contiguous(), words.threshold
             kept = 1.0 / (1.0 - dropped.p)
-        q, k = given.query, given.key
+        q, k = inputs.query, inputs.key
         q, k = q if _is_ready(q) else _padded(q), k if _is_ready(k) else _padded(k)
         tensors = (q, k, value if _is_ready(value) else _padded(value))
-        capped = 0.0 if given.softcap is None else given.softcap
-        options = (bias, index is not None, given.scale, capped, rows, columns, threshold, kept)
+        capped = 0.0 if inputs.softcap is None else inputs.softcap
+        options = (bias, index is not None, inputs.scale, capped, rows, columns, threshold, kept)
         return cls((*tensors, plan.starts, plan.runs, plan.spans, bits, visible, *options), index, table)
 
 
@@ -276,15 +276,15 @@ def _padded(x: Tensor) -> Tensor:
     return F.pad(x, (0, missing)) if missing else x.clone(memory_format=torch.contiguous_format)
 
 
-def cost_of(given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
     """Return the cost of a forward product: copies for the call, results, and packed keys of each thread."""
-    (batch, heads, q_len, kv_len), query, key = given.shape, given.query, given.key
-    plan, ledger, rows = known_plan(given), Ledger(), batch * heads * q_len
+    (batch, heads, q_len, kv_len), query, key = inputs.shape, inputs.query, inputs.key
+    plan, ledger, rows = known_plan(inputs), Ledger(), batch * heads * q_len
     if not plan.is_exact:
-        ledger.step(held_by_bits(given))
+        ledger.step(held_by_bits(inputs))
     kept = ledger.now
-    if given.bias is not None:
-        ledger.step(_held_by_bias(given.bias, q_len + kv_len - 1))
+    if inputs.bias is not None:
+        ledger.step(_held_by_bias(inputs.bias, q_len + kv_len - 1))
     if dropout_p:
         ledger.step(Held(32 * max(rows, kv_len), 4 * (rows + kv_len)))
     widths, item = (_filled(query.shape[3]), _filled(value_dim)), query.dtype.itemsize
@@ -294,23 +294,23 @@ def cost_of(given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
     ledger.take(results)
     sizes = (batch, heads, key.shape[1], q_len, kv_len, *widths)
     ledger.touch(torch.ops.saccade_cpu.held(*sizes, query.dtype == torch.bfloat16))
-    return Cost(len(plan.runs), plan.pairs(given), Held(ledger.most, kept + results))
+    return Cost(len(plan.runs), plan.pairs(inputs), Held(ledger.most, kept + results))
 
 
-def chunks_of(given: Ingredients) -> int:
+def chunks_of(inputs: AttentionInputs) -> int:
     """Parts in which the backward pass sums over rows, where heads alone are fewer than its tasks."""
-    batch, _, q_len, _ = given.shape
-    return max(1, min(-(-_TASKS // max(1, batch * given.key.shape[1])), -(-q_len // ROWS)))
+    batch, _, q_len, _ = inputs.shape
+    return max(1, min(-(-_TASKS // max(1, batch * inputs.key.shape[1])), -(-q_len // ROWS)))
 
 
-def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
+def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
     """Most bytes that a backward pass holds, gradients included."""
-    (batch, heads, q_len, kv_len), kv_heads = given.shape, given.key.shape[1]
-    rows, widths = batch * heads * q_len, (_filled(given.query.shape[3]), _filled(value_dim))
+    (batch, heads, q_len, kv_len), kv_heads = inputs.shape, inputs.key.shape[1]
+    rows, widths = batch * heads * q_len, (_filled(inputs.query.shape[3]), _filled(value_dim))
     of_keys = 4 * batch * kv_heads * kv_len * sum(widths)
-    narrow = given.query.dtype.itemsize
+    narrow = inputs.query.dtype.itemsize
     rounded = 0 if narrow == 4 else narrow * (rows * widths[0] + batch * kv_heads * kv_len * sum(widths))
-    return 4 * rows * (widths[0] + 1) + max((chunks_of(given) + 1) * of_keys, of_keys + rounded)
+    return 4 * rows * (widths[0] + 1) + max((chunks_of(inputs) + 1) * of_keys, of_keys + rounded)
 
 
 def _filled(width: int) -> int:

@@ -112,7 +112,7 @@ class Stepwise:
     def refuse(self, softcap: float | None, dropout_p: float) -> None:
         """Raise an error for what it does not run."""
         if dropout_p:
-            raise unsupported("stepwise", "it", ("it has no dropout",))
+            raise unsupported("it", ("it has no dropout",))
 
     def take(self, query: Tensor) -> Tensor:
         """The query as it was handed over."""

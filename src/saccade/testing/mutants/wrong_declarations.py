@@ -32,7 +32,7 @@ class OtherReason(NeedlessReason, caught_by=("declined",)):
     def refuse(self, softcap: float | None, dropout_p: float) -> None:
         super().refuse(None, dropout_p)
         if softcap is not None:
-            raise unsupported("stepwise", "it", ("it wants another scale",))
+            raise unsupported("it", ("it wants another scale",))
 
 
 class UnknownSwallowed(Stepwise, caught_by=("declined",)):
@@ -51,7 +51,7 @@ class EmptyPromise(Stepwise, caught_by=("offered",)):
     def refuse(self, softcap: float | None, dropout_p: float) -> None:
         super().refuse(softcap, dropout_p)
         if softcap is not None:
-            raise unsupported("stepwise", "it", ("it has no softcap",))
+            raise unsupported("it", ("it has no softcap",))
 
 
 class LateRefusal(Stepwise, caught_by=("offered",)):
@@ -68,4 +68,4 @@ class _NoGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Tensor:
-        raise unsupported("stepwise", "it", ("it has no gradient for bias",))
+        raise unsupported("it", ("it has no gradient for bias",))
