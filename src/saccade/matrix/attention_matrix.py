@@ -28,7 +28,7 @@ from saccade.scores.base import ScoreMod
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.fused_sweep import answers_by_sweep
 from saccade.statistics.row_block import Block, as_slice
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.torch_modes import is_transformed, wants_gradient, without_autocast
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class AttentionMatrix(OfInputs):
     Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
     """
 
-    @answers(value="A @ value takes the values")
+    @argument_hints(value="A @ value takes the values")
     def __init__(
         self,
         query: Tensor,
@@ -136,7 +136,7 @@ class AttentionMatrix(OfInputs):
             ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
         """
         request = Request(dropout_p, self.impl, seed)
-        if torch.compiler.is_compiling():
+        if is_tracing():
             return custom_op.attend(self.inputs, value, request)[0]
         out, lse = attend(self.inputs, value, request)
         if type(lse) is Tensor and not lse.requires_grad and not is_transformed():
@@ -156,7 +156,7 @@ class AttentionMatrix(OfInputs):
             return self._lse
         key = self.inputs.key
         nothing = key.new_zeros(*key.shape[:3], 1, dtype=self.dtype)
-        run = custom_op.attend_with_lse if torch.compiler.is_compiling() else attend_with_lse
+        run = custom_op.attend_with_lse if is_tracing() else attend_with_lse
         return run(self.inputs, nothing, Request(impl=self.impl))[1]
 
     @property

@@ -17,7 +17,7 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import ScoreMod
-from saccade.support.argument_hints import unknown as misnamed
+from saccade.support.argument_hints import unexpected_argument
 
 __all__ = ["attention", "attention_with_lse"]
 
@@ -67,7 +67,7 @@ def attention(
         torch.Size([1, 2, 4, 8])
     """
     if unknown:
-        raise misnamed(unknown, attention)
+        raise unexpected_argument(unknown, attention)
     # fmt: off
     if is_nested(query, key, value):
         return _of_nested(
@@ -79,7 +79,7 @@ def attention(
         q_positions=q_positions, kv_positions=kv_positions,
     )
     # fmt: on
-    run = custom_op.attend if torch.compiler.is_compiling() else attend
+    run = custom_op.attend if is_tracing() else attend
     is_default = type(dropout_p) is float and dropout_p == 0.0 and impl == "auto"
     return run(inputs, value, DEFAULT if is_default else Request(dropout_p, impl))[0]
 
@@ -108,7 +108,7 @@ def attention_with_lse(
     inputs), -inf for a row that may attend to nothing, and differentiable. Dropout does not change it.
     """
     if unknown:
-        raise misnamed(unknown, attention_with_lse)
+        raise unexpected_argument(unknown, attention_with_lse)
     # fmt: off
     if is_nested(query, key, value):
         return _of_nested(
@@ -120,7 +120,7 @@ def attention_with_lse(
         q_positions=q_positions, kv_positions=kv_positions,
     )
     # fmt: on
-    run = custom_op.attend_with_lse if torch.compiler.is_compiling() else attend_with_lse
+    run = custom_op.attend_with_lse if is_tracing() else attend_with_lse
     return run(inputs, value, Request(dropout_p, impl))
 
 
@@ -135,7 +135,7 @@ def _of_nested(
     **options: Any,
 ) -> Any:
     """Run one of the functions above on nested tensors, and nest its results."""
-    if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
+    if is_tracing():  # lengths are read, which a compiler's graph cannot do
         outside = torch.compiler.disable(_of_nested)
         return outside(run, query, key, value, mask, q_positions, kv_positions, **options)
     positions = {"q_positions": q_positions, "kv_positions": kv_positions}

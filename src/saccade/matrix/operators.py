@@ -103,7 +103,7 @@ class Operators:
         cls, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         # A compiler hands over both sides of an operator, and not which is which.
-        if not kwargs and len(args) == 2 and not torch.compiler.is_compiling():
+        if not kwargs and len(args) == 2 and not is_tracing():
             left, right = reversed(args) if function in (Tensor.__rmatmul__, Tensor.__rmul__) else args
             if function in _PRODUCTS:
                 return left @ right if isinstance(left, Operators) else right.__rmatmul__(left)

@@ -18,7 +18,7 @@ from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.projections import weight_of
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.argument_hints import unknown as misnamed
+from saccade.support.argument_hints import unexpected_argument
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_bool
 
@@ -138,11 +138,11 @@ class MultiHeadAttention(AttentionLayer):
             ``[batch, q_len, embed_dim]``.
         """
         if unknown:
-            raise misnamed(unknown, self.forward)
+            raise unexpected_argument(unknown, self.forward)
         if is_nested(query, key, value):
             checks.check_nested_call(mask, bias, positions, kv_positions, cache)
             return self._of_nested(query, key, value, mask, bias)
-        if cache is not None and torch.compiler.is_compiling():
+        if cache is not None and is_tracing():
             outside = torch.compiler.disable(self.forward)  # what a cache remembers lies outside of a compiler's graph
             facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions, "bias": bias, "cache": cache}
             return outside(query, key, value, **facts)
@@ -262,7 +262,7 @@ class MultiHeadAttention(AttentionLayer):
         self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: object, bias: Tensor | Bias | None
     ) -> Tensor:
         """Run a call on nested tensors as one packed sequence, and nest the output."""
-        if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
+        if is_tracing():  # lengths are read, which a compiler's graph cannot do
             return torch.compiler.disable(self._of_nested)(query, key, value, mask, bias)
         if value is not None and key is None:
             raise value_error("key", "be given where value is", None)

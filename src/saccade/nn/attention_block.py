@@ -14,7 +14,7 @@ from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.typing import Layer
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 
 __all__ = ["AttentionBlock"]
 
@@ -28,7 +28,7 @@ class Facts(TypedDict, total=False):
     bias: Tensor | Bias | None
 
 
-class AttentionBlock(AnswersCalls, Layer):
+class AttentionBlock(ArgumentHints, Layer):
     """Post-norm block: ``LayerNorm(query + Dropout(attention(query, key, value)))``.
 
     Self-attention as ``block(x)``, the cross-attention layer of a decoder as ``block(x, encoded)``.

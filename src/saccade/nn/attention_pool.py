@@ -13,7 +13,7 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.typing import Layer
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.validation import ShapeSpec, check_bool, check_int, check_type
 
@@ -24,7 +24,7 @@ _ONE_QUERY = ShapeSpec("x [batch, len, embed_dim]", "query [batch, query_dim]")
 _QUERIES = ShapeSpec("x [batch, len, embed_dim]", "query [batch, num_queries, query_dim]")
 
 
-class AttentionPool(AnswersCalls, Layer):
+class AttentionPool(ArgumentHints, Layer):
     r"""A weighted average of a sequence; the weights say how well each token answers a query.
 
     .. math:: \mathrm{out} = \sum_j a_j x_j, \qquad a = \mathrm{softmax}_j\ \mathrm{score}(q, x_j)

@@ -14,14 +14,14 @@ from saccade.mechanisms import Mechanism, Softmax
 from saccade.nn.typing import Layer
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_type
 
 __all__ = ["AttentionLayer"]
 
 
-class AttentionLayer(AnswersCalls, Layer):
+class AttentionLayer(ArgumentHints, Layer):
     """From ``[batch, len, embed_dim]`` to the same, by projections around a mechanism.
 
     Args:

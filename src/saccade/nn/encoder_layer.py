@@ -15,14 +15,14 @@ from saccade.nn.norms import Norm, make_norm
 from saccade.nn.typing import Layer
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_type
 
 __all__ = ["EncoderLayer", "ResidualLayer"]
 
 
-class ResidualLayer(AnswersCalls, Layer):
+class ResidualLayer(ArgumentHints, Layer):
     """The base of `EncoderLayer` and `DecoderLayer`: parts with a norm each, whose results are added to what went in.
 
     Args:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from saccade.engine import dropout
 from saccade.nn.typing import Layer
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import check_bool, check_choice, check_int
 
 __all__ = ["ACTIVATIONS", "Activation", "FeedForward"]
@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class FeedForward(AnswersCalls, Layer):
+class FeedForward(ArgumentHints, Layer):
     r"""Widen each token, apply an activation, and narrow it again; tokens do not see one another.
 
     .. math:: \mathrm{out} = W_2\,\phi(W_1 x), \qquad \text{gated:}\quad

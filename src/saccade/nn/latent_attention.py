@@ -18,7 +18,7 @@ from saccade.nn.latent_attention_forms import FORMS, Expanding, Form, LatentSize
 from saccade.nn.projections import reasons_against_plain, weight_of
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.argument_hints import unknown as misnamed
+from saccade.support.argument_hints import unexpected_argument
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_bool, check_choice, check_int, check_number
 
@@ -144,8 +144,8 @@ class LatentAttention(AttentionLayer):
             ``[batch, len, embed_dim]``.
         """
         if unknown:
-            raise misnamed(unknown, self.forward)
-        if cache is not None and torch.compiler.is_compiling():
+            raise unexpected_argument(unknown, self.forward)
+        if cache is not None and is_tracing():
             outside = torch.compiler.disable(self.forward)  # what a cache remembers lies outside of a compiler's graph
             return outside(query, mask=mask, positions=positions, bias=bias, cache=cache)
         own, latents, joined, stands = self._given(query, mask, positions, cache)

@@ -9,7 +9,7 @@ from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.projections import weight_of
 from saccade.nn.typing import Layer
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, type_error, value_error
 from saccade.support.validation import ShapeSpec, check_int
 
@@ -20,7 +20,7 @@ _REAL = ShapeSpec("real [batch, rows, columns]")
 _PAIRS = ShapeSpec("pairs [batch, columns, columns, pair_dim]")
 
 
-class TableAttention(AnswersCalls, Layer):
+class TableAttention(ArgumentHints, Layer):
     """A norm, and gated multi-head attention within each row of a table. The base of the layers of the Evoformer.
 
     Rows are the batch of one product, and the heads of all items stand side by side in it: so the bias of an item is

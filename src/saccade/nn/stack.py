@@ -15,7 +15,7 @@ from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.typing import Layer
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_type
 
@@ -32,7 +32,7 @@ class Facts(TypedDict, total=False):
     bias: Tensor | Bias | None
 
 
-class EncoderStack(AnswersCalls, Layer):
+class EncoderStack(ArgumentHints, Layer):
     """A stack of encoder layers.
 
     Args:
@@ -82,7 +82,7 @@ class EncoderStack(AnswersCalls, Layer):
         return [layer.matrix(x, **facts) for layer, x in with_inputs(self.layers, x, **facts)]
 
 
-class DecoderStack(AnswersCalls, Layer):
+class DecoderStack(ArgumentHints, Layer):
     """A stack of decoder layers.
 
     Args:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, value_error
 from saccade.support.numerics import is_finite, not_finite
 from saccade.support.torch_modes import is_plain
@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
     modify: ScoreMod | None = None
 
 
-class Score(AnswersCalls, nn.Module):
+class Score(ArgumentHints, nn.Module):
     """HOW ALIKE are a query and a key: one number for a pair, before scale, softcap and bias.
 
     A subclass maps queries and keys once, in O(n·d), so that a plain dot product follows; or it brings a function
