@@ -15,7 +15,7 @@ from benchmarks.conditions import threads
 from benchmarks.measuring import Call, Referee
 from benchmarks.reporting import Row, duration
 from saccade import masks, positions, scores
-from saccade.engine.dispatch import KERNELS, route_of
+from saccade.engine.dispatch import KERNELS, Request, choose_kernel
 from saccade.engine.kernels.native import is_on
 
 HEADS, TARGET = 4, 1.5
@@ -137,12 +137,11 @@ class Sides(NamedTuple):
             able = [
                 kernel.name
                 for kernel in KERNELS
-                if not kernel.reasons(given, self.dropout_p)
-                and not (needs_lse and kernel.reasons_of_lse(given))
+                if not kernel.verdict(given, Request(self.dropout_p, kernel.name, needs_lse=needs_lse)).cannot
                 and kernel.name != "reference"  # the definition holds all pairs, and runs by name only
                 and not (kernel.name == "native" and not is_on())
             ]
-            return route_of(given, self.dropout_p, "auto").kernel.name, able
+            return choose_kernel(given, Request(self.dropout_p)).name, able
 
 
 class Verdict(NamedTuple):

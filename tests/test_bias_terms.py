@@ -13,9 +13,9 @@ from torch import Tensor
 import saccade as sc
 from saccade import positions
 from saccade.engine.bias.relative import DistanceTerm
-from saccade.engine.bias.term import DenseTerm, HidingTerm, Term
+from saccade.engine.bias.term import DenseTerm, MaskedTerm, Term
 from saccade.masks import Full
-from saccade.plan import Strip, Tile
+from saccade.plan import ColumnRange, Tile
 
 B, H, L, S, T = SIZES = 2, 3, 5, 7, 6
 
@@ -56,7 +56,7 @@ def _distances(*shape: int, first: int = 0, at: tuple[list[list[int]], list[list
 def _hiding(inner: Written | None) -> Written:
     queries, keys = torch.rand(B, H, L) < 0.3, torch.rand(B, H, S) < 0.3
     hidden = queries[..., None] | keys[:, :, None]
-    term = HidingTerm(
+    term = MaskedTerm(
         None if inner is None else inner.term, queries, keys, torch.zeros(1, 1, 1, 1, dtype=torch.float64)
     )
 
@@ -92,13 +92,13 @@ TERMS: dict[str, Callable[[], Written]] = {
 
 def _tiles() -> Iterator[Tile]:
     draw = random.Random(0)
-    yield Tile(slice(0, B), slice(0, H), range(L), (Strip(range(S), True),), Full())
-    yield Tile(slice(0, B), slice(0, H), range(0, L, 2), (Strip(range(1, 6), True),), Full())
+    yield Tile(slice(0, B), slice(0, H), range(L), (ColumnRange(range(S), True),), Full())
+    yield Tile(slice(0, B), slice(0, H), range(0, L, 2), (ColumnRange(range(1, 6), True),), Full())
     for _ in range(12):
         step = draw.choice([1, 1, 2])
         batch, heads = (slice(start := draw.randrange(size), draw.randint(start + 1, size)) for size in (B, H))
         edges = sorted(draw.sample(range(S + 1), draw.choice([2, 4])))
-        strips = tuple(Strip(range(*pair, step), True) for pair in zip(edges[::2], edges[1::2], strict=True))
+        strips = tuple(ColumnRange(range(*pair, step), True) for pair in zip(edges[::2], edges[1::2], strict=True))
         yield Tile(batch, heads, range(draw.randrange(2), draw.randint(2, L), step), strips, Full())
 
 
@@ -154,17 +154,17 @@ def test_gradients_of_tiles_add_up_to_that_of_the_source(name: str) -> None:
 
 def test_a_table_of_two_queries_is_read_at_their_rows() -> None:
     source = torch.arange(8.0).view(1, 1, 2, 4)
-    tile = Tile(slice(0, 1), slice(0, 1), range(2), (Strip(range(3), True),), Full())
+    tile = Tile(slice(0, 1), slice(0, 1), range(2), (ColumnRange(range(3), True),), Full())
     want = torch.tensor([[2.0, 1.0, 0.0], [7.0, 6.0, 5.0]])
     torch.testing.assert_close(DistanceTerm(source, -2, 0).read(tile)[0, 0], want)
 
 
 def test_of_two_heads_and_two_queries_each_has_its_own() -> None:
     source = torch.arange(8.0).view(1, 2, 2, 2)
-    one = Tile(slice(0, 1), slice(1, 2), range(2), (Strip(range(2), True),), Full())
+    one = Tile(slice(0, 1), slice(1, 2), range(2), (ColumnRange(range(2), True),), Full())
     assert DenseTerm(source).read(one).flatten().tolist() == [4.0, 5.0, 6.0, 7.0]
     assert DenseTerm(source).read(one._replace(rows=range(1, 2))).flatten().tolist() == [6.0, 7.0]
-    last = one._replace(columns=(Strip(range(1, 2), True),))
+    last = one._replace(columns=(ColumnRange(range(1, 2), True),))
     assert DenseTerm(source).read(last).flatten().tolist() == [5.0, 7.0]
     other = DenseTerm(source).in_order(torch.tensor([1, 0]), 2)
     assert other.read(one).flatten().tolist() == [6.0, 7.0, 4.0, 5.0]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import saccade as sc
 from saccade import masks, scores
-from saccade.engine.dispatch import product
+from saccade.engine.dispatch import Request, attend_with_lse
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.to_device import moved
 from saccade.plan import make
@@ -167,7 +167,7 @@ def test_shapes_and_dtypes_of_results_on_the_meta_device(dtype: torch.dtype) -> 
 
 def test_a_product_drops_by_its_seed() -> None:
     given, value = _made(), torch.randn(B, H, S, D)
-    outs = [product(given, value, 0.5, seed=seed)[0] for seed in (3, 3, 4)]
+    outs = [attend_with_lse(given, value, Request(0.5, seed=seed))[0] for seed in (3, 3, 4)]
     assert torch.equal(outs[0], outs[1])
     assert not torch.equal(outs[0], outs[2])
 

@@ -43,7 +43,7 @@ RULES = {
 }
 WAYS = {
     "as it is": {},
-    "tiles are free": {"row_grouping.TILE_PRICE": 0, "plan._ROW_BLOCKS": (5, 2, 1)},
+    "tiles are free": {"row_grouping.TILE_COST": 0, "plan._ROW_BLOCKS": (5, 2, 1)},
     "rows apart": {"row_grouping._MAX_RESIDUAL": 1},
     "few rows": {"row_grouping._MAX_RESIDUAL": 20, "plan._ROW_BLOCKS": (4, 1)},
     "by a sample": {

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from saccade.engine.tiles import tile_splitting as engine
 from saccade.masks import Full
-from saccade.plan import Strip, Tile, Triangle
+from saccade.plan import ColumnRange, Tile, Triangle
 
 BATCH, HEADS, ROWS, COLUMNS = 3, 6, 40, 60
 TABLE = np.random.default_rng(0).random((ROWS, COLUMNS)) < 0.5  # what residuals that say nothing stand for
 
 
-def _seen(strip: Strip, rows: range) -> np.ndarray:
+def _seen(strip: ColumnRange, rows: range) -> np.ndarray:
     """bool [rows, keys of the strip], by what the residual says."""
     residual, whole = strip.residual, np.ones((len(rows), len(strip.keys)), dtype=bool)
     if residual is True:
@@ -26,7 +26,7 @@ def _seen(strip: Strip, rows: range) -> np.ndarray:
     if isinstance(residual, tuple) and residual[0] == "rows":
         _, start, count, inner = residual
         assert count == len(rows)
-        return _seen(Strip(strip.keys, inner), range(start + count))[start:]
+        return _seen(ColumnRange(strip.keys, inner), range(start + count))[start:]
     return TABLE[: len(rows)][:, list(strip.keys)]
 
 
@@ -61,7 +61,7 @@ def tiles(draw: st.DrawFn) -> Tile:
     for start, stop in zip(edges[::2], edges[1::2], strict=False):
         keys = range(start, stop, step)
         triangle = Triangle(len(rows), len(keys), draw(st.integers(-3, 9)))
-        strips.append(Strip(keys, draw(st.sampled_from([True, triangle, "asked"]))))
+        strips.append(ColumnRange(keys, draw(st.sampled_from([True, triangle, "asked"]))))
     share = draw(st.sampled_from([1, 2, 3]))
     heads = slice(0, HEADS) if share > 1 else cut(HEADS)
     return Tile(cut(BATCH), heads, rows, tuple(strips), Full())
@@ -111,7 +111,7 @@ def test_a_part_of_many_pairs_takes_little_room(
 ) -> None:
     """A block of entries at once; of long rows 32, in at most 16 blocks, and else one."""
     room = 1 << 10
-    strip = Strip(range(columns), Triangle(height, columns, 0) if is_triangle else True)
+    strip = ColumnRange(range(columns), Triangle(height, columns, 0) if is_triangle else True)
     tile = Tile(slice(1, 1 + items), slice(2, 2 + heads), range(height), (strip,), Full())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "_BLOCK_ENTRIES", room)
@@ -123,20 +123,20 @@ def test_a_part_of_many_pairs_takes_little_room(
 
 
 def test_what_is_small_is_not_cut() -> None:
-    tile = Tile(slice(1, 3), slice(2, 6), range(40), (Strip(range(45), True),), Full())
+    tile = Tile(slice(1, 3), slice(2, 6), range(40), (ColumnRange(range(45), True),), Full())
     assert list(engine.pieces(tile, share=2, rows=40, entries=2 * 4 * 40 * 45)) == [tile]
     assert engine.cut(tile, share=2, rows=40, entries=4 * 40 * 45).batch == (slice(1, 2), slice(2, 3))
 
 
 @pytest.mark.parametrize("rows", [range(5), range(60, 70), range(20, 20)])
 def test_of_rows_that_it_has_not_there_is_no_part(rows: range) -> None:
-    tile = Tile(slice(1, 3), slice(2, 6), range(10, 50), (Strip(range(45), True),), Full())
+    tile = Tile(slice(1, 3), slice(2, 6), range(10, 50), (ColumnRange(range(45), True),), Full())
     assert list(engine.part_of(tile, None, None, rows)) == []
 
 
 def test_what_all_rows_may_see_some_may_without_a_question() -> None:
-    strips = (Strip(range(4), True), Strip(range(6, 9), "asked"))
+    strips = (ColumnRange(range(4), True), ColumnRange(range(6, 9), "asked"))
     tile = Tile(slice(0, 1), slice(0, 1), range(10, 20), strips, Full())
     some = engine.few_rows(tile, 2, 5)
     assert some.rows == range(12, 15)
-    assert some.columns == (strips[0], Strip(range(6, 9), ("rows", 2, 3, "asked")))
+    assert some.columns == (strips[0], ColumnRange(range(6, 9), ("rows", 2, 3, "asked")))

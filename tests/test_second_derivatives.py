@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import saccade as sc
 import saccade.integrations.transformers
 from saccade import masks
-from saccade.engine.kernels import tiled_blocks
+from saccade.engine.kernels import tiled_cost
 from saccade.engine.memory_accounting import counted
 from saccade.mechanisms import Softmax
 from saccade.nn import MultiHeadAttention
@@ -200,7 +200,7 @@ def test_an_inner_step_of_training_is_trained_through():
 
 
 def test_memory_of_second_derivatives_is_that_of_blocks(monkeypatch):
-    monkeypatch.setattr(tiled_blocks, "_ENTRIES", 1 << 12)
+    monkeypatch.setattr(tiled_cost, "_ENTRIES", 1 << 12)
 
     def held(length: int) -> int:
         x = torch.randn(1, 1, length, 8, requires_grad=True)

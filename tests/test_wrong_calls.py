@@ -55,10 +55,6 @@ SENTENCES: dict[str, tuple[Callable[[], object], str]] = {
     "batch_first": (lambda: attend(batch_first=True), "batch comes first"),
     "logits_soft_cap": (lambda: attend(soft_cap=30.0), "softcap="),
     "a name of nobody's": (lambda: attend(nobody=1), "its arguments are query, key, value, mask, score"),
-    "SDPA's places": (lambda: attend(Q, K, V, None, 0.1, True), "values without a name must be at most 4; got 6"),
-    "no value": (lambda: attend(Q, K), "attention: value must be given; got nothing"),
-    "no key": (lambda: attend(Q), "attention: key must be given; got nothing"),
-    "nothing": (lambda: sc.attention(), "attention: query must be given"),
     "with_lse, is_causal": (lambda: sc.attention_with_lse(Q, K, V, is_causal=True), "mask=masks.Causal()"),
     "lists": (lambda: attend([[1.0]], K, V), "query must be a tensor; got list"),
     "arrays": (lambda: attend(np.ones((2, 4, 5, 8)), K, V), "query must be a tensor; got ndarray"),
@@ -267,6 +263,22 @@ def test_the_rest_gets_a_sentence_with_the_word_of_ours(name):
         call()
     text = str(error.value)
     assert _OURS.match(text.splitlines()[0]), text
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((), "missing 3 required positional arguments: 'query', 'key', and 'value'"),
+        ((Q,), "missing 2 required positional arguments: 'key' and 'value'"),
+        ((Q, K), "missing 1 required positional argument: 'value'"),
+        ((Q, K, V, None, 0.1, True), "takes from 3 to 4 positional arguments but 6 were given"),
+    ],
+)
+@pytest.mark.parametrize("function", [sc.attention, sc.attention_with_lse])
+def test_python_names_missing_and_surplus_values_of_attention(function, values, words):
+    """A wrapper that says so in our words would cost a call in every product."""
+    with pytest.raises(TypeError, match=re.escape(f"{function.__name__}() {words}")):
+        function(*values)
 
 
 @pytest.mark.parametrize("name", sorted({*viz.__all__} - {"MissingGlyphsWarning"}))

@@ -13,6 +13,7 @@ from saccade import testing
 from saccade.engine import dispatch
 from saccade.engine.kernels.block_mask import blocks_of
 from saccade.engine.kernels.flex import Flex, _modified
+from saccade.engine.kernels.kernel import Request, Verdict
 from saccade.testing.pattern_cases import PATTERNS
 from saccade.testing.score_and_bias_cases import INGREDIENTS, LARGE_INGREDIENTS
 from saccade.testing.subject import OPTIONS
@@ -40,7 +41,8 @@ class Executed:
 
     @property
     def lacks_lse(self):
-        return any(kernel.name == self.impl and kernel.reasons_of_lse(None) for kernel in dispatch.KERNELS)
+        query = torch.zeros(1, 1, 2, 16)
+        return any("lse" in reason for reason in self.reasons(query, query, query, None, sink_logit=torch.zeros(1)))
 
     def __call__(self, *tensors, **options):
         self.said |= set(self.reasons(*tensors, **options))
@@ -56,8 +58,7 @@ class Executed:
         given = saccade.AttentionMatrix(query, key, mask, **options).inputs
         if not named:
             return ()
-        lse = named[0].reasons_of_lse(given) if "sink_logit" in options else ()
-        return named[0].reasons(given, dropout_p) + lse
+        return named[0].verdict(given, Request(dropout_p, self.impl, needs_lse="sink_logit" in options)).cannot
 
     def declared(self, device="cpu"):
         """What is said about it, as arguments of the kit."""
@@ -184,8 +185,9 @@ class CompiledForward(Flex):
     devices = ("cpu",)
     is_checked = False
 
-    def reasons_of_lse(self, given):
-        return ("torch compiles no lse for a CPU",)
+    def verdict(self, given, request):
+        cannot, rather_not = super().verdict(given, request)
+        return Verdict((*cannot, "torch compiles no lse for a CPU") if request.needs_lse else cannot, rather_not)
 
     def forward(self, given, value, dropped):
         scale = None if given.scale == given.query.shape[3] ** -0.5 else 1.0

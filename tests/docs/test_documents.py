@@ -92,8 +92,14 @@ def _threads(document):
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def _not_installed(monkeypatch, without_native):
+    """`explain` says that saccade-cpu is not installed, as it does for most readers."""
+    monkeypatch.setattr("saccade.engine.kernels.native.abilities", lambda: None)
+
+
 @pytest.mark.ci
-@pytest.mark.usefixtures("_threads", "without_native")
+@pytest.mark.usefixtures("_threads", "_not_installed")
 @pytest.mark.parametrize("document", with_python())
 def test_python_prints_what_the_document_shows(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -1,12 +1,15 @@
 """Which kernel runs: by device, mask, length and dtype. Devices are pretended, so that the table needs none of them."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import saccade as sc
 from saccade import masks, positions, scores
-from saccade.engine.dispatch import route_of
+from saccade.engine.dispatch import Request, choose_kernel, why_not
+from saccade.engine.kernels.kernel import Kernel
 
 PACKED = masks.Documents([[1000, 3096], [4096]], rule=masks.Causal())
 SINK = {"sink_logit": (4,)}
@@ -49,7 +52,12 @@ TABLE = [
 ]
 
 
-def route(device, dtype, mask, lengths, options, needs_lse, *, dropout_p=0.0, by_hand=False, impl="auto"):
+class Found(NamedTuple):
+    kernel: Kernel
+    passed_over: dict[str, tuple[str, ...]]
+
+
+def route(device, dtype, mask, lengths, options, needs_lse, **more):
     """How a product would run there, by the ingredients of one here and a query that says where it is."""
     q_len, kv_len = lengths
     query, key = (torch.zeros((), dtype=dtype).expand(2, heads, n, 64) for heads, n in ((4, q_len), (2, kv_len)))
@@ -58,7 +66,9 @@ def route(device, dtype, mask, lengths, options, needs_lse, *, dropout_p=0.0, by
     if device != "cpu":
         with FakeTensorMode():
             given = given.replaced(query=torch.empty(query.shape, dtype=dtype, device=device))
-    return route_of(given, dropout_p, impl, needs_lse=needs_lse, by_hand=by_hand)
+    request = Request(needs_lse=needs_lse, **more)
+    kernel = choose_kernel(given, request)
+    return Found(kernel, why_not(given, request, kernel))
 
 
 @pytest.mark.usefixtures("without_native")
@@ -80,7 +90,7 @@ def test_the_table(device, dtype, mask, lengths, options, needs_lse, expected):
 def test_what_every_gpu_leaves_to_tiled(device):
     plain = (device, torch.float32, masks.Causal(), (4096, 4096), {}, False)
     assert route(*plain, dropout_p=0.1).kernel.name == "tiled"
-    assert route(*plain, by_hand=True).kernel.name == "tiled"
+    assert route(*plain, needs_backward=True).kernel.name == "tiled"
 
 
 def test_an_environment_variable_leaves_the_others_out(monkeypatch):

@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 import saccade as sc
 from saccade import masks, positions
 from saccade.engine.kernels import aten_flash, fused_threads, tiled
+from saccade.engine.kernels.kernel import Request
 from saccade.engine.kernels.native import Native, abilities
 from saccade.engine.memory_accounting import counted
 from saccade.masks import plan_cache as kept_plans
@@ -137,7 +138,7 @@ def matrix_of(case: Case, dtype: torch.dtype, impl: str) -> tuple[sc.AttentionMa
 
 def takes(impl: str, matrix: sc.AttentionMatrix) -> bool:
     """Whether a kernel can answer; all of them where there is no compiled kernel to ask, which skips them then."""
-    return impl != "native" or abilities() is None or not Native().reasons(matrix.inputs, 0.0)
+    return impl != "native" or abilities() is None or not Native().verdict(matrix.inputs, Request(impl="native")).cannot
 
 
 # torch packs keys where the processor has AMX, unless oneDNN is kept from using it: the forecast cannot know.

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import saccade as sc
 from saccade import masks, positions
 from saccade.engine.kernel_check import registry
-from saccade.engine.kernels import aten_flash, native, native_plan
+from saccade.engine.kernels import aten_flash, native, native_arguments
 from saccade.engine.kernels.tiled import Tiled
 from saccade.masks import plan_cache
 from saccade.mechanisms import Performer
@@ -59,7 +59,7 @@ def _nothing_cached(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         aten_flash.is_available,
         aten_flash.reads_groups,
         native.abilities,
-        native_plan._whole,
+        native_arguments._whole,
         plan_cache._kept_plan,
     )
     for function in cached:

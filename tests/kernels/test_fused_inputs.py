@@ -5,9 +5,8 @@ import torch
 
 import saccade as sc
 from saccade import masks, positions
-from saccade.engine.kernels.fused_bias import hidden_key
-from saccade.engine.kernels.fused_calls import Call
-from saccade.plan import Strip, Tile
+from saccade.engine.kernels.fused_calls import Call, hidden_key
+from saccade.plan import ColumnRange, Tile
 from saccade.testing import oracle
 
 NAMES = ["query", "key", "value"]
@@ -139,7 +138,7 @@ def test_calls_share_what_is_hidden_where_the_rule_tells_them_not_apart(batch, h
     given = sc.AttentionMatrix(query, query, masks.Dense(allowed)).inputs
 
     def key(item, head):
-        columns = (Strip(range(4), "some"),)
+        columns = (ColumnRange(range(4), "some"),)
         tile = Tile(slice(item, item + 1), slice(head, head + 1), range(4), columns, given.rule)
         return hidden_key(given, Call(tile, False, False, False))
 
@@ -158,7 +157,7 @@ def test_a_rule_that_answers_for_each_item_and_head_though_they_are_alike(entrie
     tensors = [torch.cat([x.detach(), x.detach()[:1]]) for x in inputs()]
     want = sc.attention(*tensors, masks.Window(4, 1).to_dense(21), impl="reference")
     monkeypatch.setattr(masks.Window, "allows", for_each)
-    monkeypatch.setattr("saccade.engine.kernels.tiled_blocks._ENTRIES", entries)
+    monkeypatch.setattr("saccade.engine.kernels.tiled_cost._ENTRIES", entries)
     for items in (1, 2, 3):
         got = sc.attention(*(x[:items] for x in tensors), masks.Window(4, 1), impl=impl)
         torch.testing.assert_close(got, want[:items])

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import saccade as sc
 from saccade import masks, positions, scores
-from saccade.engine.kernels.fused_bias import Added
+from saccade.engine.kernels.fused_calls import Added
 from saccade.testing import oracle
 
 
@@ -85,7 +85,7 @@ def test_of_what_is_hidden_a_plan_keeps_no_more_than_it_may(missing, monkeypatch
     plan = mask.plan(1500, batch=2, heads=4)
     whole = entries()
     plan.memo.clear()
-    monkeypatch.setattr("saccade.engine.kernels.fused_bias._MEMO_ENTRIES", whole - missing)
+    monkeypatch.setattr("saccade.engine.kernels.fused_calls._MEMO_ENTRIES", whole - missing)
     held = entries()
     plan.memo.clear()
     assert 0 < held <= whole - missing

@@ -17,7 +17,7 @@ class Prepared(Kernel):
     """Answers what it was made with."""
 
     name = "prepared"
-    hides = False
+    supports_masked_rows = False
 
     def __init__(self, out, lse):
         self.results = out, lse
@@ -165,28 +165,28 @@ def test_of_a_long_matrix_only_bad_columns_are_looked_at(monkeypatch):
     monkeypatch.setattr(nonfinite, "scores_of", seen)
     given = sc.AttentionMatrix(query, key, mask).inputs
     assert len(list(given.row_plan.tiles)) == 1
-    isolated = nonfinite.isolate(given, value)
+    sanitized = nonfinite.sanitize(given, value)
     assert looked == [range(1, 3), range(4, 5), range(9, 10)]
-    assert isolated.in_scores.all()
+    assert sanitized.nan_scores.all()
 
 
 def test_what_is_hidden_can_be_asked_for_pair_by_pair():
     query, key, value = inputs()
     query[0, 1, 3], key[0, 1, 5] = math.nan, math.inf
     given = sc.AttentionMatrix(query, key, masks.Causal()).inputs
-    isolated = nonfinite.isolate(given, value)
+    sanitized = nonfinite.sanitize(given, value)
     want = torch.zeros(1, 4, 12, 12)
     want[0, 1, 3] = want[0, 2:, :, 5] = -math.inf
     places = torch.arange(4)[:, None, None], torch.arange(12)[:, None], torch.arange(12)
-    assert torch.equal(isolated.given.bias.at(torch.tensor(0), *places), want[0].double())
+    assert torch.equal(sanitized.given.bias.at(torch.tensor(0), *places), want[0].double())
 
 
 def test_rows_beside_one_that_its_bias_makes_nan_drop_the_same_weights():
     query, key, value = inputs()
     bias = torch.zeros(12, 12, dtype=torch.float64)
     found = []
-    for spoilt in (0.0, math.nan):
-        bias[5, 2] = spoilt
+    for nan_rows in (0.0, math.nan):
+        bias[5, 2] = nan_rows
         matrix = sc.AttentionMatrix(query.requires_grad_(), key, masks.Causal(), bias=bias, impl="reference")
         found.append(matrix.matmul(value, dropout_p=0.4, seed=3).detach())
     rows = torch.arange(12) != 5

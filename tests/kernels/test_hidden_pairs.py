@@ -8,7 +8,7 @@ import torch
 import saccade as sc
 from saccade import masks
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels import tiled_blocks as blocks
+from saccade.engine.kernels import tiled_cost as blocks
 from saccade.testing import oracle
 
 ASKED = []

@@ -17,8 +17,9 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks
 from saccade.engine.inputs import AttentionInputs
+from saccade.engine.kernels.kernel import CAN_RUN, Request
 from saccade.engine.kernels.native import Native, abilities
-from saccade.engine.kernels.native_plan import PANEL, ROWS, NativePlan, kept_bits
+from saccade.engine.kernels.native_arguments import PANEL, ROWS, NativePlan, cached_bits
 from saccade.masks.convert.recognise_tensor import recognise_tensors
 
 SIZES = [(5, 5), (70, 70), (130, 130), (7, 200), (200, 64), (1, 129)]
@@ -44,7 +45,7 @@ def _read(plan: NativePlan, given: AttentionInputs) -> Tensor:
     """The mask that a plan says, bool ``[batch, heads, q_len, kv_len]``, pair by pair."""
     batch, heads, q_len, kv_len = given.shape
     blocks, seen = -(-q_len // ROWS), torch.zeros(given.shape, dtype=torch.bool)
-    bits = None if plan.is_exact else kept_bits(given)
+    bits = None if plan.is_exact else cached_bits(given)
     for b, h, q in product(range(batch), range(heads), range(q_len)):
         item = b if len(plan.spans) > 1 else 0
         at = item * blocks + q // ROWS
@@ -268,6 +269,6 @@ def test_a_long_rule_with_a_step_goes_to_kernels_that_gather_its_keys(monkeypatc
     assert matrix.explain().kernel == "fused"
     narrow, half = query[..., :8], query.bfloat16()  # less is multiplied between the steps, or for less
     assert sc.AttentionMatrix(narrow, narrow, rule).explain().kernel == "native"
-    assert Native().drawbacks(sc.AttentionMatrix(half, half, rule).inputs, 0.0) == ()
+    assert Native().verdict(sc.AttentionMatrix(half, half, rule).inputs, Request()) == CAN_RUN
     assert sc.AttentionMatrix(query[:, :, :1024], query[:, :, :1024], rule).explain().kernel == "native"
     assert matrix.explain(dropout_p=0.1).kernel == "native"  # the next one with dropout is slower still

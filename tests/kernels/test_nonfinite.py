@@ -16,6 +16,7 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks, positions, scores
 from saccade.engine import dispatch
+from saccade.engine.kernels.kernel import Request
 
 
 class Result(NamedTuple):
@@ -65,7 +66,7 @@ def kernels(given: dict[str, Any], kind: str) -> list[tuple[str, torch.dtype]]:
     found = []
     for name, dtype in TRIED[kind]:
         options = {key: x for key, x in in_dtype(given, dtype).items() if key != "value"}
-        if not KERNELS[name].reasons(sc.AttentionMatrix(**options).inputs, 0.0):
+        if not KERNELS[name].verdict(sc.AttentionMatrix(**options).inputs, Request(impl=name)).cannot:
             found.append((name, dtype))
     return found
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import saccade as sc
 from saccade import masks, positions, scores
-from saccade.engine.kernels import tiled_blocks
+from saccade.engine.kernels import tiled_cost
 from saccade.scores import Additive
 from saccade.testing import CASES
 from saccade.testing.problem import Problem
@@ -156,7 +156,7 @@ def test_what_is_hidden_does_not_reach_them(bad):
 def test_blocks_of_any_size_give_the_same(entries, monkeypatch):
     tensors, mask = inputs(), masks.longformer(4, [0]) & masks.Padding([40, 33])
     want = twice(lambda *x: sc.attention(*x, mask, impl="reference"), tensors)
-    monkeypatch.setattr(tiled_blocks, "_ENTRIES", entries)
+    monkeypatch.setattr(tiled_cost, "_ENTRIES", entries)
     same(
         twice(lambda *x: sc.attention(*x, mask, bias=positions.ALiBi(4)), tensors),
         list(twice(lambda *x: sc.attention(*x, mask, bias=positions.ALiBi(4), impl="reference"), tensors)),

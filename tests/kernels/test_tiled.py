@@ -7,7 +7,7 @@ import saccade as sc
 from saccade import masks, positions, scores
 from saccade.engine import dropout
 from saccade.engine.bias.relative import DistanceTerm
-from saccade.engine.kernels import tiled_blocks as blocks
+from saccade.engine.kernels import tiled_cost as blocks
 
 MASKS = [
     None,

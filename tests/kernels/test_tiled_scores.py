@@ -7,7 +7,7 @@ import torch
 
 import saccade as sc
 from saccade import masks, scores
-from saccade.engine.kernels import tiled_blocks as blocks
+from saccade.engine.kernels import tiled_cost as blocks
 from saccade.scores.base import Prepared
 from saccade.testing import oracle
 

@@ -195,7 +195,7 @@ def _check_random_expression(data: st.DataObject) -> None:
     most = data.draw(st.sampled_from([1 << 22, 100, 1]), label="largest residual")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("saccade.plan.plan._ROW_BLOCKS", blocks)
-        patch.setattr("saccade.plan.row_grouping.TILE_PRICE", price)
+        patch.setattr("saccade.plan.row_grouping.TILE_COST", price)
         patch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", most)
         got = _covered(mask, (batch, 1, q_len, kv_len))
     expected = brute_force.dense(mask, batch, q_len, kv_len)

@@ -42,7 +42,7 @@ class Package(NamedTuple):
 
 _WRITTEN_DOWN = "tests/test_written_down.py::test_masks_survive_as_numbers_and_tensors"
 _NUMBERS = "ingredients product guard autograd dropout tiles grouping sink bias bias_terms pieces modification moving"
-_KERNELS = "tiled tiled_blocks fused fused_terms fused_calls reference sdpa"
+_KERNELS = "tiled tiled_cost fused fused_calls reference sdpa"
 _TESTS_OF_KERNELS = (
     "fused fused_inputs fused_terms fused_threads tiled tiled_scores guard guard_unmasked overflow nonfinite "
     "hidden_pairs by_hand default_device empty_tops few_rows choice sdpa native"

@@ -16,7 +16,7 @@ from saccade.caches.files.record import Contents
 from saccade.caches.kv_cache import KVCache, check_softmax
 from saccade.caches.per_head import attend_by_head
 from saccade.engine.kernels import native
-from saccade.engine.kernels.native_plan import PANEL
+from saccade.engine.kernels.native_arguments import PANEL
 from saccade.masks import Causal
 from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.matrix import Matrix

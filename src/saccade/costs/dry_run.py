@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from saccade.engine import custom_op
-from saccade.engine.dispatch import route_of
+from saccade.engine.dispatch import choose_kernel
 from saccade.engine.explanation import Explanation
-from saccade.engine.kernels.kernel import KernelByHand
+from saccade.engine.kernels.kernel import KernelWithBackward
 from saccade.engine.memory_accounting import Watch
 from saccade.mechanisms.value_access import taken_as_clean
 from saccade.support.errors import unsupported
@@ -109,28 +109,29 @@ class DryRun(Watch):
     def _attend(self, arguments: Any, results: Any, *, is_backward: bool) -> None:
         """Note an attention product or its gradients by the forecast of the kernel."""
         with _real_tensors():
-            given, value_dim, dropout_p, impl = custom_op.asked([stand_in(x) for x in arguments])
-            if self._past and given.shape[2] == given.shape[3]:
-                given = _after(given, self._past)
-            route = route_of(given, dropout_p, impl, by_hand=is_backward)
-            explained = Explanation.of(given, route, value_dim, dropout_p, mask=given.rule)
+            inputs, value_dim, request = custom_op.asked([stand_in(x) for x in arguments])
+            if self._past and inputs.shape[2] == inputs.shape[3]:
+                inputs = _after(inputs, self._past)
+            request = request._replace(needs_backward=is_backward)
+            kernel = choose_kernel(inputs, request)
+            explained = Explanation.of(inputs, kernel, value_dim, request, mask=inputs.rule)
             extra = explained.extra_bytes
             if is_backward:
-                extra = cast("KernelByHand", route.kernel).backward_bytes(given, value_dim)
+                extra = cast("KernelWithBackward", kernel).backward_bytes(inputs, value_dim)
                 extra -= sum(x.nbytes for x in results)
         self.touch(extra)
-        columns = given.key.shape[2]
+        columns = inputs.key.shape[2]
         if self._past:  # a few queries read only the keys that they may attend to
-            columns = min(columns, -(-explained.pairs // math.prod(given.shape[:2])))
-        of_keys = given.key.shape[0] * given.key.shape[1] * columns * (given.key.shape[3] + value_dim)
-        read = (given.query.numel() + of_keys) * given.query.element_size()
+            columns = min(columns, -(-explained.pairs // math.prod(inputs.shape[:2])))
+        of_keys = inputs.key.shape[0] * inputs.key.shape[1] * columns * (inputs.key.shape[3] + value_dim)
+        read = (inputs.query.numel() + of_keys) * inputs.query.element_size()
         written = sum(x.numel() * x.element_size() for x in results)
         flops = explained.flops * 5 // 2 if is_backward else explained.flops
-        shape = (explained.tiles, given.query.shape[3] + value_dim)
+        shape = (explained.tiles, inputs.query.shape[3] + value_dim)
         name = f"attention:{explained.kernel}"
-        if given.tile_function is not None or given.modification is not None:
+        if inputs.tile_function is not None or inputs.modification is not None:
             name += "/a function of scores"
-        dtype = _name_of(given.dtype)
+        dtype = _name_of(inputs.dtype)
         moved = read * (2 if is_backward else 1) + written
         self.steps.append(Operation(name, flops, moved, explained.pairs, shape, dtype, is_backward))
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from saccade.engine.dispatch import route_of
+from saccade.engine.dispatch import Request, choose_kernel
 from saccade.engine.inputs import AttentionInputs
 from saccade.masks import Causal, Mask, Window
 from saccade.matrix import Impl, attention
@@ -165,7 +165,7 @@ def _attention(
     """Return the seconds of an attention product or of its gradients, its pairs and its tiles."""
     tensors = [torch.randn(1, 4, length, width).to(getattr(torch, dtype)) for _ in range(3)]
     given = AttentionInputs.of(tensors[0], tensors[1], mask)
-    cost = route_of(given, 0.0, kernel).kernel.cost(given, width, 0.0)
+    cost = choose_kernel(given, Request(impl=kernel)).cost(given, width, 0.0)
 
     def forward() -> Tensor:
         query, key, value = tensors

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from saccade.caches import LayerCache
@@ -13,7 +12,7 @@ from saccade.distributed.collectives import Fetch, agree
 from saccade.distributed.state_passing import CarriedMatrix
 from saccade.engine.positions.positioned_mask import check_domain
 from saccade.masks import Mask, as_mask
-from saccade.matrix import Matrix
+from saccade.matrix import DerivedMatrix, Matrix
 from saccade.mechanisms import S4D, Differential, Linear, Mechanism, Performer, Softmax, TopK
 from saccade.mechanisms.recurrences.mechanism import Recurrence
 from saccade.positions import Bias
@@ -148,7 +147,7 @@ class SpreadMechanism(Mechanism):
         return CarriedMatrix(make, layout.turns_of(context.rank), shape, context.post, like, sources)
 
 
-class SpreadMatrix(Matrix):
+class SpreadMatrix(DerivedMatrix):
     """Local rows of a matrix, over their visible keys.
 
     Args:
@@ -158,27 +157,8 @@ class SpreadMatrix(Matrix):
     """
 
     def __init__(self, matrix: Matrix, fetch: Fetch, context: ContextParallel):
-        self.matrix, self._fetch, self._context = matrix, fetch, context
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.matrix.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.matrix.device
-
-    @property
-    def kv_heads(self) -> int:
-        return self.matrix.kv_heads
-
-    @property
-    def is_stochastic(self) -> bool:
-        return self.matrix.is_stochastic
+        super().__init__(matrix)
+        self._fetch, self._context = fetch, context
 
     @property
     def columns(self) -> Tensor:
@@ -186,7 +166,7 @@ class SpreadMatrix(Matrix):
         return self._fetch.columns
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        return self.matrix.blocks(batch, head, rows)
+        return self.inner.blocks(batch, head, rows)
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         """Return the product with the values of the local rows and those from other ranks.
@@ -194,7 +174,7 @@ class SpreadMatrix(Matrix):
         Without a seed the first rank draws one for all.
         """
         seed = self._context.shared_seed(value.device) if dropout_p and seed is None else seed
-        return self.matrix.matmul(self._fetch(value), dropout_p=dropout_p, seed=seed)
+        return self.inner.matmul(self._fetch(value), dropout_p=dropout_p, seed=seed)
 
 
 def _against(mechanism: Mechanism) -> list[str]:

@@ -24,7 +24,7 @@ class _Held(NamedTuple):
     tokens: Tokens
 
     def of(self, rows: list[int]) -> _Held:
-        """SelectedBlocks batch items, where beams have changed places."""
+        """Chosen batch items, where beams have changed places."""
         own = (x if x is None or not isinstance(x, Tensor) else x[rows] for x in self.tokens)
         return _Held(self.state[rows], Tokens(*own))  # type: ignore[arg-type]
 

@@ -2,13 +2,14 @@
 
 from saccade.matrix.attention_matrix import AttentionMatrix, Impl, matrix_from_inputs
 from saccade.matrix.functions import attention, attention_with_lse
-from saccade.matrix.matrix import DENSE_LIMIT, Block, Matrix, Transposed
+from saccade.matrix.matrix import DENSE_LIMIT, Block, DerivedMatrix, Matrix, Transposed
 from saccade.matrix.score_matrix import ScoreMatrix
 
 __all__ = [
     "DENSE_LIMIT",
     "AttentionMatrix",
     "Block",
+    "DerivedMatrix",
     "Impl",
     "Matrix",
     "ScoreMatrix",

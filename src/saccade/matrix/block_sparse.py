@@ -11,7 +11,7 @@ from saccade.engine.block_sparse.gather import Gathered
 from saccade.engine.block_sparse.selected_blocks import SelectedBlocks
 from saccade.engine.block_sparse.selection import select_blocks, stable_topk
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.matrix.attention_matrix import AttentionMatrix, matrix_from_inputs
 
 __all__ = ["SelectedBlocks", "restrict_to_blocks", "select_blocks", "stable_topk"]
@@ -39,7 +39,7 @@ def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> Att
 def _kernel_for(inputs: AttentionInputs, mask: SelectedBlocks) -> Kernel | Literal["auto"]:
     """Return the kernel that reads only selected keys, if it can run the scores and is faster; else any kernel."""
     _, heads, q_len, kv_len = inputs.shape
-    if _BY_BLOCK.reasons(inputs):
+    if _BY_BLOCK.verdict(inputs, Request()).cannot:
         return "auto"
     if mask.size >= _SMALLEST and q_len > 1:
         return _BY_BLOCK

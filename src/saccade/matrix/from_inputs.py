@@ -14,7 +14,7 @@ from saccade.engine.samples import are_mapped, of_all_samples
 from saccade.engine.tiles.tile_scores import positions
 from saccade.matrix.indexing import Index
 from saccade.matrix.matrix import DENSE_LIMIT, Matrix
-from saccade.plan import Ranges, Strip, Tile
+from saccade.plan import ColumnRange, Ranges, Tile
 from saccade.statistics.statistic import Statistic
 from saccade.support.errors import unsupported
 
@@ -44,7 +44,7 @@ class OfInputs(Matrix):
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         batch, heads, _, _ = self.shape
-        strips = tuple(Strip(span, True) for span in columns)
+        strips = tuple(ColumnRange(span, True) for span in columns)
         inputs = self.inputs
         return positions(inputs, Tile(slice(0, batch), slice(0, heads), rows, strips, inputs.rule))
 

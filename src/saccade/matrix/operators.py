@@ -1,4 +1,4 @@
-"""What can be written with a matrix as with a tensor; for the rest, one sentence with the word of ours."""
+"""Operators that a matrix shares with tensors; for others, an error that names our method."""
 
 from __future__ import annotations
 

@@ -245,7 +245,8 @@ class MultiHeadAttention(AttentionLayer):
             kv_own = Positions.of(kv_positions, "kv_positions", length=kv_len, batch=batch)
         if kv_own is not None and joined is not None:
             checks.check_apart(joined, kv_own)
-        if cache is not None and not is_across:
+        numbers_tokens = own is None and self.rotary is None and joined is not None and joined.is_causal
+        if cache is not None and not is_across and not numbers_tokens:  # else the cache does, and only it reads them
             own = kv_own = checks.check_causal(joined, cache.positions(q_len) if own is None else own.given, cache)
         q = self._split(self.query_projection(query))
         rotary = self.rotary

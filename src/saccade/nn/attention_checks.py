@@ -67,7 +67,8 @@ def check_inputs(
     for name, (x, width) in given.items():
         if not isinstance(x, Tensor):
             check_type(name, x, Tensor, "be a tensor")
-        check_dense(**{name: x})
+        if x.is_nested:
+            check_dense(**{name: x})
         if x.dim() != 3 or x.shape[2] != width:
             _misfit(given, name, f"have shape [batch, len, {width}]", list(x.shape))
         if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from saccade.plan import ALL, Box, Groups, Plan, Ranges, Rule, Strip, Tile
+from saccade.plan import ALL, Box, ColumnRange, Groups, Plan, Ranges, Rule, Tile
 from saccade.plan.key_ranges import Ints, Spans, Universe, shift_range
 
 __all__ = ["ROWS", "RowPlan", "RowsAhead"]
@@ -28,7 +28,7 @@ class _Term(NamedTuple):
 
 
 class RowsAhead:
-    """What a rule says about consecutive rows, each of which sees keys up to its own position at most.
+    """Bounds of a rule for consecutive rows, each of which sees keys up to its own position at most.
 
     Args:
         rule: must not tell batch items apart.
@@ -60,13 +60,13 @@ class RowPlan(Plan):
         for rule, step, sure, unsure in rows.terms:
             strips = []
             for keys in sure[row]:
-                strips.append(Strip(keys, True))
+                strips.append(ColumnRange(keys, True))
             for keys in unsure[row]:
                 residual = rule.residual(Box(ALL, range(position, position + 1, step), keys))
                 if residual is not False:
-                    strips.append(Strip(keys, residual))
+                    strips.append(ColumnRange(keys, residual))
             if rows.kv_first:
-                strips = [Strip(shift_range(keys, -rows.kv_first), residual) for keys, residual in strips]
+                strips = [ColumnRange(shift_range(keys, -rows.kv_first), residual) for keys, residual in strips]
             if len(strips) > 1:
                 strips.sort(key=_start)
             for keys, residual in strips:
@@ -85,5 +85,5 @@ def _asked(rule: Rule, step: int, position: Ints, keys: Universe) -> _Term:
     return _Term(rule, step, *(list(spans.ranges(position, step)) for spans in (bounds.sure, unsure)))
 
 
-def _start(strip: Strip) -> int:
+def _start(strip: ColumnRange) -> int:
     return strip.keys.start

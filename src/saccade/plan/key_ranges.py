@@ -35,14 +35,14 @@ class Spans(NamedTuple):
 
     @classmethod
     def within(cls, universe: Universe, first: Ints | int, stop: Ints | int) -> Spans:
-        """The keys ``first <= key < stop`` of each group, cut to its universe."""
+        """Return the keys ``first <= key < stop`` of each group, cut to its universe."""
         starts = np.clip(first, universe.first, universe.stop)
         ends = np.clip(stop, starts, universe.stop)
         return cls(*_packed(starts[:, None], ends[:, None], universe))
 
     @classmethod
     def of(cls, starts: Ints, ends: Ints, universe: Universe) -> Spans:
-        """The keys ``starts <= key < ends``, int64 ``[groups, slots]`` in any order, cut to the universe."""
+        """Return the keys ``starts <= key < ends``, int64 ``[groups, slots]`` in any order, cut to the universe."""
         first, stop = universe.first[:, None], universe.stop[:, None]
         return cls(*_packed(np.clip(starts, first, stop), np.clip(ends, first, stop), universe))
 
@@ -80,7 +80,7 @@ class Spans(NamedTuple):
         return self.complement(universe).union(other, universe).complement(universe)
 
     def where(self, choose: npt.NDArray[np.bool_], other: Spans) -> Spans:
-        """The own set where ``choose`` (bool ``[groups]``) is true, the other's elsewhere."""
+        """Return this set where ``choose`` (bool ``[groups]``) is true, the other's elsewhere."""
         slots = max(self.starts.shape[1], other.starts.shape[1])
         a, b = self._widened(slots), other._widened(slots)
         return Spans(
@@ -93,7 +93,7 @@ class Spans(NamedTuple):
         return Spans.of(self.starts + offset[:, None], self.ends + offset[:, None], universe)
 
     def at(self, which: Ints) -> Spans:
-        """The sets of some of the groups."""
+        """Return the sets of some of the groups."""
         return Spans(self.starts[which], self.ends[which])
 
     def sizes(self) -> Ints:
@@ -101,7 +101,7 @@ class Spans(NamedTuple):
         return (self.ends - self.starts).sum(axis=1)
 
     def ranges(self, rows: Ints, step: int = 1) -> Iterator[tuple[range, ...]]:
-        """The non-empty ranges of each group; with a step, of the keys that it parts from the group's first row."""
+        """Return the non-empty ranges of each group; with a step, of keys a multiple of it from the first row."""
         for some in range(0, len(rows), _AT_ONCE):
             own = slice(some, some + _AT_ONCE)
             numbers = (self.starts[own].tolist(), self.ends[own].tolist(), rows[own].tolist())
@@ -141,7 +141,7 @@ def _packed(starts: Ints, ends: Ints, universe: Universe) -> tuple[Ints, Ints]:
 
 
 class Bounds(NamedTuple):
-    """What a rule knows about a group of rows: ``needed`` ⊇ keys some row sees, ``sure`` ⊆ keys all rows see."""
+    """Knowledge of a rule about a group of rows: ``needed`` ⊇ keys some row sees, ``sure`` ⊆ keys all rows see."""
 
     needed: Spans
     sure: Spans
@@ -179,7 +179,7 @@ class Bounds(NamedTuple):
         return Bounds(needed, needed if self.is_exact else self.needed.complement(universe))
 
     def where(self, choose: npt.NDArray[np.bool_], other: Bounds) -> Bounds:
-        """The own bounds where ``choose`` (bool ``[groups]``) is true, the other's elsewhere."""
+        """Return these bounds where ``choose`` (bool ``[groups]``) is true, the other's elsewhere."""
         if choose.all():
             return self
         return Bounds(self.needed.where(choose, other.needed), self.sure.where(choose, other.sure))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.plan.key_ranges import Bounds, Ints, Universe
 
-__all__ = ["ALL", "Box", "Groups", "Ranges", "Rule", "Strip", "Tile", "Triangle"]
+__all__ = ["ALL", "Box", "Groups", "Ranges", "Rule", "ColumnRange", "Tile", "Triangle"]
 
 ALL = -1
 """Stands for "all batch items" (or heads) where an index of one is expected."""
@@ -36,7 +36,7 @@ class Groups(NamedTuple):
         return (self.last - self.first) // self.step + 1
 
     def at(self, which: Ints) -> Groups:
-        """Some of the groups."""
+        """Return some of the groups."""
         return Groups(self.batch[which], self.first[which], self.last[which], self.step)
 
 
@@ -62,7 +62,7 @@ class Triangle(NamedTuple):
 
 
 class Rule(Protocol):
-    """What a plan asks of a mask; positions throughout."""
+    """Methods of a mask that a plan calls; positions throughout."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -70,7 +70,7 @@ class Rule(Protocol):
         ...
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """The definition, for the pairs where bounds do not say enough."""
+        """Evaluate the definition, for the pairs that bounds leave open."""
         ...
 
     def bounds(self, groups: Groups, keys: Universe) -> Bounds:
@@ -78,7 +78,7 @@ class Rule(Protocol):
         ...
 
     def residual(self, box: Box) -> bool | Hashable:
-        """True or False if the rule is constant on the box; else a key: equal keys mean equal contents."""
+        """Return True or False if the rule is constant on the box; else a key: equal keys mean equal contents."""
         ...
 
     def cuts(self, batch: int, rows: range) -> Ints:
@@ -90,7 +90,7 @@ class Rule(Protocol):
         ...
 
 
-class Strip(NamedTuple):
+class ColumnRange(NamedTuple):
     """Key columns of a tile, and where the rule must still be asked: True (nowhere) or a residual key."""
 
     keys: range
@@ -103,7 +103,7 @@ class Tile(NamedTuple):
     batch: slice
     heads: slice
     rows: range
-    columns: tuple[Strip, ...]
+    columns: tuple[ColumnRange, ...]
     rule: Rule
 
     @property

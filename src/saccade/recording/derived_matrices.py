@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.masks import Mask
-from saccade.matrix import AttentionMatrix, Matrix, matrix_from_inputs
+from saccade.matrix import AttentionMatrix, DerivedMatrix, Matrix, matrix_from_inputs
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.plan import Ranges
 from saccade.plan.key_ranges import shift_range
@@ -22,31 +22,8 @@ __all__ = ["ChosenHeads", "JoinedMatrices", "chosen_heads"]
 CALLED_AS = "record"  # in errors
 
 
-class _Around(Matrix):
-    """A matrix with the dtype, device and kind of rows of another one."""
-
-    def __init__(self, inner: Matrix):
-        self.inner = inner
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.inner.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
-
-    @property
-    def kv_heads(self) -> int:
-        return self.inner.kv_heads
-
-    @property
-    def is_stochastic(self) -> bool:
-        return self.inner.is_stochastic
-
-
-class ChosenHeads(_Around):
-    """SelectedBlocks heads of a matrix, in the order in which they are named; nothing is copied.
+class ChosenHeads(DerivedMatrix):
+    """Chosen heads of a matrix, in the order in which they are named; nothing is copied.
 
     Args:
         matrix: the matrix of all heads.
@@ -87,7 +64,7 @@ class ChosenHeads(_Around):
         return self.inner.positions(rows, columns)
 
 
-class JoinedMatrices(_Around):
+class JoinedMatrices(DerivedMatrix):
     """A matrix whose rows were made by several calls: a prompt, and then a row for each token that was decoded.
 
     Args:
@@ -151,7 +128,7 @@ class JoinedMatrices(_Around):
 
 
 def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
-    """SelectedBlocks heads of a matrix, in the order in which they are named.
+    """Chosen heads of a matrix, in the order in which they are named.
 
     Args:
         matrix: of all heads.

@@ -89,7 +89,7 @@ class _Compare:
 
     @staticmethod
     def gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of q, k and v, from that of the scores."""
+        """Return gradients of q, k and v, from that of the scores."""
         gq, gk = torch.zeros_like(q), torch.zeros_like(k)
         wide = widest_dtype(v.device)
         gv = torch.zeros_like(v, dtype=wide)  # it sums over all pairs
@@ -103,7 +103,7 @@ class _Compare:
 
     @staticmethod
     def held_bytes(itemsize: int) -> int:
-        """What it holds at most beside its answer, which does not grow with the pairs."""
+        """Return the most bytes held beside the result; they do not grow with the pairs."""
         return itemsize * _AT_ONCE
 
 

@@ -60,7 +60,7 @@ class Score(ArgumentHints, nn.Module):
         return None
 
     def default_scale(self, head_dim: int) -> float:
-        """What ``scale=None`` means: 1, except for dot products."""
+        """Return the scale for ``scale=None``: 1, except for dot products."""
         return 1.0
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Score(ArgumentHints, nn.Module):
         """
 
     def to_dense(self, query: Tensor, key: Tensor) -> Tensor:
-        """The scores written out, to look at, ``[batch, heads, q_len, kv_len]``: before scale, softcap and bias.
+        """Return the scores written out, ``[batch, heads, q_len, kv_len]``: before scale, softcap and bias.
 
         A `saccade.scores.Modified` changes scores that are scaled: these are, as ``scale=None`` does it.
 
@@ -106,7 +106,7 @@ class Score(ArgumentHints, nn.Module):
 
 
 def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
-    """What a score makes of queries and keys; no gradient flows into or through a row that is not finite.
+    """Prepare queries and keys for a score; no gradient flows into or through a row that is not finite.
 
     Its upstream gradient is 0 where a mask hides the row, and 0 * NaN would reach the row itself and all parameters.
     """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.tiles.tile_scores import allowed
-from saccade.plan import Strip, Tile, Triangle
+from saccade.plan import ColumnRange, Tile, Triangle
 from saccade.statistics.distance import Distance
 from saccade.statistics.mass import LagMass, LocalMass, SinkMass
 from saccade.statistics.per_row import CheckedPair, PerRow, lead_of
@@ -86,11 +86,11 @@ def _even_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
     return MatrixInfo((items, num_heads, q_len, kv_len), inputs.compute_dtype, inputs.device)
 
 
-def _is_counted(strip: Strip) -> bool:
+def _is_counted(strip: ColumnRange) -> bool:
     return strip.residual is True or isinstance(strip.residual, Triangle)
 
 
-def _seen(inputs: AttentionInputs, tile: Tile, strip: Strip, start: int) -> Seen:
+def _seen(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start: int) -> Seen:
     """Return which rows of a tile, from its row ``start`` on, see which keys of one strip."""
     rows = torch.arange(start, start + tile.height, device=inputs.device)
     if strip.residual is True:

@@ -31,7 +31,8 @@ is_tracing = torch.compiler.is_compiling  # the same object, which Dynamo evalua
 """Return whether a compiler traces the program, so that nothing may be cached and no values may be read."""
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 """Return whether autocast may be enabled on any device: the fastest test, since it mostly is not."""
-_any_transform = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+"""Return whether a transform of ``torch.func`` is active, which must see one function and not its parts."""
 
 
 def is_autocast(x: Tensor) -> bool:
@@ -42,11 +43,6 @@ def is_autocast(x: Tensor) -> bool:
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return a context without autocast on a device; the meta device has none."""
     return torch.autocast(device.type, enabled=False) if any_autocast() and device.type != "meta" else nullcontext()
-
-
-def is_transformed() -> bool:
-    """Return whether a transform of ``torch.func`` is active, which must see one function and not its parts."""
-    return bool(_any_transform())
 
 
 def is_mapped(x: Tensor) -> bool:

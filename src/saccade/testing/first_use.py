@@ -12,8 +12,8 @@ from saccade.engine.dispatch import KERNELS
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernel_check import FirstUse
-from saccade.engine.kernel_check.compare import look
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernel_check.compare import check_kernel
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict
 from saccade.engine.tiles.tile_scores import allowed
 from saccade.engine.validation import check_value
 from saccade.positions import Bias
@@ -89,10 +89,10 @@ def first_use(
         raise value_error("query, key and value", "be finite, and not empty", list(inputs.shape))
     told = {"bias": bias, "scale": scale, "softcap": softcap}
     asked = _asked(kernel, masks, {name: option for name, option in told.items() if option is not None})
-    reasons = asked.reasons(inputs, 0.0)
+    reasons = asked.verdict(inputs, Request(impl=asked.name)).cannot
     if reasons:
         raise unsupported(asked.name, reasons)
-    return look(asked, inputs, tensors[2].to(inputs.query.dtype), gradients=gradients)
+    return check_kernel(asked, inputs, tensors[2].to(inputs.query.dtype), gradients=gradients)
 
 
 def _asked(kernel: str | Kernel | Callable[..., Any], masks: str, options: dict[str, Any]) -> Kernel:
@@ -114,12 +114,10 @@ class _Called(Kernel):
         self._function, self._masks, self._options = function, masks, options
         self._gives_lse = False
 
-    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        why = "a function compares by dot products"
-        return (why,) if inputs.tile_function is not None or inputs.modification is not None else ()
-
-    def reasons_of_lse(self, inputs: AttentionInputs) -> tuple[str, ...]:
-        return () if self._gives_lse else ("it gives no lse",)
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
+        is_dot = inputs.tile_function is None and inputs.modification is None
+        why = () if is_dot else ("a function compares by dot products",)
+        return Verdict(why if self._gives_lse or not request.needs_lse else (*why, "it gives no lse"))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
         mask: object = inputs.rule

@@ -11,6 +11,7 @@ import saccade as sc
 from saccade import masks
 from saccade.engine import dispatch as engine
 from saccade.engine import kernel_check
+from saccade.engine.kernels.kernel import Verdict
 from saccade.engine.kernels.tiled import Tiled
 
 
@@ -179,7 +180,7 @@ def test_who_runs_no_clean_inputs_waits(monkeypatch):
 
 def test_a_kernel_that_hides_nothing_leaves_nan_to_another(monkeypatch):
     class Plain(wrong.Right):
-        hides = False
+        supports_masked_rows = False
 
         def forward(self, given, value, dropped):
             assert given.bias is None
@@ -196,8 +197,10 @@ def test_a_kernel_that_hides_nothing_leaves_nan_to_another(monkeypatch):
 @pytest.mark.usefixtures("without_native")
 def test_a_kernel_without_lse_is_not_asked_for_one(monkeypatch):
     class Silent(wrong.Right):
-        def reasons_of_lse(self, given):
-            return ("it gives none",)
+        supports_masked_rows = False
+
+        def verdict(self, given, request):
+            return Verdict(("it gives none",) if request.needs_lse else ())
 
         def forward(self, given, value, dropped):
             return super().forward(given, value, dropped)[0], None

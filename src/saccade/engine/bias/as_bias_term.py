@@ -1,4 +1,4 @@
-"""What users hand over as a bias, made into a term that is added to the scores."""
+"""Conversion of a user's bias into a term that is added to the scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bias_term(
     origin: tuple[int, int],
     scale: float,
 ) -> Term:
-    """What a user hands over as a bias, checked.
+    """Check a user's bias, and return it as a term.
 
     Args:
         bias: a tensor that broadcasts to the matrix, or a rule that is read at distances.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.bias.term import HidingTerm
+from saccade.engine.bias.term import MaskedTerm
 from saccade.engine.block_sparse.index import (
     BlockSparseKernel,
     HeadGroup,
@@ -149,6 +149,6 @@ def _hidden(
     if not bool(is_known.all()):
         row_index = torch.arange(rows.start, rows.stop, device=keys.device)
         hidden = hidden | ~group.allowed(mask, row_index, inside)
-    if isinstance(inputs.bias, HidingTerm):
+    if isinstance(inputs.bias, MaskedTerm):
         hidden = hidden | inputs.bias.keys[group.item, group.heads][:, inside].transpose(0, 1)
     return hidden

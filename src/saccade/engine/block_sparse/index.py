@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from saccade.engine import dropout
-from saccade.engine.bias.term import HidingTerm
+from saccade.engine.bias.term import MaskedTerm
 from saccade.engine.block_sparse.selected_blocks import SelectedBlocks, at_positions
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import (
     NO_FORWARD_DERIVATIVES,
     Backward,
-    KernelByHand,
+    KernelWithBackward,
+    Request,
+    Verdict,
     reasons_of_dot_products,
 )
 from saccade.masks import Mask
@@ -29,20 +31,20 @@ from saccade.support.torch_modes import has_forward_derivatives, unobserved
 __all__ = ["BlockSparseKernel", "HeadGroup", "QueriesByBlock", "head_groups", "row_bounds", "visible_ranges"]
 
 
-class BlockSparseKernel(KernelByHand):
+class BlockSparseKernel(KernelWithBackward):
     """A kernel that reads only selected blocks of keys."""
 
-    def reasons(self, inputs: AttentionInputs, dropout_p: float = 0.0) -> tuple[str, ...]:
-        """Return why the kernel cannot run these inputs; empty if it can."""
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
+        """Return why the kernel cannot run these inputs."""
         why = []
         if not isinstance(inputs.rule, SelectedBlocks):
             why.append("its mask chooses no keys for each query")
         why += reasons_of_dot_products(inputs)
-        if inputs.bias is not None and not (isinstance(inputs.bias, HidingTerm) and inputs.bias.term is None):
+        if inputs.bias is not None and not (isinstance(inputs.bias, MaskedTerm) and inputs.bias.term is None):
             why.append("it has no bias")
         if has_forward_derivatives():
             why.append(NO_FORWARD_DERIVATIVES)
-        return tuple(why)
+        return Verdict(tuple(why))
 
     def pairs(self, inputs: AttentionInputs) -> int:
         """Return the number of query-key pairs in the selected blocks, over batch and heads."""
@@ -188,7 +190,7 @@ class QueriesByBlock:
             columns = torch.arange(keys.start, keys.stop, device=rows.device)[None]
             allowed = group.allowed(self._mask, rows[partial], columns)
             scores[partial] = scores[partial].masked_fill(~allowed, -math.inf)
-        if isinstance(inputs.bias, HidingTerm):
+        if isinstance(inputs.bias, MaskedTerm):
             hidden = inputs.bias.keys[group.item, group.heads, keys.start : keys.stop]
             scores.masked_fill_(hidden, -math.inf)
         return scores

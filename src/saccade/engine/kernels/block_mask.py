@@ -21,7 +21,7 @@ def blocks_of(
     device: torch.device,
     block_size: tuple[int, int] = (128, 128),
 ) -> BlockMask:
-    """The BlockMask of a rule.
+    """Return the BlockMask of a rule.
 
     Args:
         rule: who may attend to whom.

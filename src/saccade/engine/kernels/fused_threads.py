@@ -84,7 +84,7 @@ def threads_for(inputs: AttentionInputs) -> int:
 
 
 def _cut(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[Tile]:
-    """A tile, in parts of some heads each if it is a good part of all."""
+    """Cut a tile into parts of some heads each if it is a large part of the product."""
     size = inputs.shape[1] // _parts(inputs, threads)
     if 4 * threads * _pairs(tile) <= inputs.plan.pairs:
         size = inputs.shape[1]
@@ -236,7 +236,7 @@ def _leave_torch_one() -> None:
 
 
 def _forget() -> None:
-    """The threads of a process are not in its fork."""
+    """Forget the threads: a forked process has none of them."""
     global _starting, _pool, _size
     _starting, _pool, _size = threading.Lock(), None, 0
 

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from saccade.plan import Strip, Tile, Triangle
+from saccade.plan import ColumnRange, Tile, Triangle
 
 __all__ = ["Cut", "cut", "few_rows", "part_of", "pieces"]
 
@@ -38,7 +38,7 @@ def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]
 
 
 def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
-    """Where a tile is cut.
+    """Places where a tile is cut.
 
     Args:
         tile: any tile.
@@ -61,17 +61,17 @@ def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
 
 
 def few_rows(tile: Tile, start: int, stop: int) -> Tile:
-    """Some rows of a tile, by their place in it, with the columns that these rows need of a triangle."""
+    """Return some rows of a tile, by their place in it, with the columns of a triangle that they need."""
     if stop - start == tile.height:
         return tile
-    columns: list[Strip] = []
+    columns: list[ColumnRange] = []
     for strip in tile.columns:
         columns.extend(_cut(strip, start, stop))
     return tile._replace(rows=tile.rows[start:stop], columns=tuple(columns))
 
 
-def _cut(strip: Strip, start: int, stop: int) -> Iterator[Strip]:
-    """A strip of some rows of its tile: a residual key says what the rows of the whole tile hold."""
+def _cut(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRange]:
+    """Cut a column range to some rows of its tile: a residual key describes the rows of the whole tile."""
     residual = strip.residual
     if residual is True:
         yield strip
@@ -79,16 +79,16 @@ def _cut(strip: Strip, start: int, stop: int) -> Iterator[Strip]:
         # The first of these rows sees the columns that all of them see, the last one all that any of them sees.
         sure, needed = (min(max(0, end + residual.offset), len(strip.keys)) for end in (start + 1, stop))
         if sure:
-            yield Strip(strip.keys[:sure], True)
+            yield ColumnRange(strip.keys[:sure], True)
         if sure < needed:
             edge = Triangle(stop - start, needed - sure, residual.offset + start - sure)
-            yield Strip(strip.keys[sure:needed], edge)
+            yield ColumnRange(strip.keys[sure:needed], edge)
     else:
-        yield Strip(strip.keys, ("rows", start, stop - start, residual))
+        yield ColumnRange(strip.keys, ("rows", start, stop - start, residual))
 
 
 def part_of(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:
-    """The part of a tile for a batch item, a head and some rows (None: all), in pieces of about a megabyte.
+    """Yield the part of a tile for a batch item, a head and some rows (None: all), in pieces of about a megabyte.
 
     One piece if it is small, else one head of one batch item and a few rows at a time.
     """

@@ -25,7 +25,7 @@ class Full(Mask):
     1 1 1
     """
 
-    is_relative = True
+    is_value = is_relative = True
     hides_keys_only = True
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
