@@ -1,4 +1,4 @@
-"""SelectedBlocks blocks that the compiled kernel reads where they lie: the same as of a copy, which the oracle holds."""
+"""Selected blocks that the compiled kernel reads where they lie: the same as of a copy, which the oracle holds."""
 
 import math
 
