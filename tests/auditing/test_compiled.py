@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from tests.auditing.small import small
+from tests.auditing.small_transformer import small
 
 from saccade import audit, masks
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.caches.kinds import KINDS
+from tests.caches.cache_kinds import KINDS
 
 from saccade import masks, mechanisms
 from saccade.caches import (

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.caches.kinds import KINDS
+from tests.caches.cache_kinds import KINDS
 from torch import Tensor
 
 from saccade import masks

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.caches.rules import BIASES, HEAD_DIM, HEADS, RULES, TOTAL, WIDTH
+from tests.caches.expected_masks import BIASES, HEAD_DIM, HEADS, RULES, TOTAL, WIDTH
 from torch import Tensor
 
 from saccade import masks

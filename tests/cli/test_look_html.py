@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.cli.test_look_options import TEXT, neox, pair_of, save
-from tests.viz.page.reading import Page
+from tests.viz.page.page_reader import Page
 from transformers import PreTrainedTokenizerFast
 
 from saccade import viz

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
-from tests.distributed.spawned import on_ranks
+from tests.distributed.gloo_processes import on_ranks
 from transformers.masking_utils import causal_mask_function
 
 import saccade as sc

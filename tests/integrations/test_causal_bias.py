@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from tests.integrations.replaceable import D, H, One, TimmForm
+from tests.integrations.replaceable_models import D, H, One, TimmForm
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from tests.integrations.replaceable import D, H, One
+from tests.integrations.replaceable_models import D, H, One
 from torch import nn
 
 import saccade as sc

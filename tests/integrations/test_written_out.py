@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 from tests.integrations import model_zoo as zoo
-from tests.integrations.replaceable import D, One, TimmForm
+from tests.integrations.replaceable_models import D, One, TimmForm
 from torch import nn
 from torch.nn import functional as F
 from transformers import LongT5Config, LongT5Model

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.mechanisms.segments import by_segments
+from tests.mechanisms.segment_definition import by_segments
 from torch import Tensor
 
 import saccade as sc

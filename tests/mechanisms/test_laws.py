@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.mechanisms.recurrences import RULES
+from tests.mechanisms.recurrence_definitions import RULES
 from torch import Tensor
 
 from saccade import mechanisms, testing

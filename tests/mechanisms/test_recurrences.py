@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from tests.mechanisms.recurrences import RULES, dense
+from tests.mechanisms.recurrence_definitions import RULES, dense
 from torch.nn import functional as F
 
 from saccade import masks, mechanisms, statistics

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.integrations import model_zoo as zoo
-from tests.recording.expected import close, ids_of, weights_of
+from tests.recording.eager_weights import close, ids_of, weights_of
 from torch import nn
 
 import saccade as sc

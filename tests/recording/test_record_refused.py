@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from tests.recording.expected import ids_of
+from tests.recording.eager_weights import ids_of
 from torch import nn
 from torch.nn import functional as F
 

@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 import torch
-from tests.integrations import recurrent_zoo as zoo
-from tests.recording.expected import close
+from tests.integrations import recurrent_models as zoo
+from tests.recording.eager_weights import close
 from transformers.models.mamba2 import modeling_mamba2 as mamba
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.sampled import sampled
-from tests.statistics.dense import EVERY, dense_of, matrix_of
+from tests.statistics.dense_matrices import EVERY, dense_of, matrix_of
 
 import saccade as sc
 from saccade import masks

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import torch
-from tests.viz.browser.screen import at, pixel, until
+from tests.viz.browser.page_driver import at, pixel, until
 
 from saccade import AttentionMatrix, masks, viz
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from tests.viz.page.reading import Page
+from tests.viz.page.page_reader import Page
 
 import saccade as sc
 from saccade import masks

@@ -6,7 +6,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from tests.viz.page.matrices import attention
+from tests.viz.page.layer_kinds import attention
 
 import saccade as sc
 from saccade.matrix import Matrix
