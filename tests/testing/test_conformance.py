@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from saccade import UnsupportedError, testing
+from saccade.testing import Stepwise
 from saccade.testing.laws.expect import LawBroken, same
-from saccade.testing.mutants import Stepwise
 
 FEW = testing.CASES[:3]
 STEPWISE = Stepwise()

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from saccade import UnsupportedError, testing
-from saccade.testing.mutants import Stepwise
+from saccade.testing import Stepwise
 
 LAWS = [law for law in testing.LAWS if law.name in ("declined", "offered")]
 STEPWISE = Stepwise()

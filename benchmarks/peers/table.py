@@ -1,4 +1,4 @@
-"""Which laws the peers keep, found by trying, as parts of a document."""
+"""The libraries under test, and tables of the laws that each of their functions keeps."""
 
 from __future__ import annotations
 
@@ -7,28 +7,39 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from benchmarks.peers.bigbird import BIGBIRD
+from benchmarks.peers.fla import FLA
+from benchmarks.peers.flex import FLEX
+from benchmarks.peers.local_attention import LOCAL_ATTENTION
+from benchmarks.peers.longformer import LONGFORMER
+from benchmarks.peers.peer import Library, Peer
+from benchmarks.peers.performer import PERFORMER
+from benchmarks.peers.torch_attention import TORCH
+from benchmarks.peers.x_transformers import X_TRANSFORMERS
 from saccade.testing.case import Case
 from saccade.testing.conformance import trials, try_law
 from saccade.testing.laws import LAWS, Law
-from saccade.testing.peers.libraries import PEERS
-from saccade.testing.peers.peer import Library, Peer
 from saccade.testing.report import Result, Verdict
 
-__all__ = ["COMMAND", "Finding", "command", "find", "written"]
+__all__ = ["COMMAND", "LIBRARIES", "PEERS", "Finding", "command", "find", "written"]
 
-COMMAND = "python -m saccade.testing.peers"
+LIBRARIES = (TORCH, FLEX, X_TRANSFORMERS, LOCAL_ATTENTION, LONGFORMER, BIGBIRD, PERFORMER, FLA)
+"""In the order of the document."""
+PEERS = tuple(peer for library in LIBRARIES for peer in library.peers)
+
+COMMAND = "python -m benchmarks.peers"
 _MARKS: dict[Verdict, str] = {"kept": "✓", "broken": "✗", "not offered": "–", "not applicable": " "}
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What became of one law with one peer.
+    """The result of one law on one peer.
 
     Attributes:
         law: its name.
         peer: its number, from 1.
-        verdict: "broken" if on any case; else "kept" if on any; else what it was on all.
-        message: the first counter-example, with the name of its case; empty if there is none.
+        verdict: "broken" if broken on any case; else "kept" if kept on any; else the verdict of all cases.
+        message: the first counter-example, with the name of its case, or an empty string.
     """
 
     law: str
@@ -38,7 +49,7 @@ class Finding:
 
 
 def command(library: Library) -> str:
-    """What makes the table of a library."""
+    """Return the command that writes the table of a library."""
     return f"{COMMAND} --only {library.name}"
 
 
@@ -50,27 +61,27 @@ def find(
 ) -> tuple[Finding, ...]:
     """Try every law on every peer, on the law's own cases and dtype unless others are passed.
 
-    None stands for all `PEERS` and all `LAWS`.
+    None means all `PEERS` and all `LAWS`.
     """
     laws, peers = LAWS if laws is None else laws, PEERS if peers is None else peers
     return tuple(_finding(law, peer, cases, dtype) for law in laws for peer in peers)
 
 
 def written(library: Library, findings: Sequence[Finding]) -> str:
-    """The findings in Markdown: a table of laws and peers, and a counter-example for each broken law.
+    """Write the findings in Markdown: a table of laws and peers, and a counter-example for each broken law.
 
-    Laws that say nothing about any of the peers, and those that need what none of them offers, share a line.
+    Laws that apply to none of the peers share a line, and so do those that need an option that none offers.
     """
     laws = list(dict.fromkeys(finding.law for finding in findings))
     numbers = list(dict.fromkeys(finding.peer for finding in findings))
     marks = {(finding.law, finding.peer): _MARKS[finding.verdict] for finding in findings}
     rows = {law: tuple(marks[law, number] for number in numbers) for law in laws}
-    told = [([law], row) for law, row in rows.items() if {"✓", "✗"}.intersection(row)]
+    shown_rows = [([law], row) for law, row in rows.items() if {"✓", "✗"}.intersection(row)]
     silent = dict.fromkeys(row for row in rows.values() if not {"✓", "✗"}.intersection(row))
-    told += [([law for law in laws if rows[law] == row], row) for row in silent]
+    shown_rows += [([law for law in laws if rows[law] == row], row) for row in silent]
     lines = [f"| {library.package} {library.version} | {' | '.join(map(str, numbers))} |"]
     lines.append(f"|---|{'---|' * len(numbers)}")
-    lines += [f"| {' '.join(f'`{law}`' for law in names)} | {' | '.join(row)} |" for names, row in told]
+    lines += [f"| {' '.join(f'`{law}`' for law in names)} | {' | '.join(row)} |" for names, row in shown_rows]
     examples: dict[str, dict[str, list[int]]] = {}
     for finding in findings:
         if finding.verdict == "broken":
@@ -98,6 +109,6 @@ def _finding(law: Law, peer: Peer, cases: Sequence[Case] | None, dtype: torch.dt
 def _tried(law: Law, peer: Peer, cases: Sequence[Case], dtype: torch.dtype) -> Iterator[Result]:
     subject = peer.subject()
     for _, case, of in trials([law], cases, [dtype]):
-        asked = peer.asked(law, case)
-        if asked is not None:
-            yield try_law(subject, law, asked, of)
+        tried = peer.case_for(law, case)
+        if tried is not None:
+            yield try_law(subject, law, tried, of)

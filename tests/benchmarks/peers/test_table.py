@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.peers.__main__ import main
+from benchmarks.peers.local_attention import LOCAL_ATTENTION
+from benchmarks.peers.table import LIBRARIES, PEERS, command, find, written
+from benchmarks.peers.torch_attention import TORCH, across, within
 
 from saccade import testing
-from saccade.testing.peers import LIBRARIES, PEERS, command, find, written
-from saccade.testing.peers.__main__ import main
-from saccade.testing.peers.local_attention import LOCAL_ATTENTION
-from saccade.testing.peers.torch_attention import TORCH, across, within
 from saccade.text.generated import generated, with_generated
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "docs" / language / "conformance-of-peers.md" for language in ("en", "zh")]
 # The last digits may differ from machine to machine.
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?|\d+e[-+]\d+|Jacobian mismatch.*")
@@ -34,7 +34,7 @@ def of_this_version(page, library):
     except PackageNotFoundError:
         pytest.skip("needs pip install 'saccade[bench]'")
     if version != says:
-        anew = f"python -m saccade.testing.peers {' '.join(str(page.relative_to(ROOT)) for page in PAGES)}"
+        anew = f"python -m benchmarks.peers {' '.join(str(page.relative_to(ROOT)) for page in PAGES)}"
         pytest.skip(f"the page speaks of {library.package} {says}, this is {version}; to make it anew: {anew}")
     return table
 
@@ -145,7 +145,7 @@ def test_a_page_without_the_place_for_it_is_refused():
 
 def test_the_command_writes_pages_or_prints(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
-        "saccade.testing.peers.__main__.find", lambda peers: found(peers[:1], testing.LAWS[:2], testing.CASES[:2])
+        "benchmarks.peers.__main__.find", lambda peers: found(peers[:1], testing.LAWS[:2], testing.CASES[:2])
     )
     page = tmp_path / "page.md"
     page.write_text(with_generated(PAGES[0].read_text(encoding="utf-8"), command(TORCH), "stale"), encoding="utf-8")

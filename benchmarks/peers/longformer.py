@@ -1,4 +1,4 @@
-"""The self-attention of transformers' Longformer, its projections made to pick, for the masks that it can say."""
+"""Self-attention of Longformer in transformers, without its projections, for the masks that it supports."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.peers.adapters import pairs, pick, picked, same_for_all_heads, tokens_of
+from benchmarks.peers.peer import Library, Peer, imported, kit_cases, ruled
 from saccade.testing.case import Case
-from saccade.testing.peers.expressed import pairs, same_for_all_heads
-from saccade.testing.peers.imported import imported
-from saccade.testing.peers.peer import Library, Peer, kit_cases, ruled
-from saccade.testing.peers.picking import pick, picked, tokens_of
 
 __all__ = ["LONGFORMER", "attend"]
 
@@ -37,16 +35,16 @@ def _sees(q: int, kv: int, tokens: tuple[int, ...]) -> bool:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """The first window that says the mask, tokens that see all and are seen by all being global.
+    """Run the module with the first window that equals the mask; tokens that see and are seen by all are global.
 
-    A token that nobody sees is padding, and gives 0: it must see nobody.
+    A token that no query sees is padding. Its output is 0, so it may see no key.
     """
     x, seen = tokens_of(query, key, value), same_for_all_heads(mask)
     tokens = seen.any(1)
     globals_ = ((seen == tokens[:, None]).all(2) & (seen == tokens[..., None]).all(1)) & tokens
     length = seen.shape[1]
     q, kv = pairs(seen)
-    for side in range(2, length // 2 + 1):  # of attention_window=2 the module cannot make its chunks
+    for side in range(2, length // 2 + 1):  # the module cannot split attention_window=2 into chunks
         for marked in (torch.zeros_like(globals_), globals_):
             says = ((q - kv).abs() <= side) | marked[..., None] | marked[:, None]
             if length % (2 * side) == 0 and bool((says & tokens[..., None] & tokens[:, None] == seen).all()):
@@ -76,7 +74,7 @@ LONGFORMER = Library(
     "longformer",
     "transformers",
     (
-        # Its softmax is computed in float32, whatever it is given.
+        # It always computes softmax in float32.
         Peer(
             "LongformerSelfAttention(config, 0)(x, …)",
             attend,

@@ -6,9 +6,9 @@ import io
 import numpy as np
 import pytest
 import torch
+from benchmarks.peers.peer import imported
 
-from saccade.testing.peers import bigbird, fla, flex
-from saccade.testing.peers.imported import imported
+from benchmarks.peers import bigbird, fla, flex
 
 TOKENS = torch.tensor([[False, False, True, True]])  # two tokens, padded on the left
 

@@ -1,4 +1,4 @@
-"""The ``Attend`` of x-transformers in the kit's calling convention."""
+"""``Attend`` of x-transformers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.testing.peers.expressed import causal_with_padding
-from saccade.testing.peers.imported import imported
-from saccade.testing.peers.peer import Library, Peer
+from benchmarks.peers.adapters import causal_with_padding
+from benchmarks.peers.peer import Library, Peer, imported
 
 __all__ = ["X_TRANSFORMERS", "eager", "flash"]
 
@@ -27,7 +26,7 @@ def eager(
     sink_logit: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """``Attend()``; with ``causal=True`` the flag says what is causal, and the mask which keys are padding."""
+    """Call ``Attend()``; with ``causal=True`` the flag sets causality, and the mask sets padding."""
     if softcap is not None and bias is not None:
         raise NotImplementedError("adds a bias before the softcap, not after it")
     capped = {} if softcap is None else {"softclamp_logits": True, "logit_softclamp_value": softcap}
@@ -35,9 +34,9 @@ def eager(
         scale=scale, causal=causal, heads=query.shape[1], head_learned_sink=sink_logit is not None, **capped
     )
     if sink_logit is not None:
-        del module.head_attn_sink  # a parameter, in whose place the logits that are given are read
+        del module.head_attn_sink  # replace the parameter by the logits
         module.head_attn_sink = _theirs(sink_logit, 0, key.shape[1])
-    return _asked(module, query, key, value, mask, bias)
+    return _call(module, query, key, value, mask, bias)
 
 
 def flash(
@@ -50,24 +49,24 @@ def flash(
     scale: float | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """``Attend(flash=True)``."""
-    return _asked(_attend(scale=scale, causal=causal, flash=True), query, key, value, mask, bias)
+    """Call ``Attend(flash=True)``."""
+    return _call(_attend(scale=scale, causal=causal, flash=True), query, key, value, mask, bias)
 
 
-def _asked(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
+def _call(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
     groups = key.shape[1]
-    given: Tensor | None = _theirs(mask, 1, groups)
+    key_mask: Tensor | None = _theirs(mask, 1, groups)
     if module.causal:
         tokens = causal_with_padding(mask)
-        given = None if bool(tokens.all()) else tokens
+        key_mask = None if bool(tokens.all()) else tokens
     if bias is not None and bias.shape[1] > 1:
         bias = _theirs(bias, 1, groups)
-    out, _ = module(_theirs(query, 1, groups), key, value, mask=given, attn_bias=bias)
+    out, _ = module(_theirs(query, 1, groups), key, value, mask=key_mask, attn_bias=bias)
     return out.unflatten(1, (-1, groups)).transpose(1, 2).flatten(1, 2)
 
 
 def _theirs(x: Tensor, axis: int, groups: int) -> Tensor:
-    """The heads in their order: head h reads group ``h % groups`` with them, ``h // (heads // groups)`` with us."""
+    """Reorder heads: head h reads group ``h % groups`` with them, ``h // (heads // groups)`` with us."""
     return x.unflatten(axis, (groups, -1)).transpose(axis, axis + 1).flatten(axis, axis + 1)
 
 
@@ -76,7 +75,7 @@ def _attend(**options: Any) -> Any:
 
 
 def _eager(call: str, causal: bool) -> Peer:
-    # Its softmax is computed in float32, whatever it is given.
+    # It always computes softmax in float32.
     return Peer(call, partial(eager, causal=causal), gqa=True, dtype=torch.float32, left_out=("gradcheck",))
 
 

@@ -1,7 +1,6 @@
-"""Torch's own attention in the kit's calling convention.
+"""``F.scaled_dot_product_attention`` as it is, and ``nn.MultiheadAttention`` without its projections.
 
-``F.scaled_dot_product_attention`` as it is, and ``nn.MultiheadAttention`` with projections that only pick, so that the
-laws apply to it: it takes ``[batch, len, embed_dim]`` and masks in which True = *ignore*; both are converted here.
+The module takes ``[batch, len, embed_dim]`` and masks in which True = *ignore*; both are converted here.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.testing.peers.peer import Library, Peer
+from benchmarks.peers.peer import Library, Peer
 
 __all__ = ["TORCH", "across", "with_flag", "with_mask", "within"]
 
@@ -21,14 +20,14 @@ __all__ = ["TORCH", "across", "with_flag", "with_mask", "within"]
 def with_mask(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """The mask as ``attn_mask``, where True = may attend as with us; a bias makes it a float mask."""
+    """Pass the mask as ``attn_mask``, where True = may attend as with us; with a bias, as a float mask."""
     if bias is not None:
         mask = bias.expand(mask.shape).masked_fill(~mask, -torch.inf)
     return F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=True)
 
 
 def with_flag(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None) -> Tensor:
-    """A causal mask as ``is_causal=True``, any other as ``attn_mask``."""
+    """Pass a causal mask as ``is_causal=True``, any other as ``attn_mask``."""
     q_len, kv_len = mask.shape[2:]
     causal = torch.ones(q_len, kv_len, dtype=torch.bool, device=mask.device).tril(kv_len - q_len)
     if not bool((mask == causal).all()):
@@ -46,7 +45,7 @@ def across(
     need_weights: bool,
     training: bool,
 ) -> Tensor:
-    """``module(query, key, value)`` with the identity for each projection; a bias makes the mask a float mask."""
+    """Call ``module(query, key, value)`` with identity projections; with a bias the mask is a float mask."""
     module = _module(query, value, 1).train(training)
     hidden = ~mask if bias is None else bias.expand(mask.shape).masked_fill(~mask, -torch.inf)
     tensors = (x.transpose(1, 2).flatten(2) for x in (query, key, value))
@@ -55,7 +54,7 @@ def across(
 
 
 def within(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, need_weights: bool, training: bool) -> Tensor:
-    """``module(x, x, x)``: self-attention, which alone takes the module's fast path in evaluation.
+    """Call ``module(x, x, x)``: only self-attention takes the module's fast path in evaluation.
 
     The sequence x holds a token for each query and then one for each key and value. A token is as wide as query, key,
     value and as much again, out of which the projections pick, so that the scale is half of what it would be, and
@@ -81,13 +80,13 @@ def _module(query: Tensor, value: Tensor, parts: int) -> nn.MultiheadAttention:
 
 @cache
 def _picking(heads: int, head_dim: int, parts: int, dtype: torch.dtype, device: torch.device) -> nn.MultiheadAttention:
-    """A module that picks each head's query, key and value out of tokens of 1 part or of 4."""
+    """Build a module that copies each head's query, key and value from tokens of 1 part or of 4."""
     width, embed_dim = heads * head_dim, heads * head_dim * parts
     module = nn.MultiheadAttention(embed_dim, heads, batch_first=True, dtype=dtype, device=device)
     for parameter in module.requires_grad_(False).parameters():
         parameter.zero_()
     columns = torch.arange(width)
-    rows = columns + columns // head_dim * head_dim * (parts - 1)  # the first of the places that each head has
+    rows = columns + columns // head_dim * head_dim * (parts - 1)  # the first row of each head
     for number in range(3):
         factor = parts**0.5 if number == 0 else 1.0
         first = 0 if parts == 1 else number * width

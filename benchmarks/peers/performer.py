@@ -1,4 +1,4 @@
-"""The ``FastAttention`` of performer-pytorch in the kit's calling convention, judged by its own estimate."""
+"""``FastAttention`` of performer-pytorch, judged by a dense form of its estimate."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.peers.adapters import causal_with_padding
+from benchmarks.peers.peer import Library, Peer, imported, named
 from saccade.testing.case import Case
-from saccade.testing.peers.expressed import causal_with_padding
-from saccade.testing.peers.imported import imported
-from saccade.testing.peers.peer import Library, Peer, named
 from saccade.testing.problem import Problem
 
 __all__ = ["PERFORMER", "attend", "estimate"]
 
-_EPS, _CAUSAL_EPS = 1e-4, 1e-6  # what the package adds to each feature, and in a causal row's divisor once more
+_EPS, _CAUSAL_EPS = 1e-4, 1e-6  # added by the package to each feature, and to the divisor of causal rows
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, causal: bool) -> Tensor:
-    """``FastAttention(head_dim, causal=causal)``; missing queries of a causal step are zeros before the others."""
+    """Call ``FastAttention(head_dim, causal=causal)``; a causal step gets zeros for its missing earlier queries."""
     if causal:
         if not bool(causal_with_padding(mask).all()):
             raise NotImplementedError("takes no padding")
@@ -37,7 +36,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, causal: b
 
 
 def estimate(problem: Problem, *, causal: bool) -> Tensor:
-    """Dense: each pair is worth the product of its features, and rows are divided by their sums."""
+    """Compute it densely: the weight of a pair is the product of its features, divided by the sum of its row."""
     projection = _module(problem.query.shape[3], False).projection_matrix.double()
     width = problem.query.shape[3] ** -0.25
     features = []
@@ -45,16 +44,19 @@ def estimate(problem: Problem, *, causal: bool) -> Tensor:
         along = width * x.double() @ projection.T
         size = (width * x.double()).square().sum(-1, keepdim=True) / 2
         features.append(torch.exp(along - size - along.amax(over, keepdim=True)) + _EPS)
-    worth = (features[0] @ features[1].transpose(2, 3)) * problem.allowed
-    total = worth.sum(-1, keepdim=True)
-    if causal:  # the features lack a factor that falls out of the quotient
+    weights = (features[0] @ features[1].transpose(2, 3)) * problem.allowed
+    total = weights.sum(-1, keepdim=True)
+    if causal:  # the features lack a factor that cancels in the quotient
         total = total + _CAUSAL_EPS * projection.shape[0] ** 0.5 * features[0].sum(-1, keepdim=True)
-    return worth / total @ problem.ungrouped().value.double()
+    return weights / total @ problem.ungrouped().value.double()
 
 
 @cache
 def _module(head_dim: int, causal: bool) -> Any:
-    with torch.random.fork_rng(devices=()), contextlib.redirect_stdout(io.StringIO()):  # it says what it cannot import
+    with (
+        torch.random.fork_rng(devices=()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):  # it prints failed imports
         torch.manual_seed(0)  # both forms draw the same features
         return imported("performer_pytorch").FastAttention(head_dim, nb_features=16, causal=causal)
 

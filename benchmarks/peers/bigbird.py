@@ -1,4 +1,4 @@
-"""The block-sparse attention of transformers' BigBird, its projections made to pick, for the masks that it can say."""
+"""Block-sparse attention of BigBird in transformers, without its projections, for the masks that it supports."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.peers.adapters import pick, picked, tokens_of
+from benchmarks.peers.peer import Library, Peer, imported, ruled
 from saccade.testing.case import Case, Rule
-from saccade.testing.peers.imported import imported
-from saccade.testing.peers.peer import Library, Peer, ruled
-from saccade.testing.peers.picking import pick, picked, tokens_of
 
 __all__ = ["BIGBIRD", "attend", "drawn", "module"]
 
@@ -21,26 +20,26 @@ _LENGTHS = (18, 24)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, training: bool) -> Tensor:
-    """First and last block global, a window of three blocks, and in training the blocks that the module draws."""
+    """Run the module: global first and last block, a window of three blocks and, in training, random blocks."""
     x, length = tokens_of(query, key, value), mask.shape[2]
     if query.shape[1] != _HEADS or length not in _LENGTHS:
         raise NotImplementedError(f"is asked for {_HEADS} heads and lengths of {' and '.join(map(str, _LENGTHS))}")
     tokens = mask.any(2).any(1)
-    said = _says(length, training).to(mask.device) & tokens[:, None, None] & tokens[:, None, :, None]
-    if not bool((said == mask).all()):
+    supported = _says(length, training).to(mask.device) & tokens[:, None, None] & tokens[:, None, :, None]
+    if not bool((supported == mask).all()):
         raise NotImplementedError("takes its own pattern alone, with padding")
     block_sparse = module(_HEADS * query.shape[3]).train(training)
     blocked, band, rows, columns = imported("transformers").BigBirdModel.create_masks_for_block_sparse_attn(
         tokens.to(x.dtype), _BLOCK
     )
-    state = np.random.get_state()  # the module seeds NumPy's generator anew
+    state = np.random.get_state()  # the module reseeds NumPy's generator
     out, _ = block_sparse(x, band, rows, columns, blocked, blocked)
     np.random.set_state(state)
     return picked(out, query)
 
 
 def drawn(length: int) -> list[list[int]]:
-    """The block that each block of queries draws, for each head: what the module says with its own seed."""
+    """Return the random block of each block of queries, for each head, as the module draws it with its seed."""
     block_sparse, state = module(_HEADS * _HEAD_DIM).train(), np.random.get_state()
     np.random.seed(_SEED)
     plan = block_sparse._get_rand_attn_plan(length, _BLOCK, _RANDOM)
@@ -51,7 +50,7 @@ def drawn(length: int) -> list[list[int]]:
 
 @cache
 def _says(length: int, training: bool) -> Tensor:
-    """Bool ``[1, heads, len, len]``."""
+    """Return the pattern of the module, bool ``[1, heads, len, len]``."""
     rule = _rule(length, training)
     rows = [[[rule(0, h, q, kv) for kv in range(length)] for q in range(length)] for h in range(_HEADS)]
     return torch.tensor([rows])
@@ -84,14 +83,14 @@ def _cases(training: bool) -> tuple[Case, ...]:
 
 @cache
 def module(width: int) -> Any:
-    """BigBird's attention with four heads, all of them together this wide, in blocks of two tokens."""
+    """Build BigBird's attention: four heads, `width` features in all, blocks of two tokens."""
     config = imported("transformers").BigBirdConfig(
         hidden_size=width, num_attention_heads=_HEADS, block_size=_BLOCK, num_random_blocks=_RANDOM
     )
     big_bird = imported("transformers.models.big_bird.modeling_big_bird")
-    made = big_bird.BigBirdBlockSparseAttention(config, seed=_SEED)
-    pick(made, _HEADS, "", widened=False)
-    return made
+    attention = big_bird.BigBirdBlockSparseAttention(config, seed=_SEED)
+    pick(attention, _HEADS, "", widened=False)
+    return attention
 
 
 def _peer(call: str, training: bool) -> Peer:

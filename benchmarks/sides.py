@@ -1,10 +1,8 @@
-"""Who computes a problem: ourselves, torch and other people's packages; each says why where it cannot."""
+"""The sides of a race: functions of saccade, torch and other packages that compute a problem or say why not."""
 
 import functools
-import importlib
 import statistics
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,12 +15,13 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import saccade as sc
 from benchmarks.conditions import no_wheel
 from benchmarks.measuring import seconds
+from benchmarks.peers.peer import imported
 from benchmarks.problem import Problem
 from benchmarks.reporting import duration
 from saccade.masks import Causal, Coarse, Window
 
-# Of FlexAttention's options only the block size of its mask reaches the CPU kernel. Of nine tried, these were fastest,
-# by up to a third before the usual (128, 128); all are compiled, and the one that is fastest here is the peer.
+# The CPU kernel of FlexAttention reads no option but the block size. Of nine tried, these two were fastest, by up to a
+# third over the usual (128, 128). Both are compiled, and the faster one is the peer.
 FLEX_BLOCKS = ((64, 64), (64, 128))
 
 
@@ -35,8 +34,8 @@ class Side(NamedTuple):
 
     Attributes:
         forward: from a probability of dropout to the output.
-        is_same: whether it computes what the mask says; SDPA without its mask does not, and is there for its rate.
-        note: what it took to get there.
+        is_same: whether it computes the problem with its mask; SDPA without a mask does not, and shows its rate.
+        note: how long it took to prepare.
     """
 
     forward: Callable[[float], Tensor]
@@ -45,12 +44,12 @@ class Side(NamedTuple):
 
 
 def ours(its: Problem, impl: Any = "auto") -> Side:
-    """The library."""
+    """Return this library."""
     return Side(lambda p: sc.attention(*its.tensors, its.mask, dropout_p=p, impl=impl))
 
 
 def without_wheel(its: Problem) -> Side:
-    """The library as it is where saccade-cpu is not installed."""
+    """Return this library without saccade-cpu."""
 
     def forward(dropout_p: float) -> Tensor:
         with no_wheel():
@@ -60,14 +59,14 @@ def without_wheel(its: Problem) -> Side:
 
 
 def sdpa(its: Problem) -> Side:
-    """SDPA without a mask, or with its own causal one."""
+    """Return SDPA without a mask, or with its causal flag."""
     is_causal = its.mask == Causal()
     call = functools.partial(F.scaled_dot_product_attention, is_causal=is_causal, enable_gqa=its.is_grouped)
     return Side(lambda p: call(*its.tensors, dropout_p=p), is_same=is_causal or its.mask is None)
 
 
 def sdpa_with_mask(its: Problem) -> Side:
-    """SDPA with the mask written out."""
+    """Return SDPA with the mask as a tensor."""
     if its.mask is None:
         raise UnfitError("there is no mask")
     call = functools.partial(F.scaled_dot_product_attention, attn_mask=its.terms, enable_gqa=its.is_grouped)
@@ -75,7 +74,7 @@ def sdpa_with_mask(its: Problem) -> Side:
 
 
 def flex(its: Problem) -> Side:
-    """FlexAttention, compiled, with the block size that is fastest right now."""
+    """Return compiled FlexAttention with the block size that is fastest now."""
     if its.backward:
         raise UnfitError("FlexAttention has no backward pass on CPUs")
     if its.dropout_p:
@@ -85,7 +84,7 @@ def flex(its: Problem) -> Side:
 
 
 def flex_with(its: Problem, block: tuple[int, int], *, compiled: bool = True) -> Side:
-    """FlexAttention with blocks of a size."""
+    """Return FlexAttention with one block size."""
     mask, start, block_mask = its.mask, time.perf_counter(), None
     if mask is not None:
 
@@ -108,7 +107,7 @@ def flex_with(its: Problem, block: tuple[int, int], *, compiled: bool = True) ->
 
 
 def local_attention(its: Problem) -> Side:
-    """local-attention without its rotary positions: a window, or blocks that see those beside them."""
+    """Return local-attention without rotary positions: a window, or blocks that see their neighbours."""
     match its.mask:
         case Window(left=int(size), right=right) if right in (0, size):
             exact = True
@@ -130,7 +129,7 @@ def local_attention(its: Problem) -> Side:
 
 
 def x_transformers(its: Problem) -> Side:
-    """The attention of x-transformers, its flash form."""
+    """Return the flash form of the attention of x-transformers."""
     if its.is_grouped:
         raise UnfitError("x-transformers groups heads in another order")
     causal = its.mask == Causal()
@@ -146,11 +145,9 @@ def x_transformers(its: Problem) -> Side:
 
 def _imported(name: str) -> Any:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what later versions of torch deprecate
-            return importlib.import_module(name)
+        return imported(name)
     except ImportError as error:
-        raise UnfitError(f"{error}; pip install 'saccade[bench]'") from error
+        raise UnfitError(str(error)) from error
 
 
 SIDES: dict[str, Callable[[Problem], Side]] = {

@@ -1,4 +1,4 @@
-"""local-attention in the kit's calling convention, for the masks that its settings can say."""
+"""The package local-attention, for the masks that its settings can express."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmarks.peers.adapters import pairs, same_for_all_heads
+from benchmarks.peers.peer import Library, Peer, imported, kit_cases, ruled
 from saccade.testing.case import Case, Rule
-from saccade.testing.peers.expressed import pairs, same_for_all_heads
-from saccade.testing.peers.imported import imported
-from saccade.testing.peers.peer import Library, Peer, kit_cases, ruled
 
 __all__ = ["LOCAL_ATTENTION", "attend"]
 
@@ -28,9 +27,9 @@ _Setting = dict[str, Any]
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None, autopad: bool = False
 ) -> Tensor:
-    """``LocalAttention(window_size, ...)`` with the first setting that says the mask, keys without a reader as padding.
+    """Call ``LocalAttention(window_size, ...)`` with the first setting that equals the mask; unseen keys are padding.
 
-    With ``autopad`` only windows are tried that do not divide the length, so that something is padded.
+    With ``autopad`` only windows that do not divide the length are tried, so that the module has to pad.
     """
     seen = same_for_all_heads(mask)
     if query.shape[2:] != value.shape[2:] or 0 in query.shape:
@@ -49,7 +48,7 @@ def attend(
 
 
 def _settings(length: int, autopad: bool) -> Iterator[_Setting]:
-    """Every setting for a length, wide windows first."""
+    """Yield every setting for a length, wide windows first."""
     for size in range(length, 0, -1):
         if autopad == bool(length % size):
             for back, ahead, exact in itertools.product((1, 0), (1, 0), (True, False)):
@@ -60,7 +59,7 @@ def _settings(length: int, autopad: bool) -> Iterator[_Setting]:
 
 
 def _says(setting: _Setting, like: Tensor) -> Tensor:
-    """Who may attend to whom under a setting, bool ``[len, len]``."""
+    """Return the mask of a setting, bool ``[len, len]``."""
     q, kv = pairs(like)
     size, back, ahead = setting["window_size"], setting["look_backward"], setting["look_forward"]
     says = (kv // size >= q // size - back) & (kv // size <= q // size + ahead)
@@ -74,7 +73,7 @@ def _cases() -> tuple[Case, ...]:
         *kit_cases(),
         *(
             ruled(f"{name}-{length}", rule, q_len=length, kv_len=length)
-            for length in (12, 10)  # the window of 4 divides one of them
+            for length in (12, 10)  # the window of 4 divides only the first
             for name, rule in _RULES.items()
         ),
     )

@@ -2,11 +2,9 @@
 
 import dataclasses
 
-from saccade.testing.mutants import wrong_conduct, wrong_declarations, wrong_masks, wrong_numbers, wrong_terms
-from saccade.testing.mutants.stepwise import Stepwise
-from saccade.testing.subject import Claims, Subject
+from tests.mutants import wrong_conduct, wrong_declarations, wrong_masks, wrong_numbers, wrong_terms
 
-__all__ = ["MUTANTS", "Mutant", "Stepwise", "subject_of"]
+from saccade.testing import Claims, Stepwise, Subject
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +13,7 @@ class Mutant:
 
     Attributes:
         name: of the class that makes the mistake.
-        mistake: what it does, in one sentence.
+        mistake: one sentence about it.
         caught_by: names of laws, each of which must break on some case.
         implementation: the class.
     """
@@ -29,12 +27,12 @@ class Mutant:
         return self.name
 
     def subject(self) -> Subject:
-        """The mutant as a function under test, as fresh as if just imported."""
+        """Return the mutant as a function under test, as fresh as if just imported."""
         return subject_of(self.implementation())
 
 
 def subject_of(implementation: Stepwise) -> Subject:
-    """An implementation in steps as a function under test."""
+    """Return an implementation in steps as a function under test."""
     return Subject(
         implementation,
         with_lse=implementation.with_lse,
@@ -45,9 +43,14 @@ def subject_of(implementation: Stepwise) -> Subject:
 
 
 MUTANTS: tuple[Mutant, ...] = tuple(
-    Mutant(made.__name__, (made.__doc__ or "").splitlines()[0], made.caught_by, made)
+    Mutant(
+        implementation.__name__,
+        (implementation.__doc__ or "").splitlines()[0],
+        implementation.caught_by,
+        implementation,
+    )
     for module in (wrong_masks, wrong_numbers, wrong_terms, wrong_conduct, wrong_declarations)
-    for made in vars(module).values()
-    if isinstance(made, type) and issubclass(made, Stepwise) and made.caught_by
+    for implementation in vars(module).values()
+    if isinstance(implementation, type) and issubclass(implementation, Stepwise) and implementation.caught_by
 )
 """A mutant for every class that names the laws against it; the first line of its docstring is the mistake."""

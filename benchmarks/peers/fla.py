@@ -1,4 +1,4 @@
-"""The reference functions of flash-linear-attention (``naive``), loaded alone: the package itself imports Triton."""
+"""Reference functions of flash-linear-attention (``naive``), loaded without the package, which imports Triton."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.peers.adapters import causal_with_padding, pairs
+from benchmarks.peers.peer import Library, Peer, named
 from saccade.testing import shared_masks
 from saccade.testing.case import Case
-from saccade.testing.peers.expressed import causal_with_padding, pairs
-from saccade.testing.peers.peer import Library, Peer, named
 from saccade.testing.problem import Problem
 
 __all__ = ["FLA", "delta", "linear", "naive"]
@@ -23,13 +23,13 @@ __all__ = ["FLA", "delta", "linear", "naive"]
 
 @cache
 def naive(name: str) -> ModuleType:
-    """``fla.ops.<name>.naive`` without the packages around it."""
-    found = importlib.util.find_spec("fla")
-    if found is None or not found.submodule_search_locations:
+    """Load ``fla.ops.<name>.naive`` without the packages around it."""
+    package = importlib.util.find_spec("fla")
+    if package is None or not package.submodule_search_locations:
         raise ModuleNotFoundError("fla is not installed: pip install fla-core", name="fla")
-    path = Path(found.submodule_search_locations[0], "ops", name, "naive.py")
+    path = Path(package.submodule_search_locations[0], "ops", name, "naive.py")
     spec = importlib.util.spec_from_file_location(f"_fla_{name}_naive", path)
-    assert spec is not None  # it is a file of Python
+    assert spec is not None  # a Python file always has a spec
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -45,7 +45,7 @@ def softmax(
     scale: float | None = None,
     sink_logit: Tensor | None = None,
 ) -> Tensor:
-    """``naive_parallel_attn`` with the flag or the window that says the mask."""
+    """Call ``naive_parallel_attn`` with the flag or the window that equals the mask."""
     if query.shape[2] != key.shape[2] or 0 in mask.shape:
         raise NotImplementedError("takes as many queries as keys, and something of each")
     q, kv = pairs(mask)
@@ -60,19 +60,19 @@ def softmax(
 
 
 def recurrent_linear(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """``naive_recurrent_linear_attn(normalize=True)`` of features; earlier keys come in as a state."""
+    """Call ``naive_recurrent_linear_attn(normalize=True)`` on features; pass earlier keys as a state."""
     function, before = naive("linear_attn").naive_recurrent_linear_attn, _earlier(query, key, mask)
     q, k, v = (x.transpose(1, 2) for x in (_features(query), _features(key), value))
     state = None
     if before:
-        first = (k[:, :before], k[:, :before], v[:, :before])  # any queries: only the state is wanted
+        first = (k[:, :before], k[:, :before], v[:, :before])  # only the state is used, so any queries will do
         _, state = function(*first, normalize=True, output_final_state=True)
     out, _ = function(q, k[:, before:], v[:, before:], normalize=True, initial_state=state)
     return out.transpose(1, 2)
 
 
 def recurrent_delta(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """``delta_rule_recurrence``."""
+    """Call ``delta_rule_recurrence``."""
     function, before = naive("delta_rule").delta_rule_recurrence, _earlier(query, key, mask)
     k, beta, _ = _gates(key)
     state = None
@@ -83,7 +83,7 @@ def recurrent_delta(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> 
 
 
 def gated_delta(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, form: str) -> Tensor:
-    """``naive_recurrent_gated_delta_rule`` or ``naive_chunk_gated_delta_rule``."""
+    """Call ``naive_recurrent_gated_delta_rule`` or ``naive_chunk_gated_delta_rule``."""
     function, before = getattr(naive("gated_delta_rule"), form), _earlier(query, key, mask)
     keys, beta, decay = _gates(key)
     q, k, v = (x.transpose(1, 2) for x in (query, keys, value))
@@ -97,23 +97,23 @@ def gated_delta(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, form
 
 
 def linear(problem: Problem) -> Tensor:
-    """Dense: a pair is worth the product of its features, and rows are divided by their sums."""
+    """Compute it densely: the weight of a pair is the product of its features, divided by the sum of its row."""
     p = problem.ungrouped()
-    worth = (_features(p.query.double()) @ _features(p.key.double()).transpose(2, 3)) * p.allowed
-    return worth / worth.sum(-1, keepdim=True) @ p.value.double()
+    weights = (_features(p.query.double()) @ _features(p.key.double()).transpose(2, 3)) * p.allowed
+    return weights / weights.sum(-1, keepdim=True) @ p.value.double()
 
 
 def delta(problem: Problem, *, gated: bool) -> Tensor:
-    """Dense: what each key writes solves one triangular system; a query reads what lies at or before it."""
+    """Compute it densely: the writes of all keys solve a triangular system; a query reads those up to its position."""
     p = problem.ungrouped()
     k, beta, decay = _gates(p.key.double())
     total = decay.cumsum(-1) if gated else torch.zeros_like(decay)
-    kept = (total[..., :, None] - total[..., None, :]).tril().exp()
-    ahead = (k @ k.transpose(2, 3) * kept).tril(-1) * beta[..., None]
+    decays = (total[..., :, None] - total[..., None, :]).tril().exp()
+    ahead = (k @ k.transpose(2, 3) * decays).tril(-1) * beta[..., None]
     eye = torch.eye(k.shape[2], dtype=k.dtype, device=k.device)
     written = torch.linalg.solve_triangular(eye + ahead, beta[..., None] * p.value.double(), upper=False)
     rows = slice(k.shape[2] - p.query.shape[2], None)
-    read = p.query.double() @ k.transpose(2, 3) * p.query.shape[3] ** -0.5 * kept[:, :, rows]
+    read = p.query.double() @ k.transpose(2, 3) * p.query.shape[3] ** -0.5 * decays[:, :, rows]
     return (read * p.allowed) @ written
 
 
@@ -122,12 +122,12 @@ def _features(x: Tensor) -> Tensor:
 
 
 def _gates(key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys of length 1, how much each writes, and how much is kept at it: as a layer makes them, of the token."""
+    """Return keys of length 1, the write strength of each and its log decay, all computed from the token."""
     return F.normalize(key, dim=-1), key[..., 0].sigmoid(), F.logsigmoid(key[..., 1])
 
 
 def _earlier(query: Tensor, key: Tensor, mask: Tensor) -> int:
-    """How many keys come before the first query."""
+    """Return the number of keys before the first query."""
     if not bool(causal_with_padding(mask).all()) or query.shape[2] > key.shape[2]:
         raise NotImplementedError("takes causal masks alone, without padding, and no more queries than keys")
     return key.shape[2] - query.shape[2]
@@ -138,8 +138,7 @@ def _cases() -> tuple[Case, ...]:
     return (*named("one-token", "causal", "causal-extend", "causal-decode", "widths-differ"), long)
 
 
-# They compute in float32, and what they compute is no softmax; under a delta rule weights need not sum to 1, and a key
-# takes away what those before it have written.
+# They compute in float32, and no softmax. Under a delta rule weights need not sum to 1, and the order of keys matters.
 _NOT_OF_SUMS = ("gradcheck", "half_precision")
 _NOT_OF_RULES = (*_NOT_OF_SUMS, "ones", "key_order")
 
