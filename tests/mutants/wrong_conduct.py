@@ -43,7 +43,7 @@ class BiasDetached(Stepwise, caught_by=("gradient_of_bias",)):
 class ParameterGradientMissing(Stepwise, caught_by=("gradients_of_parameters", "gradcheck")):
     """Scores, relative biases and sinks are read as if they were constants."""
 
-    def trained(self, given: Any) -> Any:
+    def read_parameters(self, given: Any) -> Any:
         if isinstance(given, nn.Module):
             return copy.deepcopy(given).requires_grad_(False)
         return given.detach() if isinstance(given, Tensor) and given.dim() == 1 else given
@@ -60,11 +60,9 @@ class LseDetached(Stepwise, caught_by=("gradients_through_lse",)):
 class HalfSoftmax(Stepwise, caught_by=("half_precision",)):
     """Scores leave the first product in half precision."""
 
-    def block(
-        self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, **options: Any
-    ) -> tuple[Tensor, Tensor]:
+    def block(self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.narrow = query.dtype
-        return super().block(query, key, value, allowed, **options)
+        return super().block(query, key, value, allowed, **kwargs)
 
     def scores(self, query: Tensor, key: Tensor, allowed: Tensor, factor: float) -> Tensor:
         return super().scores(query, key, allowed, factor).to(self.narrow).to(query.dtype)
@@ -80,14 +78,14 @@ class Float32Inside(Stepwise, caught_by=("oracle",)):
 class WideOutput(Stepwise, caught_by=("dtypes",)):
     """The output stays in the dtype of the accumulators."""
 
-    def give(self, out: Tensor, dtype: torch.dtype) -> Tensor:
-        return out
+    def finish(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x
 
 
 class InPlace(Stepwise, caught_by=("pure",)):
     """The caller's query is scaled where it lies."""
 
-    def take(self, query: Tensor) -> Tensor:
+    def read_query(self, query: Tensor) -> Tensor:
         return query if query.requires_grad else query.mul_(1 + 1e-6)
 
 
@@ -106,7 +104,7 @@ class DropoutLeftOn(Stepwise, caught_by=("determinism", "ones")):
 class StridesIgnored(Stepwise, caught_by=("strides",)):
     """The query is read as if it were contiguous."""
 
-    def take(self, query: Tensor) -> Tensor:
+    def read_query(self, query: Tensor) -> Tensor:
         return query.as_strided(query.shape, torch.empty(query.shape, device="meta").stride())
 
 

@@ -19,9 +19,9 @@ class DropoutSwallowed(Stepwise, caught_by=("declined",)):
 class NeedlessReason(Stepwise, caught_by=("declined",)):
     """A reason is given against a softcap, which is then applied as if nothing had been said."""
 
-    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
-        own = super().reasons(query, key, value, mask, **options)
-        return (*own, "it has no softcap") if "softcap" in options else own
+    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **kwargs: object) -> tuple[str, ...]:
+        own = super().reasons(query, key, value, mask, **kwargs)
+        return (*own, "it has no softcap") if "softcap" in kwargs else own
 
 
 class OtherReason(NeedlessReason, caught_by=("declined",)):
@@ -34,12 +34,12 @@ class OtherReason(NeedlessReason, caught_by=("declined",)):
 
 
 class UnknownSwallowed(Stepwise, caught_by=("declined",)):
-    """Options that it does not know vanish in a `**options`."""
+    """Options that it does not know vanish in a `**kwargs`."""
 
-    def with_lse(self, *tensors: Tensor, dropout_p: float = 0.0, **options: Any) -> tuple[Tensor, Tensor]:
-        return super().with_lse(*tensors, **options)
+    def with_lse(self, *tensors: Tensor, dropout_p: float = 0.0, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return super().with_lse(*tensors, **kwargs)
 
-    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: object) -> tuple[str, ...]:
+    def reasons(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **kwargs: object) -> tuple[str, ...]:
         return ()
 
 

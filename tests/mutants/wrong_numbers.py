@@ -79,7 +79,7 @@ class NaNOnEmpty(Stepwise, caught_by=("empty_rows", "oracle")):
 class NaNGradientOnEmpty(Stepwise, caught_by=("empty_rows", "gradients_of_inputs")):
     """The NaN of a row that sees nothing is wiped off the result, but not off its gradient."""
 
-    def sighted(self, query: Tensor, allowed: Tensor) -> Tensor:
+    def zero_blind_queries(self, query: Tensor, allowed: Tensor) -> Tensor:
         return query
 
     def normalise(self, scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,7 +130,7 @@ class ZeroTimesNaN(Stepwise, caught_by=("isolation",)):
 class BlindQueriesScored(Stepwise, caught_by=("blindness",)):
     """What a query that sees nothing holds is wiped off the result, but not off its gradient."""
 
-    def sighted(self, query: Tensor, allowed: Tensor) -> Tensor:
+    def zero_blind_queries(self, query: Tensor, allowed: Tensor) -> Tensor:
         return query
 
 

@@ -45,7 +45,7 @@ class SinkOnEmptyRows(Stepwise, caught_by=("empty_rows", "lse")):
 class ScoreIgnored(Stepwise, caught_by=("score", "oracle")):
     """A score is accepted, and the dot product used, as far as both are of one width."""
 
-    def trained(self, given: Any) -> Any:
+    def read_parameters(self, given: Any) -> Any:
         return None if isinstance(given, Score) else given
 
 
@@ -73,7 +73,7 @@ class CosineOfQueryOnly(Stepwise, caught_by=("score", "oracle")):
 class AdditiveWithoutTanh(Stepwise, caught_by=("score", "oracle")):
     """The hidden layer of the additive score is linear."""
 
-    def bend(self, hidden: Tensor) -> Tensor:
+    def activate(self, hidden: Tensor) -> Tensor:
         return hidden
 
 
@@ -96,7 +96,7 @@ class DistanceReversed(Stepwise, caught_by=("relative", "oracle")):
 class DistanceFromIndices(Stepwise, caught_by=("relative", "decode", "key_order", "oracle")):
     """Distances are taken between indices, whatever the positions: the first query stands with the first key."""
 
-    def standing(
+    def positions(
         self, query: Tensor, key: Tensor, q_positions: Tensor | None, kv_positions: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         q, kv = (torch.arange(x.shape[2], device=x.device)[None] for x in (query, key))
@@ -106,8 +106,8 @@ class DistanceFromIndices(Stepwise, caught_by=("relative", "decode", "key_order"
 class RelativeBeforeScale(Stepwise, caught_by=("relative", "oracle")):
     """A relative bias is scaled together with the scores."""
 
-    def relative(self, bias: Bias, query: Tensor, apart: Tensor, factor: float) -> Tensor:
-        return super().relative(bias, query, apart, factor) * factor
+    def relative(self, bias: Bias, query: Tensor, distances: Tensor, factor: float) -> Tensor:
+        return super().relative(bias, query, distances, factor) * factor
 
 
 class RelativeHeadsMixed(Stepwise, caught_by=("relative", "heads", "oracle")):
