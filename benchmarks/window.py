@@ -36,7 +36,7 @@ WITHOUT_WHEEL = {torch.float32: Targets(None, 8.0, 1.6, 8.0), torch.bfloat16: Ta
 
 
 def problem(dtype: torch.dtype, *, n: int = N, width: int = WIDTH, backward: bool = False) -> Problem:
-    """The window."""
+    """Return the window."""
     return Problem(masks.Window(width, width), 1, HEADS, n, DIM, dtype=dtype, backward=backward)
 
 

@@ -13,9 +13,8 @@ from saccade import testing
 from saccade.positions import ALiBi
 from saccade.scores import Additive, Modified
 from saccade.testing import definitions, shared_masks
-from saccade.testing.case import Case
+from saccade.testing.case import Case, seeded
 from saccade.testing.score_and_bias_cases import EVICTED, RAGGED
-from saccade.testing.seeded import seeded
 
 
 class Fading(nn.Module):

@@ -9,8 +9,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from saccade import positions, scores
 from saccade.testing import definitions, oracle
+from saccade.testing.case import seeded
 from saccade.testing.problem import ReversedHeads
-from saccade.testing.seeded import seeded
 
 GENERATOR = torch.Generator().manual_seed(5)
 QUERY, KEY = (torch.randn(2, 2, length, 3, generator=GENERATOR, dtype=torch.float64) for length in (4, 5))

@@ -1,4 +1,4 @@
-"""Claim: a statement about attention, and the run that says whether it holds."""
+"""Claim: a statement about attention, and a run that checks it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Claim:
 
     Attributes:
         name: words joined by hyphens.
-        topic: what it is about.
-        statement: the claim in a sentence, as it is usually made, right or wrong.
+        topic: its subject.
+        statement: one sentence, as the claim is usually made, right or wrong.
         latex: the same as a formula.
-        source: where it is stated, or where it is put right.
+        source: a reference that states or corrects it.
         verdict: "holds", "holds if" (under the conditions), "refuted" (by a counter-example).
-        conditions: under which conditions it holds, or what is right instead.
+        conditions: of a claim that holds only under them, or the correct statement.
         trial: the function that measures; `check` calls it.
 
     Example:
@@ -56,28 +56,27 @@ class Claim:
 
     @property
     def ingredients(self) -> tuple[str, ...]:
-        """Names of the formulas and functions that `check` can be given in the place of its own."""
+        """Names of the formulas and functions that `check` accepts as replacements."""
         parameters = inspect.signature(self.trial).parameters.values()
         return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
     def check(self, seed: int = 0, **kwargs: Any) -> tuple[Measurement, ...]:
-        """Measure.
+        """Run the check.
 
         Args:
             seed: of the random numbers.
-            kwargs: one's own formula or function in the place of an ingredient (`ingredients` names them): a wrong one
-                makes some measurement disagree.
+            kwargs: replacements for `ingredients`; a wrong formula or function makes some measurement disagree.
 
         Returns:
             The measurements. The verdict stands if every one of them agrees.
 
         Raises:
-            TypeError: a seed that is no int, an ingredient that the check does not have.
+            TypeError: a seed that is no int, or an unknown ingredient.
         """
         return self.measure(Draw(integer("Claim.check", "seed", seed, 0), self.name), **kwargs)
 
     def measure(self, draw: Draw, **kwargs: Any) -> tuple[Measurement, ...]:
-        """Measure with the random numbers of a `Draw`."""
+        """Run the check with the random numbers of a `Draw`."""
         unknown = sorted(set(kwargs) - set(self.ingredients))
         if unknown:
             rule = f"be among {', '.join(self.ingredients)}" if self.ingredients else "be left out"
@@ -91,7 +90,7 @@ class Claim:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Tensors as small as those of a claim gain little from several threads, and lose much beside a busy process."""
+    """Use one thread: the tensors of a claim are too small for more, which would also wait for busy processes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -103,12 +102,12 @@ def _one_thread() -> Iterator[None]:
 def claim(
     topic: str | None = None, *, latex: str, source: str, verdict: Verdict, conditions: str = ""
 ) -> Callable[[Check], Claim]:
-    """Make a claim of a function: its name is the claim's, its first paragraph the statement, its module the topic."""
+    """Make a claim of a function: its name is the name, its first paragraph the statement, its module the topic."""
 
     def make(trial: Check) -> Claim:
         name = trial.__name__.replace("_", "-")
         statement = " ".join((trial.__doc__ or "").split("\n\n")[0].split())
-        own = trial.__module__.rpartition(".")[2] if topic is None else topic
-        return Claim(name, own, statement, latex, source, verdict, conditions, trial)
+        subject = trial.__module__.rpartition(".")[2] if topic is None else topic
+        return Claim(name, subject, statement, latex, source, verdict, conditions, trial)
 
     return make

@@ -1,4 +1,4 @@
-"""Draw: the random numbers of one check, which follow from a seed and from nothing else."""
+"""Draw: the random numbers of one check, determined by a seed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Draw:
 
     Args:
         seed: of the run.
-        name: of the claim: two claims of the same run draw independently.
+        name: of the claim; two claims with one seed draw independently.
 
     Attributes:
-        used: whether anything was drawn. A check that draws nothing says the same for every seed.
+        used: whether anything was drawn. A check without random numbers gives the same result for every seed.
     """
 
     def __init__(self, seed: int, name: str):
@@ -32,27 +32,27 @@ class Draw:
         self.used = False
 
     def normal(self, *shape: int) -> Tensor:
-        """Independent normal numbers of mean 0 and variance 1."""
+        """Draw independent normal numbers with mean 0 and variance 1."""
         self.used = True
         return torch.randn(shape, dtype=torch.float64, generator=self._generator)
 
     def uniform(self, *shape: int) -> Tensor:
-        """Independent numbers between 0 and 1."""
+        """Draw independent numbers between 0 and 1."""
         self.used = True
         return torch.rand(shape, dtype=torch.float64, generator=self._generator)
 
     def permutation(self, n: int) -> Tensor:
-        """The numbers below n in random order, int64 ``[n]``."""
+        """Draw a permutation of the numbers below n, int64 ``[n]``."""
         self.used = True
         return torch.randperm(n, generator=self._generator)
 
     def integer(self) -> int:
-        """A number below 2³¹, for a function that takes a seed."""
+        """Draw a number below 2³¹, for a function that takes a seed."""
         self.used = True
         return int(torch.randint(0, 1 << 31, (), generator=self._generator))
 
     def module(self, make: Callable[[], M]) -> M:
-        """A float64 module whose parameters are drawn as it draws them itself; torch's own generator is left alone."""
+        """Build a float64 module with its usual initial parameters, without changing torch's generator."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.integer())
             return make().double()

@@ -1,4 +1,4 @@
-"""What Linformer and Performer cost, counted in the operations of the library's own mechanisms."""
+"""Costs of Linformer and Performer, counted in the operations of the mechanisms here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _tokens(length: int, width: int) -> Tensor:
 
 
 def operations_of_linformer(length: int, rank: int, width: int) -> int:
-    """Of one head with this many slots, written out: a fused kernel does the same and is not counted."""
+    """Count the operations of one head with this many slots, computed densely: counters do not see fused kernels."""
     x = _tokens(length, width)
     mechanism = Linformer(length, rank)
 
@@ -35,7 +35,7 @@ def operations_of_linformer(length: int, rank: int, width: int) -> int:
 
 
 def operations_of_performer(length: int, features: int, width: int) -> int:
-    """Of one head with this many random features."""
+    """Count the operations of one head with this many random features."""
     x = _tokens(length, width)
     made = Performer(features)
     made(x, x) @ x  # draws the directions

@@ -1,4 +1,4 @@
-"""Panels of a picture, side by side, as all pictures of the claims have them. Needs matplotlib."""
+"""Panels side by side, as in all figures of the claims. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["head", "legend", "side_by_side"]
 
 
 def side_by_side(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
-    """A figure outside of pyplot with panels side by side, each about ``width`` inches wide."""
+    """Return a figure outside of pyplot with panels side by side, each about ``width`` inches wide."""
     canvas = blank("theory.pictures")
     figure = canvas.figure
     figure.clear()
@@ -31,10 +31,10 @@ def side_by_side(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
 
 
 def head(axes: Axes, title: str, size: float = 10) -> None:
-    """A title above the left end of a panel."""
+    """Write a title above the left end of a panel."""
     axes.set_title(title, loc="left", size=size, color=INK)
 
 
 def legend(axes: Axes, **place: Any) -> None:
-    """What the colours of a panel mean."""
+    """Add the legend of a panel."""
     axes.legend(frameon=False, fontsize=8, **place)

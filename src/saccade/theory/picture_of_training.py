@@ -1,4 +1,4 @@
-"""The picture of what is trained: several heads against one, and how few keys a trained decoder needs."""
+"""The figure of trained models: several heads against one, and the few keys that a trained decoder needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEYS = (1, 2, 4, 9, 18, 37, 74)
 
 
 def trained() -> Figure:
-    """Accuracy by the number of heads; nats lost by the number of keys that each query of a decoder reads."""
+    """Plot accuracy by number of heads, and lost nats by number of keys that each query of a decoder reads."""
     figure, (left, right) = side_by_side(2, 3.4)
     cases = (
         ("both neighbours", neighbours(1, 2), 32, 0.01, 200),

@@ -1,4 +1,4 @@
-"""Pictures of what the claims measure, one for each page about them. Needs matplotlib, imported when one is drawn."""
+"""Figures of the measurements of claims, one per page about them. Needs matplotlib, imported on use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PURPLE, _RED, _GREEN, _GREY, _FILLED = *INKS[:3], GREY, "#efe9f4"
 
 
 def scaling() -> Figure:
-    """How far weights still react to scores, with and without the scale, against d_k."""
+    """Plot how strongly weights react to scores, with and without the scale, against d_k."""
     draw, widths = Draw(0, "scaling"), [2**power for power in range(1, 12)]
     found = []
     for width in widths:
@@ -55,7 +55,7 @@ def scaling() -> Figure:
 
 
 def softmax() -> Figure:
-    """The Jacobian of a row, and the one that tutorials print."""
+    """Plot the Jacobian of a row, and the one that tutorials print."""
     weights = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0], dtype=torch.float64).softmax(0)
     right, printed = jacobian(weights), jacobian_as_printed(weights[None])[0, :, 0]
     figure, panels = side_by_side(2, 2.6)
@@ -73,7 +73,7 @@ def softmax() -> Figure:
 
 
 def averages() -> Figure:
-    """Values, their hull, and outputs: of attention inside, after dropout wherever they come to lie."""
+    """Plot values, their hull, and outputs: inside for attention, anywhere after dropout."""
     draw, n = Draw(3, "averages"), 9
     value = draw.normal(1, 1, n, 2)
     matrix = AttentionMatrix(2 * draw.normal(1, 1, 40, 2), value)
@@ -95,7 +95,7 @@ def averages() -> Figure:
 
 
 def matrices() -> Figure:
-    """Singular values of scores and weights, and eigenvalues of a sink, uniform and random weights."""
+    """Plot singular values of scores and weights, and eigenvalues of a sink, uniform and random weights."""
     draw = Draw(0, "matrices")
     q, k = draw.normal(64, 8), draw.normal(64, 8)
     figure, (left, right) = side_by_side(2, 3.0)
@@ -122,7 +122,7 @@ def matrices() -> Figure:
 
 
 def inference() -> Figure:
-    """Mean shift by attention, and what three patterns let through."""
+    """Plot mean shift by attention, and the information that three patterns let through."""
     draw = Draw(1, "inference")
     centres = torch.tensor([[-2.0, -1.0], [2.0, -1.2], [0.2, 2.0]], dtype=torch.float64)
     keys = (centres[:, None] + 0.6 * draw.normal(3, 25, 2)).flatten(0, 1)
@@ -156,7 +156,7 @@ def inference() -> Figure:
 
 
 def relatives() -> Figure:
-    """A Kalman update that is no average of prediction and observation."""
+    """Plot a Kalman update that is no average of prediction and observation."""
     prior_cov = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
     noise_cov = torch.tensor([0.1, 5.0], dtype=torch.float64).diag()
     prior, seen = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
@@ -179,7 +179,7 @@ def relatives() -> Figure:
 
 
 def cost() -> Figure:
-    """Counted operations against length, and influence against distance."""
+    """Plot counted operations against length, and influence against distance."""
     figure, (left, right) = side_by_side(2, 3.0)
     lengths, width = [2**power for power in range(4, 14)], 64
 
@@ -217,7 +217,7 @@ def cost() -> Figure:
 
 
 def features() -> Figure:
-    """Variance of two kinds of random features against the angle of query and key."""
+    """Plot the variance of two kinds of random features against the angle of query and key."""
     figure, (axes,) = side_by_side(1, 4.6)
     angles = torch.linspace(0, math.pi, 91, dtype=torch.float64)
     x = torch.tensor([0.7, 0.0], dtype=torch.float64)
@@ -236,11 +236,11 @@ def features() -> Figure:
 
 
 def mistakes() -> Figure:
-    """The matrices of the common mistakes beside the right one: what each function makes of values that are units."""
+    """Plot the matrices of the common mistakes beside the right one, read off by unit vectors as values."""
     draw, n, tokens = Draw(0, "mistakes"), 7, 4
     q, k = 1.5 * draw.normal(1, 1, n, 4), 1.5 * draw.normal(1, 1, n, 4)
     causal, eye = torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.eye(n, dtype=torch.float64)[None, None]
-    padded = (torch.arange(n) < torch.tensor([[n], [tokens]]))[:, None, None]  # two texts; the second is shorter
+    padded = (torch.arange(n) < torch.tensor([[n], [tokens]]))[:, None, None]  # two sequences; the second is shorter
     diagonal = [(x - 0.5, y - 0.5) for y in range(n + 1) for x in (y, y + 1)][1:-1]
     steps = {"wrong mask": [(tokens - 0.5, -0.5), (tokens - 0.5, n - 0.5)]}
     shown = {"right": attention(q, k, eye, causal)}

@@ -1,4 +1,4 @@
-"""Similarity: what a dot product says of two vectors."""
+"""Dot products as a measure of similarity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["dot_products"]
 
 
 def dot_products(query: Tensor, key: Tensor) -> Tensor:
-    """Each query with each key, ``[q_len, kv_len]``."""
+    """Return all dot products, ``[q_len, kv_len]``."""
     return query @ key.T
 
 

@@ -19,7 +19,7 @@ _CAUSAL = Causal()
 
 
 def moduli(matrix: Tensor) -> Tensor:
-    """Absolute values of the eigenvalues, the largest first."""
+    """Return absolute values of the eigenvalues, the largest first."""
     return torch.linalg.eigvals(matrix).abs().sort(descending=True).values
 
 

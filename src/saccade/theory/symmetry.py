@@ -1,4 +1,4 @@
-"""Order: what permuting a sequence changes."""
+"""Order: the effect of permuting a sequence."""
 
 from __future__ import annotations
 

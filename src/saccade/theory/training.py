@@ -1,4 +1,4 @@
-"""What small layers learn: several heads against one, many examples against few."""
+"""Training of small layers: several heads against one, many examples against few."""
 
 from __future__ import annotations
 
