@@ -9,8 +9,7 @@ from torch import Tensor
 
 from saccade.masks import Causal, Mask, Padding
 from saccade.matrix import AttentionMatrix, attention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_most, equal, same
 
 __all__ = ["beyond_hull"]

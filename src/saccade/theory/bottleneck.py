@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import attention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, equal
 
 __all__ = ["bits", "kept_and_told"]

@@ -12,8 +12,7 @@ from saccade.masks import Causal
 from saccade.matrix import attention
 from saccade.mechanisms import Delta, Linear
 from saccade.tasks import mqar
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
 __all__ = ["Recall", "recalled_by_attention", "recalled_by_best_state", "recalled_by_delta_rule", "recalled_by_linear"]

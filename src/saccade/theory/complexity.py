@@ -12,8 +12,7 @@ from saccade.masks import Causal, Mask, Window
 from saccade.matrix import AttentionMatrix, attention
 from saccade.mechanisms import Linear, Mechanism
 from saccade.testing.laws.memory import largest_tensor
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_most, equal
 
 __all__ = ["Attend", "attention_layer", "dense", "flops", "growth", "recurrence"]

@@ -11,9 +11,8 @@ from torch import Tensor
 from saccade.masks import Mask
 from saccade.models import Decoder, DecoderConfig
 from saccade.nn import MultiHeadAttention
-from saccade.theory.claim import claim
+from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, flops
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, differ, equal, same
 
 __all__ = ["decoder", "one_by_one"]

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from saccade.masks import Causal
 from saccade.matrix import attention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, same
 
 __all__ = ["Gradients", "backward"]

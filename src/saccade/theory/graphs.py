@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Global, Mask, Random, Window, bigbird
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 
 __all__ = ["contains_star", "diameter"]

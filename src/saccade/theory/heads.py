@@ -10,9 +10,8 @@ from torch import Tensor
 
 from saccade.masks import Window
 from saccade.matrix import attention
-from saccade.theory.claim import claim
+from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, flops
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, equal, same
 
 __all__ = ["best_of_one_head", "least_error_of_one_head"]

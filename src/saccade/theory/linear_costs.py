@@ -9,9 +9,8 @@ from torch import Tensor
 
 from saccade.mechanisms import Linformer, Performer
 from saccade.mechanisms.linformer import LinformerMatrix
-from saccade.theory.claim import claim
+from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, flops, growth
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_most, equal
 
 __all__ = ["operations_of_linformer", "operations_of_performer"]

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from saccade.masks import Causal, Padding
 from saccade.matrix import attention, attention_with_lse
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, equal, same
 
 __all__ = ["filled"]

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from saccade.matrix import attention
 from saccade.scores import Gaussian
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, same
 from saccade.theory.rank import weights_of
 

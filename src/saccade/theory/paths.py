@@ -10,9 +10,8 @@ from torch.autograd.graph import Node
 
 from saccade.masks import Causal
 from saccade.matrix import attention
-from saccade.theory.claim import claim
+from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, growth, recurrence
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, at_least, at_most, equal, same
 
 __all__ = ["attending", "convolutions", "critical_path", "influence", "lstm", "recurrent", "scanned"]

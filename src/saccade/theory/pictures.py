@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,21 +13,22 @@ from torch import Tensor
 from saccade.masks import Window
 from saccade.matrix import AttentionMatrix, attention
 from saccade.scores import Gaussian
+from saccade.theory.claim import Draw
 from saccade.theory.complexity import dense, flops, recurrence
-from saccade.theory.draw import Draw
 from saccade.theory.features import variance_of_positive, variance_of_trigonometric
 from saccade.theory.information import gaussian_information, patterns
 from saccade.theory.mistakes import MISTAKES
-from saccade.theory.panels import head, legend, side_by_side
 from saccade.theory.paths import attending, convolutions, influence, lstm
-from saccade.theory.picture_of_training import trained
 from saccade.theory.rank import weights_of
 from saccade.theory.relatives import kalman_update
 from saccade.theory.scaling import inverse_root, movability
 from saccade.theory.softmax import jacobian, jacobian_as_printed
-from saccade.viz.canvas import GREY, INK, INKS, colours
+from saccade.theory.sparsity import TEXT, by_chance, decoder_loss, strongest
+from saccade.theory.trained import attentive, learned, neighbours, recall
+from saccade.viz.canvas import DPI, GREY, INK, INKS, blank, colours
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["PICTURES"]
@@ -178,6 +180,37 @@ def relatives() -> Figure:
     return figure
 
 
+def trained() -> Figure:
+    """Plot accuracy by number of heads, and lost nats by number of keys that each query of a decoder reads."""
+    figure, (left, right) = side_by_side(2, 3.4)
+    cases = (
+        ("both neighbours", neighbours(1, 2), 32, 0.01, 200),
+        ("one of 16 keys", recall(), 16, 0.03, 400),
+    )
+    counts = (1, 2, 4, 8)
+    for shift, colour, (label, task, width, rate, steps) in zip((-0.2, 0.2), INKS[:2], cases, strict=True):
+        runs = [learned(attentive(heads), task, width=width, rate=rate, steps=steps) for heads in counts]
+        found = [float(run.accuracy.mean()) for run in runs]
+        places = [place + shift for place in range(len(counts))]
+        left.bar(places, found, width=0.38, color=colour, label=label)
+        for place, accuracy in zip(places, found, strict=True):
+            left.text(place, accuracy + 0.02, f"{accuracy:.0%}", ha="center", size=7, color=INK)
+    left.set_xticks(range(len(counts)), [str(heads) for heads in counts])
+    left.set(xlabel="heads, of the same total width", ylabel="accuracy", ylim=(0, 1.35), yticks=(0, 0.5, 1))
+    head(left, "Which is better depends on the task", 9)
+    legend(left, loc="upper left", ncols=2)
+    whole, keys_read = decoder_loss(TEXT), (1, 2, 4, 9, 18, 37, 74)
+    for label, choose, colour in (("drawn by lot", by_chance, INKS[1]), ("the strongest", strongest, INKS[0])):
+        lost = [decoder_loss(TEXT, partial(choose, keys=keys)) - whole for keys in keys_read]
+        right.plot(keys_read, lost, color=colour, marker="o", markersize=3, label=label)
+    right.set(xscale="log", xlabel="keys that a query reads, of 74", ylabel="nats a token lost")
+    right.set_xticks(keys_read, [str(keys) for keys in keys_read])
+    right.minorticks_off()
+    head(right, "Most keys matter little to a decoder", 9)
+    legend(right)
+    return figure
+
+
 def cost() -> Figure:
     """Plot counted operations against length, and influence against distance."""
     figure, (left, right) = side_by_side(2, 3.0)
@@ -258,6 +291,33 @@ def mistakes() -> Figure:
     panels[1].set_xlabel("right of the line: hidden", color=_GREEN)
     figure.colorbar(image, ax=panels, shrink=0.75, aspect=12, pad=0.01).ax.tick_params(labelsize=7)
     return figure
+
+
+def side_by_side(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
+    """Return a figure outside of pyplot with panels side by side, each about ``width`` inches wide."""
+    canvas = blank("theory.pictures")
+    figure = canvas.figure
+    figure.clear()
+    figure.set_size_inches(width * count + 0.8, min(width, 3.0) + 0.6)
+    figure.set_layout_engine("constrained")
+    panels = tuple(figure.add_subplot(1, count, number + 1) for number in range(count))
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8, color=INK, labelcolor=INK)
+        axes.xaxis.label.set(size=8, color=INK)
+        axes.yaxis.label.set(size=8, color=INK)
+    assert figure.dpi == DPI, "blank() made it so"
+    return figure, panels
+
+
+def head(axes: Axes, title: str, size: float = 10) -> None:
+    """Write a title above the left end of a panel."""
+    axes.set_title(title, loc="left", size=size, color=INK)
+
+
+def legend(axes: Axes, **place: Any) -> None:
+    """Add the legend of a panel."""
+    axes.legend(frameon=False, fontsize=8, **place)
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import AttentionMatrix, attention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
 from saccade.theory.rank import centred_logs, weights_of
 

@@ -11,8 +11,7 @@ from saccade.masks import Causal, Documents, Mask
 from saccade.matrix import AttentionMatrix, attention
 from saccade.models import chinese_encoder, small_decoder
 from saccade.nn import MultiHeadAttention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 
 __all__ = ["centred_logs", "directions", "spread_of_rows", "trained_heads", "weights_of"]

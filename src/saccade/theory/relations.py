@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.models import minilm
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most
 
 __all__ = ["Maps", "Parsed", "hits", "maps_of_minilm", "sentences"]

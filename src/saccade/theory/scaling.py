@@ -8,8 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, estimate
 
 __all__ = ["gradients_by_query", "inverse_root", "law_of_entropy", "movability", "products", "variance_of_products"]

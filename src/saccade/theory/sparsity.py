@@ -12,8 +12,7 @@ from saccade.mechanisms import Mechanism, Softmax, TopK
 from saccade.mechanisms.scorers import DotProducts
 from saccade.models import minilm, small_decoder
 from saccade.nn import MultiHeadAttention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most
 from saccade.theory.rank import trained_heads
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import attention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
 __all__ = ["built", "sequences", "tell_apart"]

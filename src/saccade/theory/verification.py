@@ -8,9 +8,8 @@ from typing import Any
 
 from saccade.support.errors import type_error
 from saccade.support.validation import integer
-from saccade.theory.claim import Claim
+from saccade.theory.claim import Claim, Draw
 from saccade.theory.claims import CLAIMS
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement
 
 __all__ = ["SCHEMA", "Finding", "Verification", "verify"]
