@@ -213,7 +213,7 @@ def test_reach_is_the_product_of_the_steps():
         ({"padding": torch.ones(2, SOURCE)}, r"padding must have shape \[2, 24\]"),
     ],
 )
-def test_what_is_wrong_is_said(change, message):
+def test_wrong_arguments_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         audit(made("T5"), **{"rule": RULE, "inputs": texts()} | change)
 
@@ -232,7 +232,7 @@ def test_a_rule_is_a_mask():
         audit(made("T5"), RULE | {"cross": 3}, inputs=texts())
 
 
-def test_of_windows_nothing_is_assumed():
+def test_windows_are_not_assumed():
     sizes = T5 | {"local_radius": 3}
     model = transformers.LongT5ForConditionalGeneration(transformers.LongT5Config(**sizes))
     with pytest.raises(ValueError, match="rule must be given for a model whose configuration does not say it"):

@@ -48,14 +48,14 @@ class Raising(nn.Module):
         raise KeyError("red\x1b[31m\nsecond line")
 
 
-def test_what_a_model_raises_is_no_answer() -> None:
+def test_an_error_of_a_model_is_no_result() -> None:
     pairs = sameness(Raising(), zoo.tokens(), **zoo.EVERYTHING)
     assert zoo.named(pairs, "not answered") == {pair.name for pair in pairs}
     assert len(pairs) > 10
     assert {pair.why for pair in pairs} == {r"KeyError: 'red\x1b[31m\nsecond line'"}
 
 
-def test_of_two_lines_the_first_is_told() -> None:
+def test_only_the_first_line_of_an_error_is_reported() -> None:
     class Other(Raising):
         def forward(self, ids: Tensor) -> Tensor:
             raise RuntimeError("red\x1b[31m\nsecond line")

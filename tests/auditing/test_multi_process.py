@@ -104,7 +104,7 @@ def test_inputs_must_be_the_same(said):
         assert why.startswith("audit: inputs must be the same in all processes of the group")
 
 
-def test_what_runs_one_model_alone_is_refused(said):
+def test_single_process_runners_are_refused(said):
     for why in said["other ways"]:
         assert why.startswith("audit: packed, padded, cache, against must be left out")
 
@@ -117,7 +117,7 @@ def test_replicas_are_audited_as_the_model_that_they_are(said, tmp_path):
     assert run(tmp_path, 1, "replicas leak") == {"replicas leak": [one]}
 
 
-def test_one_replica_alone_waits_for_nobody(said):
+def test_a_single_replica_does_not_wait(said):
     one, other = said["one replica alone"]
     assert verdicts(one) == ["held"] * 3
     assert other is None

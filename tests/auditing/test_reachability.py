@@ -44,7 +44,7 @@ def test_a_power_is_the_same():
         assert torch.equal(reach.sources(reach.one(0, place))[0], allowed[place])
 
 
-def test_components_are_told_apart_by_few_sets():
+def test_few_sets_distinguish_components():
     reach = Reach([masks.Documents([3] * 8)] * 2, batch=2, length=24)
     label, count = reach.components()
     assert count == 16
@@ -76,6 +76,6 @@ def test_rows_of_a_comb_share_no_source():
         ([masks.Causal()], (1, 1 << 20), ValueError, "length must be at most 16,384"),
     ],
 )
-def test_what_is_wrong_is_said(rules, sizes, error, message):
+def test_wrong_arguments_are_refused(rules, sizes, error, message):
     with pytest.raises(error, match=message):
         Reach(rules, batch=sizes[0], length=sizes[1])

@@ -27,11 +27,11 @@ from saccade.auditing.rounding_noise import jitter, relative, row_differences
         ([], [], 0.0),
     ],
 )
-def test_a_difference_is_told_by_the_size_of_what_should_be(a: list[float], b: list[float], told: float) -> None:
+def test_differences_are_relative_to_the_expected_size(a: list[float], b: list[float], told: float) -> None:
     assert relative(torch.tensor(a), torch.tensor(b)) == pytest.approx(told)
 
 
-def test_rows_are_told_apart() -> None:
+def test_rows_are_measured_separately() -> None:
     b = torch.ones(2, 3, 4)
     a = b.clone()
     a[1, 2, 0] += 0.5

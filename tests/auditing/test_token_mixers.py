@@ -65,13 +65,13 @@ def beside(mixer, attention=None):
 
 
 @pytest.mark.parametrize("name", NEAR)
-def test_what_is_no_attention_may_reach_less(name):
+def test_other_mixers_may_reach_less(name):
     report = audit(beside(NEAR[name]), CAUSAL, inputs=tokens())
     assert [claim.verdict for claim in report.claims] == ["held"] * 3, str(report)
     assert report["by layer"].why.endswith("reach less than the rule, as they may: layers.0.feed, layers.1.attention")
 
 
-def test_what_is_no_attention_may_not_reach_more():
+def test_other_mixers_may_not_reach_more():
     report = audit(beside(lambda: Convolution(ahead=1)), CAUSAL, inputs=tokens())
     found = report["by layer"].finding
     assert (found.kind, found.row[1] + 1) == ("leak", found.key[1]), str(report)
@@ -117,12 +117,12 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", {**ATTENTION, **OTHERS})
-def test_attention_is_told_by_its_graph(name):
+def test_attention_is_detected_by_its_graph(name):
     leaf = torch.randn(2, 6, 4, requires_grad=True)
     assert attends({**ATTENTION, **OTHERS}[name](leaf), leaf) == (name in ATTENTION)
 
 
-def test_which_tokens_reach_another_row():
+def test_tokens_that_reach_another_row():
     x = torch.randn(1, 11, 3, requires_grad=True)
     for step in (1, 2, 3, 8):
         rows = torch.cat([x[:, :step] * 0, x[:, :-step]], 1) + x
@@ -165,7 +165,7 @@ def test_all_arguments_that_are_one_tensor_are_replayed_together(call, width, ki
 
 
 @pytest.mark.parametrize("width, ok", [(4, True), (3, False), (5, False)])
-def test_what_replace_attention_put_in_is_judged_by_its_rule(width, ok):
+def test_replaced_modules_are_audited_by_their_rule(width, ok):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True)
     net = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()

@@ -123,7 +123,7 @@ def test_recurrences_that_forget_are_not_blind(make, length, rate, decayed):
     assert ("decayed" in report["by layer"].why) == decayed, str(report)
 
 
-def test_what_decays_to_0_even_in_float64_is_said():
+def test_gradients_that_vanish_in_float64_are_reported():
     report = audit(recurrent(1e-6), CAUSAL, inputs=tokens())
     assert [claim.verdict for claim in report.claims] == ["held"] * 3, str(report)
     assert "token 0 in layers.0.attention, and" in report["by layer"].why
@@ -142,7 +142,7 @@ def test_the_picture_is_drawn_in_float64_where_float32_is_too_narrow():
 
 @pytest.mark.ci
 @pytest.mark.parametrize("rate, hidden", [(1e-6, LENGTH - 4), (0.5, 0), (0.5, 20)])
-def test_what_is_hidden_before_others_fade_is_blind(rate, hidden):
+def test_a_hidden_token_before_fading_ones_is_reported(rate, hidden):
     report = audit(recurrent(rate, hidden=hidden), CAUSAL, inputs=tokens(), tests=30)
     found = report["by layer"].finding
     assert (found.kind, found.key[1], found.module) == ("blind", hidden, "layers.0.attention"), str(report)

@@ -24,7 +24,7 @@ def quiet(rounds=1):
 
 
 @pytest.mark.parametrize("name", [name for name in sides.SIDES if name not in ("flex", "native")])
-def test_who_says_that_it_computes_a_problem_does(name):
+def test_each_side_computes_the_problem_or_is_left_out(name):
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name])
     found = 0
@@ -57,7 +57,7 @@ def test_another_result_is_noticed(monkeypatch):
         racing.sides(NEAR, ["ours", "other"])
 
 
-def test_who_is_not_installed_is_left_out(monkeypatch):
+def test_a_missing_package_is_left_out(monkeypatch):
     monkeypatch.setattr("benchmarks.peers.peer.import_module", lambda name: __import__("no_such_package"))
     turns = racing.sides(NEAR, ["ours", "local-attention"]).race(quiet(), 1)
     row = turns.row("a case", "ours", "local-attention", 2.0)
@@ -96,7 +96,7 @@ def test_a_target_that_is_not_for_this_machine_says_why():
     assert (row.met, row.target) == (None, "at least 4x; not asked: no AMX")
 
 
-def test_what_a_machine_lacks(monkeypatch):
+def test_conditions_that_a_machine_lacks(monkeypatch):
     monkeypatch.setattr(native, "is_on", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)

@@ -69,7 +69,7 @@ def test_nothing_is_moved_before_the_first_call(kind: str) -> None:
     assert cache.traffic.bytes_appended >= 3 * 2 * 2 * 4 * 4
 
 
-def test_a_context_takes_no_bare_tensor_as_mask_and_stands_where_it_was_told() -> None:
+def test_a_context_refuses_a_tensor_mask_and_uses_its_positions() -> None:
     q, k, v = (torch.randn(2, heads, 5, 4) for heads in (4, 2, 2))
     cache = CrossCache()
     with pytest.raises(ValueError, match=r"CrossCache\.attend: mask must be a rule on positions"):
@@ -109,7 +109,7 @@ def test_a_long_open_segment_keeps_its_order() -> None:
 
 
 @pytest.mark.parametrize("batch", [0, 2])
-def test_a_memory_is_asked_by_no_tokens_and_by_nobody(batch: int) -> None:
+def test_a_memory_accepts_no_tokens_and_an_empty_batch(batch: int) -> None:
     memory, cache, plain = CompressiveMemory(4, 5), CompressiveCache(), CompressiveCache()
     cache.attend(memory, *(torch.randn(3, heads, 0, 4) for heads in (4, 2, 2)), mask=CAUSAL)  # says nothing of a batch
     for length in (7, 0, 1, 6, 0):

@@ -62,7 +62,7 @@ def test_it_equals_the_product_with_a_copy(monkeypatch, dtype, tolerance, name, 
 
 
 @pytest.mark.parametrize("dtype, tolerance", DTYPES)
-def test_what_is_not_chosen_is_not_read(monkeypatch, dtype, tolerance):
+def test_unchosen_blocks_are_not_read(monkeypatch, dtype, tolerance):
     key, value, query = case(704, dtype)
     calls = in_place(monkeypatch, True)
     expected, _ = step(key, value, query, MECHANISMS["plain"], budget=192)
@@ -76,7 +76,7 @@ def test_what_is_not_chosen_is_not_read(monkeypatch, dtype, tolerance):
 
 @needs_native
 @pytest.mark.parametrize("why", ["a gradient", "another window", "a bias", "small blocks", "float64"])
-def test_what_the_kernel_does_not_take_is_copied(monkeypatch, why):
+def test_blocks_that_the_kernel_refuses_are_copied(monkeypatch, why):
     key, value, query = case(704, torch.float64 if why == "float64" else torch.float32)
     calls = in_place(monkeypatch, True)
     mechanism = Softmax(bias=ALiBi(6)) if why == "a bias" else MECHANISMS["plain"]

@@ -54,7 +54,7 @@ def test_it_begins_with_a_huge_page_and_asks_for_whole_ones(size: int) -> None:
 
 
 @needs_advice
-def test_what_is_smaller_than_a_huge_page_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_buffers_are_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffers.mmap, "mmap", None)
     assert empty(torch.empty(0), (HUGE // 4 - 1,)).numel() == HUGE // 4 - 1
 
@@ -69,13 +69,13 @@ def test_a_system_without_huge_pages_gives_ordinary_ones(monkeypatch: pytest.Mon
     assert empty(torch.empty(0), (HUGE,)).fill_(1.0).sum().item() == HUGE
 
 
-def test_where_no_advice_can_be_given_torch_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_madvise_torch_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffers, "_ADVICE", None)
     monkeypatch.setattr(buffers.mmap, "mmap", None)
     assert empty(torch.empty(0), (HUGE,)).numel() == HUGE
 
 
-def test_what_stands_for_a_tensor_gets_what_does() -> None:
+def test_fake_tensors_get_fake_buffers() -> None:
     with torch._subclasses.FakeTensorMode():
         like = torch.empty(3)
         assert type(empty(like, (HUGE,))) is type(like)
@@ -102,7 +102,7 @@ def test_a_long_cache_counts_its_own_bytes() -> None:
     assert torch.equal(cache.key, key)
 
 
-def test_what_cannot_be_had_is_torchs_to_say() -> None:
+def test_failed_allocations_raise_torch_errors() -> None:
     with pytest.raises(RuntimeError, match=r"can't allocate memory|Storage size"):
         empty(torch.empty(0), (1 << 55,))
 

@@ -270,7 +270,7 @@ def test_tensors_that_do_not_fit_together_are_refused() -> None:
         (lambda: CrossCache().attend(SOFTMAX, _qkv()[0]), ValueError, "key and value must be given in the first call"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(call, error: type[Exception], sentence: str) -> None:
+def test_impossible_arguments_are_refused(call, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         call()
 
@@ -291,7 +291,7 @@ def test_equal_lengths_cost_no_table() -> None:
     assert cache.kv_positions.tolist() == [[0, 1, 2, 3, 7]] * 2
 
 
-def test_what_is_not_said_is_what_is_written() -> None:
+def test_defaults_are_the_documented_ones() -> None:
     blocks, snap = BlockSelectCache(2, 6), SnapKVCache(40)
     assert (blocks.sink_blocks, blocks.local_blocks, blocks.rescore_every, blocks.prompt) == (1, 2, 1, "dense")
     assert (snap.window, snap.pool, snap.recent, Int8Cache().block_size) == (32, 5, 32, 64)

@@ -109,7 +109,7 @@ def test_without_judges_it_goes_back_anywhere(kind: str) -> None:
     assert_same(one, other)
 
 
-def test_what_came_after_a_prompt_that_was_cut_goes_back() -> None:
+def test_tokens_after_an_evicted_prompt_can_be_cropped() -> None:
     one, other = Text(KINDS["snap"]()), Text(KINDS["snap"]())
     for text in (one, other):
         text.read(30)
@@ -129,7 +129,7 @@ def test_what_came_after_a_prompt_that_was_cut_goes_back() -> None:
         ("few", [8, 3], 9, "by the attention of more than the last 0, whose part alone is known"),
     ],
 )
-def test_what_judged_too_long_ago_stays(kind: str, sizes: list[int], length: int, reason: str) -> None:
+def test_a_crop_beyond_the_last_vote_is_refused(kind: str, sizes: list[int], length: int, reason: str) -> None:
     text = Text(KINDS[kind]())
     for size in sizes:
         text.read(size)

@@ -193,7 +193,7 @@ def test_gradients_reach_the_tokens_of_the_call_only() -> None:
     torch.testing.assert_close(grads[2][:, :, 5:], expected[:, :, 5:])
 
 
-def test_what_it_cannot_do_is_said() -> None:
+def test_unsupported_arguments_are_refused() -> None:
     q, k, v = (torch.randn(2, 2, 3, 4) for _ in range(3))
     cache, linear = RecurrentCache(), Linear()
     with pytest.raises(ValueError, match=r"FeatureMatrix\.advance: mask must be causal"):

@@ -81,7 +81,7 @@ def test_later_tokens_of_a_ragged_batch_come_after_those_of_their_item(table: li
     assert cache.positions(1) == range(3, 4)
 
 
-def test_where_all_items_end_alike_is_a_number() -> None:
+def test_equal_ends_are_one_number() -> None:
     for batch in (1, 2):
         cache = SinkWindowCache(1, 8)
         _attend(cache, 3, torch.tensor([[-1, 0, 4]] * batch), batch)
@@ -92,7 +92,7 @@ def test_where_all_items_end_alike_is_a_number() -> None:
     assert ragged.positions(1).tolist() == [[3], [1]]
 
 
-def test_a_call_of_nobody_and_no_tokens_says_nothing() -> None:
+def test_an_empty_call_of_an_empty_batch_changes_nothing() -> None:
     cache = SinkWindowCache(1, 3)
     _attend(cache, 0, torch.empty(0, 0, dtype=torch.int64), batch=0)
     assert cache.positions(2) == range(2)

@@ -47,7 +47,7 @@ def test_blocks_are_chosen_for_a_few_tokens_at_a_time(monkeypatch, rows):
     torch.testing.assert_close(own, expected)
 
 
-def test_of_equal_blocks_the_first_are_read_in_prompts_and_steps():
+def test_ties_read_the_first_blocks_in_prompts_and_steps():
     q, k, v = torch.zeros(1, 2, 60, 4), *torch.randn(2, 1, 2, 60, 4)
     runs = [
         _run(BlockSelectCache(4, 20, prompt="sparse"), (q, k, v), edges, Softmax()) for edges in ([0, 60], range(61))
@@ -121,7 +121,7 @@ def test_it_is_saved(tmp_path):
     torch.testing.assert_close(*(_run(own, rest, [0, 10], Softmax()) for own in (cache, loaded)))
 
 
-def test_what_it_cannot_is_refused():
+def test_unsupported_arguments_are_refused():
     q = torch.randn(2, 2, 30, 4)
     cache = BlockSelectCache(4, 12, prompt="sparse")
     with pytest.raises(UnsupportedError, match=r"its mask is not masks.Causal\(\)"):

@@ -37,7 +37,7 @@ CACHES = [
 
 
 @pytest.mark.parametrize("cache", CACHES, ids=lambda cache: type(cache).__name__)
-def test_what_makes_no_matrix_is_refused(cache: LayerCache) -> None:
+def test_a_mechanism_without_matrix_is_refused(cache: LayerCache) -> None:
     x = torch.randn(1, 2, 3, 4)
     with pytest.raises(TypeError, match=r"Cache\.attend: mechanism must make matrices; got NoneType\."):
         cache.attend(None, x, x, x)
@@ -56,7 +56,7 @@ def test_a_step_and_a_filled_context_refuse_it_too() -> None:
 
 
 @pytest.mark.parametrize("path", [None, 3, b"text.cache", ["text.cache"]], ids=repr)
-def test_what_is_no_path_is_refused(path: object) -> None:
+def test_a_wrong_path_is_refused(path: object) -> None:
     got = re.escape(f"got {type(path).__name__}.")
     with pytest.raises(TypeError, match=f"save_cache: path must be a string or a path; {got}"):
         save_cache(KVCache(), path)

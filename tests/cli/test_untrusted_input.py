@@ -85,7 +85,7 @@ def test_no_text_is_an_order_to_the_terminal(name: str, folder: Path, monkeypatc
 
 
 @pytest.mark.ci
-def test_a_special_token_and_a_folder_are_told_by_their_escapes(folder: Path) -> None:
+def test_special_tokens_and_folders_are_escaped(folder: Path) -> None:
     result = _run("look")
     assert r"of a model\x1b]0;title\x07\x1b[31m\u202e\u2066\x9b1m\x08\r, the" in result.stdout.replace("\n", " ")
     assert r"<begin\x1b]0;title" in result.stdout

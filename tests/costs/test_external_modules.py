@@ -174,7 +174,7 @@ def test_torch_is_left_as_it_was(is_fast):
     assert transformer._detect_is_causal_mask is reads
 
 
-def test_what_torch_runs_as_one_operation_is_counted():
+def test_fused_operations_of_torch_are_counted():
     def vectors(length):
         return torch.zeros(1, length, 32)
 

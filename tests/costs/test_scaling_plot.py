@@ -34,7 +34,7 @@ def test_memory_with_the_room_that_there_is(costs):
 
 
 @pytest.mark.parametrize(("what", "attribute", "unit"), [("flops", "flops", 1e6), ("moved", "bytes_moved", 2**20)])
-def test_what_is_computed_and_moved(costs, what, attribute, unit):
+def test_flops_and_bytes(costs, what, attribute, unit):
     _, lines = drawn(growth(costs, what))
     assert list(lines) == ["forward", "training", "decode"]
     np.testing.assert_allclose(lines["training"][1] * unit, [getattr(told.training, attribute) for told in costs])
@@ -59,6 +59,6 @@ def test_seconds_are_those_of_this_machine(costs, monkeypatch):
         (lambda costs: [3, 4], {}, "growth: costs must hold what saccade.cost says"),
     ],
 )
-def test_what_cannot_be_drawn(costs, change, options, message):
+def test_refused_figures(costs, change, options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         growth(change(costs), **options)

@@ -136,7 +136,7 @@ def test_plans_are_equal_where_all_is():
         ((None, 8, 2), {"dtype": "float32"}, "exchange: dtype must be a torch.dtype; got str"),
     ],
 )
-def test_what_cannot_be_planned(arguments, options, sentence):
+def test_refused_plans(arguments, options, sentence):
     with pytest.raises((TypeError, ValueError), match=f"^{sentence}"):
         exchange(*arguments, **options)
 

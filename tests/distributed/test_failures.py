@@ -198,7 +198,7 @@ def refusals(rank):
 
 
 @pytest.mark.ci
-def test_what_is_refused():
+def test_wrong_arguments_are_refused():
     for told in on_ranks(2, refusals):
         assert isinstance(told, list), told
         starts = (

@@ -120,7 +120,7 @@ def refused(rank):
 
 
 @pytest.mark.slow
-def test_what_is_refused():
+def test_wrong_arguments_are_refused():
     for found in on_ranks(2, refused):
         assert isinstance(found, tuple), found
         told, length = found

@@ -134,6 +134,6 @@ def test_data_parallel():
         (torch.nn.Linear(2, 2), "no MultiHeadAttention and no FeedForward"),
     ],
 )
-def test_what_cannot_be_split(model, message):
+def test_refused_splits(model, message):
     with pytest.raises(sc.UnsupportedError, match=message):
         tp_plan(model, 4)

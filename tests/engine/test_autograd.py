@@ -39,14 +39,14 @@ class _Ended(torch.autograd.Function):
 
 
 @BY_HAND
-def test_where_nothing_flows_back_nothing_is_handed_on(impl: str) -> None:
+def test_without_gradients_nothing_is_passed_on(impl: str) -> None:
     leaves = [torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3)]
     results = [_Ended.apply(x) for x in sc.attention_with_lse(*leaves, impl=impl)]
     total = sum(x.sum() for x in results)
     assert torch.autograd.grad(total, leaves, allow_unused=True) == (None, None, None)
 
 
-def test_what_vmap_cannot_do_is_said_though_the_mask_is_a_function() -> None:
+def test_a_limit_of_vmap_is_reported_for_a_predicate_mask() -> None:
     x = torch.randn(3, 1, 2, 4, 4)
 
     def attended(x: Tensor) -> Tensor:

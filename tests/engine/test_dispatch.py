@@ -77,7 +77,7 @@ def test_the_table(device, dtype, mask, lengths, options, needs_lse, expected):
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps", "xpu"])
-def test_what_every_gpu_leaves_to_tiled(device):
+def test_cases_that_every_gpu_leaves_to_tiled(device):
     plain = (device, torch.float32, masks.Causal(), (4096, 4096), {}, False)
     assert route(*plain, dropout_p=0.1).kernel.name == "tiled"
     assert route(*plain, by_hand=True).kernel.name == "tiled"
@@ -96,7 +96,7 @@ def test_an_environment_variable_leaves_the_others_out(monkeypatch):
         route(*plain)
 
 
-def test_reasons_are_told():
+def test_reasons_are_reported():
     found = route("cuda", torch.float32, masks.sliding_window(100), (512, 512), {}, True)
     assert found.passed_over["sdpa"] == (
         "it takes full masks, and causal ones of as many rows as keys",

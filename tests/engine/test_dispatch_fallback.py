@@ -60,7 +60,7 @@ def test_few_keys_are_left_to_fused_alone(options):
 
 @needs_native
 @pytest.mark.usefixtures("with_native")
-def test_what_it_cannot_run_is_said_where_the_other_one_cannot_either():
+def test_reasons_are_given_if_both_kernels_refuse():
     found = explained(4096, dtype=torch.float16, softcap=30.0)
     assert found.kernel == "tiled"
     assert found.passed_over["native"][0].startswith("it has no float16")

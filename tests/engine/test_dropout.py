@@ -48,7 +48,7 @@ def _word(seed: int, place: tuple[int, ...]) -> int:
 
 @pytest.mark.parametrize("seed", [0, 5, 2**32 + 5, 2**40 + 2**31, 2**63 - 1])
 @pytest.mark.parametrize("p", [0.0, 0.25, 0.9])
-def test_what_is_kept_is_a_hash_of_seed_and_place(seed: int, p: float) -> None:
+def test_kept_weights_are_a_hash_of_seed_and_position(seed: int, p: float) -> None:
     sizes = (2, 3, 5, 7)
     first = (0, 1, 2**32 - 2, -1)
     b, h, q, kv = torch.meshgrid(
@@ -102,7 +102,7 @@ def test_kernel_and_blocks_drop_the_same_weights(mask: masks.Mask | None, monkey
 
 
 @pytest.mark.parametrize("impl", ["tiled", "reference"])
-def test_what_is_kept_is_scaled_forward_and_backward(impl: str) -> None:
+def test_kept_weights_are_scaled_forward_and_backward(impl: str) -> None:
     query, key, value = (torch.randn(2, 3, 7, 4, dtype=torch.float64) for _ in range(3))
     axes = torch.meshgrid(*(torch.arange(n) for n in (2, 3, 7, 7)), indexing="ij")
     kept = dropout.keep(5, *axes, 0.3) / 0.7
@@ -171,7 +171,7 @@ def test_explain_says_why_the_fused_kernel_does_not_run() -> None:
 )
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])
 @pytest.mark.parametrize("product", [sc.AttentionMatrix.matmul, sc.Matrix.matmul], ids=["kernels", "blocks"])
-def test_what_is_no_seed_is_refused(
+def test_a_wrong_seed_is_refused(
     product: Callable[..., Tensor], dropout_p: float, seed: object, error: type[Exception]
 ) -> None:
     x = torch.zeros(1, 1, 3, 4)
@@ -190,7 +190,7 @@ def test_seeds_that_would_be_the_same_one_are_refused(product: Callable[..., Ten
 
 
 @pytest.mark.parametrize("dropout_p", [None, [], "", (), {}, "0", True, False])
-def test_what_is_no_probability_is_refused(dropout_p: object) -> None:
+def test_a_wrong_probability_is_refused(dropout_p: object) -> None:
     x = torch.zeros(1, 1, 3, 4)
     with pytest.raises(TypeError, match="attention: dropout_p must be a float; got"):
         sc.attention(x, x, x, dropout_p=dropout_p)
@@ -201,7 +201,7 @@ def test_what_is_no_probability_is_refused(dropout_p: object) -> None:
 
 
 @pytest.mark.parametrize("dropout_p", [10**400, float("nan"), -0.1, 1])
-def test_what_is_no_probability_below_one_is_refused(dropout_p: float) -> None:
+def test_a_probability_of_one_is_refused(dropout_p: float) -> None:
     x = torch.zeros(1, 1, 3, 4)
     with pytest.raises(ValueError, match="attention: dropout_p must be at least 0 and below 1; got"):
         sc.attention(x, x, x, dropout_p=dropout_p)

@@ -264,7 +264,7 @@ COPIED = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=needs_half if "dtype" in COPIED[name] else ()) for name in COPIED]
 )
-def test_what_the_compiled_kernel_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_of_the_compiled_kernel_are_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = dict(COPIED[name])
     dtype, n, width = (options.pop(key, own) for key, own in (("dtype", torch.float32), ("n", 1000), ("width", 64)))
     kv_heads, value_width = options.pop("kv_heads", 2), options.pop("value_width", width)

@@ -53,7 +53,7 @@ def test_a_plan_is_made_once() -> None:
     assert given.replaced(scale=2.0).plan is plan
 
 
-def test_what_a_mask_holds_now_holds_from_then_on() -> None:
+def test_a_mask_is_read_when_inputs_are_made() -> None:
     given = _made(mask=torch.ones(L, S, dtype=torch.bool))
     now = given.current()
     assert (given.is_live, now.is_live) == (True, False)
@@ -126,7 +126,7 @@ def test_on_another_device_all_of_it_is() -> None:
     assert torch.equal(given.to(None, DOUBLE).row_positions, given.row_positions)
 
 
-def test_what_holds_tensors_is_moved_with_them() -> None:
+def test_parts_that_hold_tensors_are_moved() -> None:
     real, whole = torch.ones(2), torch.arange(2)
     held = Pair((real, [whole]), {"one": real, "none": None})
     (own, (other,)), table = made = moved(held, META, DOUBLE)
@@ -146,7 +146,7 @@ class _Own:
 
 
 @pytest.mark.parametrize("kind", ["an object", "a module", "a module of saccade", "a class", "a number"])
-def test_what_is_not_known_stays_as_it_is(kind: str) -> None:
+def test_unknown_parts_stay_unchanged(kind: str) -> None:
     things = {
         "an object": _Own(),
         "a module": nn.Linear(2, 2),
@@ -177,7 +177,7 @@ def _share(lse: Tensor, sink: Tensor) -> Tensor:
     return (lse.exp() / (lse.exp() + sink.exp()[None, :, None])).log()
 
 
-def test_what_a_sink_leaves_to_the_keys() -> None:
+def test_share_that_a_sink_leaves_to_the_keys() -> None:
     lse, sink = torch.randn(B, H, L, dtype=DOUBLE), torch.randn(H, dtype=DOUBLE)
     torch.testing.assert_close(sc.engine.bias.sink_logit.log_share(lse, sink), _share(lse, sink))
     lse[:, :, 1] = -torch.inf  # a row without keys: there is nothing to take from
@@ -186,7 +186,7 @@ def test_what_a_sink_leaves_to_the_keys() -> None:
     torch.testing.assert_close(sc.engine.bias.sink_logit.log_share(lse, sink), want)
 
 
-def test_of_overlapping_terms_the_rows_can_be_had_whole():
+def test_overlapping_terms_still_give_complete_rows():
     x = torch.randn(1, 2, 40, 4)
     for mask, overlaps in ((masks.Strided(2) | masks.Window(3, 0), True), (masks.Causal(), False)):
         given = Ingredients.of(x, x, mask)

@@ -265,7 +265,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_go_with_them_is_refused_in_a_sentence(name):
+def test_unsupported_arguments_are_refused(name):
     call, words = REFUSED[name]
     with pytest.raises((UnsupportedError, ValueError), match=words):
         call()

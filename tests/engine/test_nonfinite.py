@@ -41,7 +41,7 @@ def test_results_stand_unless_nan_could_flow_back_to_what_is_hidden(mask, is_spo
 
 
 @pytest.mark.parametrize("mask", [None, masks.Causal()], ids=str)
-def test_what_flows_back_to_rows_that_see_nothing_ends_there(mask):
+def test_gradients_of_rows_that_see_nothing_are_zero(mask):
     query, out = torch.randn(2, 1, 1, 3, 2)
     out[0, 0, 0] = 0.0
     lse = torch.tensor([[[-math.inf, 0.5, 1.0]]])
@@ -151,7 +151,7 @@ def test_nan_is_seen_by_some_heads_and_items_and_not_by_others(impl, monkeypatch
     torch.testing.assert_close(out, want.masked_fill(hit[..., None], math.nan), equal_nan=True)
 
 
-def test_of_a_long_matrix_only_bad_columns_are_looked_at(monkeypatch):
+def test_only_nonfinite_columns_of_a_long_matrix_are_checked(monkeypatch):
     mask = torch.ones(12, 12, dtype=torch.bool)
     mask[3, 5] = False
     query, key, value = inputs()
@@ -170,7 +170,7 @@ def test_of_a_long_matrix_only_bad_columns_are_looked_at(monkeypatch):
     assert isolated.in_scores.all()
 
 
-def test_what_is_hidden_can_be_asked_for_pair_by_pair():
+def test_hidden_pairs_can_be_computed_pair_by_pair():
     query, key, value = inputs()
     query[0, 1, 3], key[0, 1, 5] = math.nan, math.inf
     given = sc.AttentionMatrix(query, key, masks.Causal()).ingredients

@@ -45,7 +45,7 @@ def test_they_are_those_of_a_sweep(dtype):
 
 
 @pytest.mark.usefixtures("by_products", "without_native")
-def test_who_cannot_be_asked():
+def test_inputs_without_statistics_from_products():
     query, key = torch.randn(2, 1, 2, 30, 16)
 
     def can(*tensors, **options):

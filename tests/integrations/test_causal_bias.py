@@ -197,7 +197,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_says_no_mask_is_refused(name):
+def test_wrong_causal_biases_are_refused(name):
     call, words = REFUSED[name]
     with pytest.raises((TypeError, ValueError), match=words) as refusal:
         call()

@@ -242,7 +242,7 @@ def somebody_s(monkeypatch):
     return registered
 
 
-def test_somebody_s_function_is_recorded_by_the_product_that_it_calls(somebody_s):
+def test_a_foreign_function_is_recorded_by_its_product(somebody_s):
     network, ids = somebody_s(near), zoo.batch("llama")["input_ids"]
     with torch.no_grad(), sc.record(network, keep="qk") as recording:
         network(ids)
@@ -251,7 +251,7 @@ def test_somebody_s_function_is_recorded_by_the_product_that_it_calls(somebody_s
     assert torch.equal(recording[0].matrix.to_dense() > 0, seen.expand(2, 4, 11, 11))
 
 
-def test_somebody_s_function_with_operations_of_its_own_is_named(somebody_s):
+def test_a_foreign_function_with_more_operations_is_named(somebody_s):
     network, ids = somebody_s(by_hand), zoo.batch("llama")["input_ids"]
     refused = pytest.raises(sc.UnsupportedError, match=r"model.layers.0.self_attn \(LlamaAttention\), .* could not be")
     with torch.no_grad(), refused, sc.record(network):
@@ -259,7 +259,7 @@ def test_somebody_s_function_with_operations_of_its_own_is_named(somebody_s):
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_somebody_s_function_of_which_nothing_is_heard_is_compared_with_its_arguments(changed, somebody_s):
+def test_a_foreign_function_without_recorded_products_is_compared_with_its_arguments(changed, somebody_s):
     def ours(module, query, key, value, attention_mask, scaling, **facts):
         del facts
         rule = attention_mask & masks.Window(1, 0).to_dense(11) if changed else attention_mask

@@ -62,7 +62,7 @@ def test_a_padded_batch(name, side, grad, monkeypatch):
 
 
 @pytest.mark.parametrize("name", zoo.ALL)
-def test_padding_on_the_left_is_read_by_nobody(name):
+def test_no_query_reads_left_padding(name):
     network, inputs = zoo.model(name), zoo.batch()
     with torch.no_grad():
         _, found = heard(network, lambda: network(**inputs))
@@ -170,7 +170,7 @@ def test_a_subclass_and_a_layer_with_its_function_as_an_attribute():
     assert twin.chunk_gated_delta_rule is own
 
 
-def test_a_fast_kernel_in_the_place_of_their_function_is_heard(monkeypatch):
+def test_a_fast_kernel_instead_of_their_function_is_captured(monkeypatch):
     network, inputs, calls = zoo.model("qwen3_next"), zoo.batch(), []
     slow = qwen.torch_chunk_gated_delta_rule
     fast = lambda *args, **kwargs: calls.append(1) or slow(*args, **kwargs)  # noqa: E731

@@ -249,7 +249,7 @@ def test_another_mechanism_is_a_copy_for_each_and_trains():
     assert logits[0] is not logits[1]
 
 
-def test_it_is_heard():
+def test_it_is_recorded():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, H, 32, dropout=0.0, batch_first=True), 1)
     x = torch.randn(B, L, D)
     with sc.record(model, keep="qk") as before:

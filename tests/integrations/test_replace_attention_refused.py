@@ -53,7 +53,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_cannot_replace_is_named_and_nothing_changes(name):
+def test_unsupported_modules_are_named_and_nothing_changes(name):
     build, options, words = REFUSED[name]
     model = build()
     before = str(model)

@@ -151,7 +151,7 @@ def test_a_compiled_layer_is_refused_among_others_that_are_not(make, ran_before)
     torch._dynamo.reset()
 
 
-def test_what_is_compiled_and_attends_to_nothing_is_no_reason_to_refuse():
+def test_compiled_modules_without_attention_are_accepted():
     torch._dynamo.reset()
     model, names = nn.Sequential(Fused(), torch.compile(nn.Sequential(nn.Linear(16, 16)), backend="eager")), []
     with torch.no_grad(), tapped(model, lambda name, make: names.append(name)):

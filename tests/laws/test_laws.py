@@ -218,7 +218,7 @@ def test_law_on_a_gpu(law, impl):
 
 
 @pytest.mark.ci
-def test_what_the_fastest_kernel_refuses_another_one_runs():
+def test_another_kernel_runs_inputs_that_the_fastest_refuses():
     laws = [law for law in GENERAL if law.name in {"softcap", "order", "gradient_of_bias", "offered"}]
     report = Executed("auto").check(laws, [torch.float32])
     assert report.raise_if_broken().ok

@@ -24,7 +24,7 @@ def test_each_row_draws_exactly_so_many_different_blocks_out_of_those_it_may(blo
         assert max(blocks) < 2 * max(row + 1, blocks_per_row)
 
 
-def test_what_is_drawn_is_what_may_be_seen():
+def test_drawn_blocks_are_the_visible_ones():
     mask = masks.Random(2, 3, 5)
     allowed = mask.to_dense(60)[0, 0]
     drawn = mask.drawn(np.arange(20)).tolist()

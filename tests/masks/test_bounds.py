@@ -116,7 +116,7 @@ def test_a_residual_is_the_content_of_its_box(mask: masks.Mask, batch: int) -> N
             assert (part == triangle.numpy()).all()
 
 
-def test_boxes_of_two_functions_are_told_apart() -> None:
+def test_boxes_of_two_functions_are_distinguished() -> None:
     odd, even = (masks.Predicate(lambda b, h, q, kv, rest=rest: (q + kv) % 2 == rest) for rest in (1, 0))
     rule = odd.after(4) | (even & masks.Prefix(4))
     boxes = Box(ALL, range(4, 8), range(4, 8)), Box(ALL, range(4), range(4))

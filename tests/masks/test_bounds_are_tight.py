@@ -79,7 +79,7 @@ def _asked(mask: masks.Mask, item: int, pairs: list[tuple[int, int]], step: int 
 
 
 @pytest.mark.parametrize("mask", [rule for rule in SINGLE if "Strided" not in str(rule)], ids=str)
-def test_of_one_row_all_is_known(mask: masks.Mask) -> None:
+def test_bounds_of_one_row_are_exact(mask: masks.Mask) -> None:
     for item in _items(mask):
         needed, sure, some, every = _asked(mask, item, [(row, row) for row in range(FIRST, LEN)])
         assert np.array_equal(needed, some)
@@ -87,7 +87,7 @@ def test_of_one_row_all_is_known(mask: masks.Mask) -> None:
 
 
 @pytest.mark.parametrize("mask", WHOLE, ids=str)
-def test_of_rows_that_follow_one_another_all_is_known(mask: masks.Mask) -> None:
+def test_bounds_of_consecutive_rows_are_exact(mask: masks.Mask) -> None:
     for item in _items(mask):
         needed, sure, some, every = _asked(mask, item, PAIRS)
         assert np.array_equal(needed, some)
@@ -132,7 +132,7 @@ STEPS = [
 
 @pytest.mark.parametrize("step", [2, 4])
 @pytest.mark.parametrize("mask", STEPS, ids=str)
-def test_of_rows_a_step_apart_keys_at_such_distances_are_known(mask: masks.Mask, step: int) -> None:
+def test_bounds_of_strided_rows_are_exact_at_strided_keys(mask: masks.Mask, step: int) -> None:
     """Groups may end between two of their rows."""
     needed, sure, some, every = _asked(mask, ALL, PAIRS, step)
     asked = np.asarray([(np.arange(LEN) - first) % step == 0 for first, _ in PAIRS])
@@ -239,9 +239,7 @@ MOVED: list[tuple[masks.Mask, Box, masks.Mask, Box]] = [
 
 
 @pytest.mark.parametrize("mask, box, part, own", MOVED, ids=[f"{mask}, {box.rows}" for mask, box, *_ in MOVED])
-def test_where_another_rule_decides_the_residual_is_that_of_the_other(
-    mask: masks.Mask, box: Box, part: masks.Mask, own: Box
-) -> None:
+def test_the_residual_is_that_of_the_deciding_rule(mask: masks.Mask, box: Box, part: masks.Mask, own: Box) -> None:
     assert mask.residual(box) == part.residual(own)
 
 

@@ -23,11 +23,11 @@ def test_a_picture_is_the_matrix(mask: masks.Mask, batch: int, head: int) -> Non
         assert mask.picture(4) == _text(mask, 0, 0, 4, 4)
 
 
-def test_a_picture_has_eight_rows_unless_told() -> None:
+def test_a_picture_has_eight_rows_by_default() -> None:
     assert masks.Causal().picture() == masks.Causal().picture(8)
 
 
-def test_what_is_not_there_has_no_picture() -> None:
+def test_a_missing_item_has_no_picture() -> None:
     for options, name in (({"batch": 3}, "batch"), ({"head": 2}, "head")):
         with pytest.raises(ValueError, match=rf"Mask\.picture: {name} must be below"):
             (ITEMS if name == "batch" else HEADS).picture(4, **options)

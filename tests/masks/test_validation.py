@@ -394,7 +394,7 @@ def test_sums_and_products_of_sizes_stay_within_what_is_counted() -> None:
         masks.Documents([2**30, 2**30])
 
 
-def test_of_long_lists_and_tensors_little_is_said() -> None:
+def test_errors_shorten_long_lists_and_tensors() -> None:
     with pytest.raises(ValueError, match=r"got \[0, 1, 2, 3, 4, 5, \.\.\.\]\.$"):
         masks.Padding([*range(1000), -1])
     with pytest.raises(ValueError, match=r"Padding: lengths must .*; got tensor \[3\] float32\.") as refused:

@@ -107,7 +107,7 @@ class Rows(Fold[int, int]):
         return state
 
 
-def test_what_vmap_cannot_ask_is_refused():
+def test_questions_that_vmap_cannot_map_are_refused():
     with pytest.raises(sc.UnsupportedError, match="no tensor with the batch as its first axis"):
         vmap(lambda x: sc.AttentionMatrix(x, x).ask(Rows())[0])(SAMPLES)
     with pytest.raises(sc.UnsupportedError, match="logits of a sink"):

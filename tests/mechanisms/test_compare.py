@@ -82,7 +82,7 @@ def test_verdicts_follow_from_the_median_error(error: float, verdict: str) -> No
         ({}, None),
     ],
 )
-def test_where_the_ratio_meets_one(ratios: dict[int, float], length: int | None) -> None:
+def test_the_length_at_which_the_ratio_is_one(ratios: dict[int, float], length: int | None) -> None:
     assert crossing(ratios) == length
 
 
@@ -189,7 +189,7 @@ def test_queries_of_another_length_are_timed_in_proportion(monkeypatch: pytest.M
     assert case.at(40) is case
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_wrong_arguments_are_refused() -> None:
     q, k, v = _inputs()
     with pytest.raises(TypeError, match=r"compare: mechanisms must be a list of mechanisms; got Linear"):
         compare(q, k, v, Linear())

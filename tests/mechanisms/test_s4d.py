@@ -130,7 +130,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_such_matrix_is_refused(name):
+def test_inputs_without_such_a_matrix_are_refused(name):
     wrong, words = REFUSED[name]
 
     with pytest.raises((TypeError, ValueError, UnsupportedError), match=re.escape(words)):

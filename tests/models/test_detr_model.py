@@ -78,7 +78,7 @@ OBJECTS = [Objects(torch.tensor([0, 6, 3]), torch.rand(3, 4) / 2 + 0.1), Objects
 @torch.no_grad()
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("real", [None, REAL], ids=["whole", "padded"])
-def test_what_is_found_equals_detr(real, activation):
+def test_detections_equal_detr(real, activation):
     theirs = published(activation_function=activation)
     ours = SetDecoder.from_state_dict(theirs.config, theirs.state_dict(), backbone=Backbone(theirs))
     want = theirs(IMAGES, pixel_mask=None if real is None else real.long())
@@ -323,7 +323,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused(name):
+def test_inputs_that_do_not_fit_are_refused(name):
     wrong, kind, message = REFUSED[name]
     with pytest.raises(kind, match=re.escape(message)):
         wrong()
@@ -352,7 +352,7 @@ UNREAD = {
 
 
 @pytest.mark.parametrize("name", UNREAD)
-def test_what_is_no_detr_is_refused(name):
+def test_other_checkpoints_are_refused(name):
     words, kind, message = UNREAD[name]
     theirs = published()
     with pytest.raises(kind, match=re.escape(message)):

@@ -120,12 +120,12 @@ def test_dropout_in_training_only():
         ),
     ],
 )
-def test_what_does_not_fit_is_a_sentence(make, error, sentence):
+def test_wrong_shapes_are_refused(make, error, sentence):
     with pytest.raises(error, match=sentence):
         make()
 
 
-def test_softmax_checks_what_it_is_told():
+def test_softmax_checks_its_arguments():
     with pytest.raises(TypeError, match=r"Softmax: score must be a saccade Score, .* or None; got str\."):
         mechanisms.Softmax(score="additive")
     with pytest.raises(TypeError, match=r"Softmax: bias must be a saccade Bias or None; got Tensor\."):

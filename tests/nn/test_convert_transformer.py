@@ -225,7 +225,7 @@ KINDS = [type(module).__name__ for module in of_each_kind()]
 
 
 @pytest.mark.parametrize("number", range(len(KINDS)), ids=KINDS)
-def test_what_takes_the_length_first_is_converted_only_when_that_is_known(number):
+def test_length_first_layers_are_converted_only_if_declared(number):
     theirs = of_each_kind()[number]
     reason = (
         rf"from_torch: {KINDS[number]} cannot run(.|\n)*takes \[len, batch(.|\n)*Hint: from_torch\(module, batch_first"

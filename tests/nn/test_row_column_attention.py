@@ -137,7 +137,7 @@ def test_padding_is_as_if_each_were_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_what_is_not_there_may_hold_anything(name: str) -> None:
+def test_padding_may_hold_any_number(name: str) -> None:
     layer, given, real = _made(name)
     spoiled = given[0].clone()
     spoiled[~real] = torch.nan
@@ -203,7 +203,7 @@ def test_a_fresh_layer_adds_nothing_and_learns() -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_it_is_heard_by_recordings_and_in_half_precision(name: str) -> None:
+def test_it_is_recorded_and_runs_in_half_precision(name: str) -> None:
     layer, given, real = _made(name)
     layer, given = layer.float(), tuple(x.float() for x in given)
     with torch.no_grad(), sc.record(layer) as recording:
@@ -272,6 +272,6 @@ X, PAIRS = torch.zeros(2, 3, 5, 12), torch.zeros(2, 5, 5, 4)
         ),
     ],
 )
-def test_what_is_refused(call: Callable[[], object], sentence: str) -> None:
+def test_wrong_arguments_are_refused(call: Callable[[], object], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         call()

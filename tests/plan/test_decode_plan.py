@@ -102,7 +102,7 @@ class Before(masks.Mask):
 
 
 @pytest.mark.parametrize("position", [0, 3, 6, 9])
-def test_what_only_a_residual_knows_is_read_too(position: int) -> None:
+def test_residuals_are_read(position: int) -> None:
     plan = RowPlan(RowsAhead(Before(position), 5, 0, rows=30), 5, (1, 1, 1, 6))
     assert _row(plan, 5, 0, 6).tolist() == [key < position for key in range(6)]
     assert plan.pairs == (6 if position else 0)

@@ -57,7 +57,7 @@ def test_a_plan_without_rows_is_full() -> None:
     assert not (masks.Strided(2) | masks.Window(1, 1)).plan(9, 9).is_full
 
 
-def test_which_triangles_are_square() -> None:
+def test_triangles_that_are_square() -> None:
     found = {(rows, columns, offset) for rows in (3, 4) for columns in (3, 4) for offset in (-1, 0, 1)}
     square = {sizes for sizes in found if Triangle(*sizes).is_square}
     assert square == {(3, 3, 0), (4, 4, 0)}

@@ -105,7 +105,7 @@ def test_a_layer_takes_it_and_shows_it() -> None:
     assert str(table) == "RelationTable(2, num_relations=5)"
 
 
-def test_what_has_no_relation_learns_nothing() -> None:
+def test_unrelated_pairs_get_no_gradient() -> None:
     table, relations = RelationTable(2, 3), torch.tensor([[[-1, 0], [2, -1]]], dtype=torch.int32)
     table(relations).sum().backward()
     assert table.weight.grad.tolist() == [[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
@@ -136,6 +136,6 @@ def test_what_has_no_relation_learns_nothing() -> None:
         ),
     ],
 )
-def test_what_is_refused(call: Callable[[], object], sentence: str) -> None:
+def test_wrong_arguments_are_refused(call: Callable[[], object], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         call()

@@ -129,7 +129,7 @@ def test_caches_that_turn_keys_are_saved_with_frequencies_and_refused_with_table
         caches.save_cache(tables, tmp_path / "cache")
 
 
-def test_what_is_no_rotation_is_refused() -> None:
+def test_a_wrong_rotation_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="there are 3 frequencies, and 8 channels have 4 pairs"):
         Rotary(8, scaling=Frequencies([1.0, 0.1, 0.01]))
     with pytest.raises(TypeError, match="Frequencies: radians must be finite numbers, one for each pair; got str"):

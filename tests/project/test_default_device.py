@@ -58,7 +58,7 @@ def test_a_layer_with_a_cache():
         assert torch.equal(cached(layer, x), expected)
 
 
-def test_what_is_not_causal_is_seen_elsewhere_too():
+def test_a_noncausal_mask_with_a_cache_is_refused_on_any_default_device():
     layer = MultiHeadAttention(16, 2, mask=masks.Predicate(lambda b, h, q, kv: q + 1 >= kv)).eval()
     with torch.device("meta"), pytest.raises(ValueError, match="ausal"):
         layer(torch.zeros(1, 3, 16, device="cpu"), cache=layer.new_cache())

@@ -87,7 +87,7 @@ def test_broken(audit, llama):
     assert "saccade.audit(" not in ran.stdout.str()  # the traceback ends at the line of the test
 
 
-def test_what_the_call_is_given_comes_before_the_marker(run):
+def test_arguments_of_the_call_override_the_marker(run):
     run(
         """
 BOTH = masks.Causal() & masks.Window(2, 0)

@@ -130,7 +130,7 @@ def test_vmap_with_a_seed_drops_what_each_sample_alone_drops() -> None:
     torch.testing.assert_close(func.vmap(func.grad(loss))(x), torch.stack([func.grad(loss)(one) for one in x]))
 
 
-def test_what_vmap_cannot_map_is_refused() -> None:
+def test_arguments_that_vmap_cannot_map_are_refused() -> None:
     x = torch.randn(3, 2, 2, 5, 4)
     score = sc.scores.Additive(4, 4, 3)
     with pytest.raises(sc.UnsupportedError, match="cannot map parameters of a score's own function"):
@@ -187,7 +187,7 @@ def test_threads_share_plans() -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("impl", ["fused", "tiled", NATIVE])
 @pytest.mark.parametrize("bias", [False, True])
-def test_who_keeps_saved_tensors_keeps_all_of_them(impl: str, bias: bool) -> None:
+def test_saved_tensor_hooks_see_all_tensors(impl: str, bias: bool) -> None:
     """What waits for the backward pass holds on to nothing beside them, so that checkpoints free its memory."""
     leaf = torch.randn(1, 2, 64, 16, requires_grad=True)
     made = [leaf * 1.0, leaf * 2.0, leaf * 3.0, *([torch.randn(1, 2, 64, 64)] if bias else [])]

@@ -93,7 +93,7 @@ CANNOT_CROSS = {
 
 
 @pytest.mark.parametrize("reason", CANNOT_CROSS)
-def test_what_cannot_be_exported_is_refused_with_the_reason(reason: str) -> None:
+def test_refused_exports_give_the_reason(reason: str) -> None:
     with pytest.raises(sc.UnsupportedError, match=r"attention: torch\.export cannot run these inputs") as refused:
         torch.export.export(CANNOT_CROSS[reason], (X,), strict=False)
     assert refused.value.reasons[0].startswith(reason)

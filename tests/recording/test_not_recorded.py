@@ -106,7 +106,7 @@ def test_a_layer_that_is_computed_again_for_its_gradient():
 
 
 @pytest.mark.parametrize("layers, is_said", [(None, True), ("1", True), (0, True), ("0", False), (["0", "2*"], False)])
-def test_what_was_not_chosen_is_not_missed(layers, is_said):
+def test_layers_that_were_not_selected_are_not_reported(layers, is_said):
     model = nn.Sequential(Fused(), PlainAttention(), Fused())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -121,7 +121,7 @@ def test_what_was_not_chosen_is_not_missed(layers, is_said):
     assert recording.unheard == ("1",)
 
 
-def test_a_model_of_which_nothing_is_heard_says_what_ran():
+def test_a_model_without_recorded_attention_reports_what_ran():
     model = AttentionBlock(PlainAttention())
     with (
         pytest.raises(sc.UnsupportedError, match=r"- inner \(PlainAttention\) ran and could(.|\n)*Hint"),

@@ -198,7 +198,7 @@ class PausedAndShared(PausedMechanism):
 
 @pytest.mark.parametrize("edge", ["begins before", "ends after"])
 @pytest.mark.parametrize("pause", [PausedProduct, PausedMechanism, PausedAndShared])
-def test_what_begins_before_or_ends_after_is_not_heard(pause, edge):
+def test_calls_that_begin_before_or_end_after_are_not_recorded(pause, edge):
     pause, x = pause(), torch.randn(1, 5, 16)
     model = nn.Sequential(pause, Fused())
     thread = threading.Thread(target=lambda: model(x))
@@ -247,7 +247,7 @@ def test_one_that_raises_does_not_deafen_the_others():
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_a_function_that_somebody_else_puts_on_top_stays():
+def test_a_patch_by_other_code_stays():
     model, x = nn.Sequential(Fused()), torch.randn(2, 7, 16)
     seen = []
     first, heard = begun(model, keep="qk")

@@ -112,7 +112,7 @@ def test_a_stream(llama):
         close(weights, expected)
 
 
-def test_what_is_kept_does_not_change_any_more(llama):
+def test_kept_results_do_not_change(llama):
     ids = ids_of()
     with record(llama, keep="qk") as recording:
         llama(ids)

@@ -32,7 +32,7 @@ def dense(function, query, key, value, mask):
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("mask", [masks.Full(), masks.Causal(), masks.Window(2, 1)])
-def test_what_a_function_has_captured_gets_its_gradients(impl, mask):
+def test_captured_tensors_of_a_function_get_gradients(impl, mask):
     tensors = inputs(q_len=7)
     table, gates = torch.randn(4, 30, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
     root = table.requires_grad_()
@@ -85,7 +85,7 @@ def test_a_module_trains():
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-def test_where_nothing_is_asked_of_the_scores_no_gradient_flows(impl):
+def test_a_function_without_scores_gives_them_no_gradient(impl):
     tensors = inputs()
     flat = scores.Modified(lambda score, b, h, q, kv: (q - kv).to(score.dtype))
     out = sc.attention(*tensors, score=flat, impl=impl)
@@ -171,7 +171,7 @@ def test_scores_may_go_unread_where_something_else_is_trained(impl):
         torch.testing.assert_close(own, their)
 
 
-def test_what_stands_behind_the_scores_is_found():
+def test_tensors_captured_by_a_function_are_detected():
     """A leaf that comes after what needs no gradient, and one by two ways."""
     first, last = (torch.ones(3, requires_grad=True) for _ in range(2))
     place = (torch.zeros(1, 1, 1, 1, dtype=torch.int64),) * 4
@@ -216,13 +216,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_function_of_scores_is_refused(name):
+def test_a_wrong_function_of_scores_is_refused(name):
     score, words = REFUSED[name]
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         sc.attention(*inputs(), score=score)
 
 
-def test_what_cannot_run_it_says_so():
+def test_kernels_without_it_give_a_reason():
     query, key, value = inputs()
     matrix = sc.AttentionMatrix(query, key, score=lambda score, b, h, q, kv: score)
     for impl in ("fused", "flex"):

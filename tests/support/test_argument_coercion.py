@@ -42,7 +42,7 @@ def test_numbers_of_numpy_make_the_same_mask(given, meant):
 
 
 @pytest.mark.parametrize("wrong", [np.float32(2), np.bool_(True), np.array(2.0), "2", np.datetime64(2, "s")])
-def test_what_is_no_whole_number_is_refused(wrong):
+def test_numbers_that_are_not_whole_are_refused(wrong):
     for make in (masks.Prefix, masks.Strided, lambda x: masks.Window(x, 0), lambda x: masks.Padding([x])):
         with pytest.raises((ValueError, TypeError), match=r"be (an int|ints) of at least"):
             make(wrong)

@@ -252,7 +252,7 @@ WORKS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("name", WORKS)
-def test_what_is_plain_works(name):
+def test_plain_calls_work(name):
     assert WORKS[name]() is not None
 
 

@@ -11,7 +11,7 @@ from saccade.positions import Rotary
 from saccade.support.torch_modes import is_plain, is_transformed
 
 
-def test_what_is_plain() -> None:
+def test_plain_tensors() -> None:
     seen = []
 
     def look(x: Tensor) -> Tensor:

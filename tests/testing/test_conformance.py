@@ -40,7 +40,7 @@ def test_a_function_without_grouped_heads_is_handed_a_copy_per_head():
     assert {result.message for result in report.not_offered if result.law == "gqa"} == {"takes no grouped heads"}
 
 
-def test_of_places_as_far_apart_the_first_is_named():
+def test_the_first_of_several_equal_differences_is_reported():
     """Which one is the largest by a last digit differs between machines, and so would what a report says."""
     off = torch.tensor([[0.0, 1.0, 1.0 + 1e-13], [1.0, 0.5, 1.0]], dtype=torch.float64)
     with pytest.raises(LawBroken, match=r"the output at \[0, 1\] is 1, not 0; error"):
@@ -97,7 +97,7 @@ def test_positions_come_along_with_a_relative_bias_only_where_masks_are_tensors(
     assert taken == [set(), {"bias", "q_positions", "kv_positions"}, {"bias"}]
 
 
-def test_what_a_law_makes_of_a_problem_and_nobody_takes_is_not_offered():
+def test_a_derived_problem_that_is_refused_is_not_offered():
     def without_positions(query, key, value, mask, *, bias=None):
         return STEPWISE(query, key, value, mask, bias=bias)
 

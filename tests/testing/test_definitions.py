@@ -131,7 +131,7 @@ def test_heads_are_reversed_in_what_is_added_and_in_what_is_read():
         assert torch.equal(values, bias.values(distances, QUERY, 1.0).flip(1))
 
 
-def test_what_has_no_definition_is_refused():
+def test_parts_without_a_definition_are_refused():
     class Mine(scores.Score):
         def prepare(self, query, key):
             raise NotImplementedError

@@ -154,7 +154,7 @@ def test_a_tokenizer_without_words_has_those_between_spaces(form, text, expected
     assert [word.start for word in found] == [0, *(word.stop for word in found)][:-1]
 
 
-def test_what_it_does_not_know_is_one_unknown_between_spaces():
+def test_an_unknown_word_is_one_unknown_token_between_spaces():
     text = "the 狗看见 了 cat"
     found = words(llama("metaspace").encode(text), text, unknown="<unk>")
     assert [(word.text, word.unknown) for word in found] == [

@@ -102,7 +102,7 @@ def softmax_jacobian_as_printed(
     printed: Callable[[Tensor], Tensor] = jacobian_as_printed,
     softmax: Callable[[Tensor], Tensor] = softmax,
 ) -> Measurements:
-    """Return the derivative of weight ij by score kl is A_ij times the difference of δ_ik and A_kj."""
+    """The derivative of weight ij by score kl is A_ij times the difference of δ_ik and A_kj."""
     half = torch.zeros(1, 2, dtype=torch.float64)
     seen = torch.autograd.functional.jacobian(softmax, half)[0, 0, 0]
     said = printed(softmax(half))[0, 0, 0]

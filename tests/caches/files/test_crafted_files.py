@@ -213,9 +213,7 @@ CRAFTED: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], obje
 
 
 @pytest.mark.parametrize("name", CRAFTED)
-def test_what_no_cache_wrote_is_refused_before_anything_is_made(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forged_files_are_refused_before_allocation(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, craft = CRAFTED[name]
     tree, tensors = _written(_filled(kind), tmp_path)
     craft(tree, tensors)

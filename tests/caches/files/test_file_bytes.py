@@ -38,7 +38,7 @@ def test_the_checksum_covers_all_that_is_said(old: bytes, new: bytes) -> None:
         files.decoded("test", raw.replace(old, new), "text")
 
 
-def test_what_is_no_description_is_foreign_and_what_cannot_be_summed_up_is_damaged(
+def test_a_wrong_header_is_foreign_and_a_wrong_checksum_is_damage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from safetensors.torch import save  # noqa: PLC0415
@@ -211,7 +211,7 @@ def test_blocks_that_are_not_put_do_not_count_as_used(
     assert [path.stat().st_mtime > 0 for path in paths] == [n < exact // SIZE for n in range(3)]
 
 
-def test_what_is_left_out_is_no_salt_and_blocks_of_64(tmp_path: Path) -> None:
+def test_defaults_are_no_salt_and_blocks_of_64(tmp_path: Path) -> None:
     plain = PrefixStore(tmp_path, 1 << 20, fingerprint="a model")
     text = list(range(64))
     assert plain.put(text, _cache(length=64)) == 1

@@ -87,7 +87,7 @@ def test_a_prefix_is_for_one_model_one_salt_and_one_place_in_the_text(tmp_path: 
     assert store.find(text) == 32
 
 
-def test_what_is_stored_is_left_alone_by_those_who_go_on_from_it(tmp_path: Path) -> None:
+def test_continuing_from_a_prefix_does_not_change_the_store(tmp_path: Path) -> None:
     store, text = _store(tmp_path), _text(32)
     store.put(text, _read(text))
     before = {path: path.read_bytes() for path in tmp_path.glob("??/*")}
@@ -158,7 +158,7 @@ def test_only_exact_keys_are_kept(tmp_path: Path) -> None:
     assert models.generate(MODEL, [prompt[start:]], 9, cache=known) == models.generate(MODEL, [prompt], 9, cache=fresh)
 
 
-def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+def test_caches_that_cannot_be_stored_are_refused(tmp_path: Path) -> None:
     store, text = _store(tmp_path), _text(16)
     with pytest.raises(ValueError, match="tokens must be held by the cache, at most 0; got 16"):
         store.put(text, MODEL.new_cache())

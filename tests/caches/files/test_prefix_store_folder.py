@@ -92,7 +92,7 @@ def test_a_link_in_a_block_s_place_is_no_block(to: str, tmp_path: Path) -> None:
     assert mine.exists() == (to == "file")
 
 
-def test_what_the_store_did_not_write_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     store = _store(tmp_path)
     store.put(TEXT, _cache())
     size = store.nbytes
@@ -123,7 +123,7 @@ def _made(path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["folder", "link", "pipe"])
-def test_what_stands_in_a_lock_s_place_is_said(what: str, tmp_path: Path) -> None:
+def test_a_foreign_object_at_a_lock_path_is_reported(what: str, tmp_path: Path) -> None:
     if what == "pipe":
         store = _store(tmp_path)  # a pipe can be locked like a file, and nothing is read from it
         _made(tmp_path / "lock", what)
@@ -138,7 +138,7 @@ def test_what_stands_in_a_lock_s_place_is_said(what: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("what", ["folder", "pipe"])
-def test_what_stands_in_a_block_s_place_is_missing(what: str, tmp_path: Path) -> None:
+def test_a_foreign_object_at_a_block_path_is_a_miss(what: str, tmp_path: Path) -> None:
     store = _store(tmp_path)
     store.put(TEXT, _cache())
     path = _blocks(store)[1]
@@ -198,7 +198,7 @@ def test_a_folder_that_may_not_be_looked_into_is_missing(tmp_path: Path, monkeyp
         _put(store)
 
 
-def test_what_may_not_be_written_or_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_permissions_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = _store(tmp_path)
     store.put(TEXT, _cache())
     size, path = store.nbytes, _blocks(store)[1]

@@ -100,7 +100,7 @@ CRAFTED: dict[str, tuple[str, list[int], Callable[[dict[str, Any], dict[str, Ten
 
 
 @pytest.mark.parametrize("name", CRAFTED)
-def test_what_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
+def test_impossible_values_are_refused(name: str, tmp_path: Path) -> None:
     kind, lengths, craft = CRAFTED[name]
     cache = _filled(KINDS[kind](), lengths, torch.full((1, 1), -1) if lengths == [1] else None)
     path = _crafted(tmp_path, cache, craft)
@@ -192,7 +192,7 @@ def test_caches_in_one_another_are_read_to_a_depth(depth: int, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("wrong", [3, b"abc", ""], ids=repr)
-def test_what_is_no_fingerprint_is_refused_before_anything_is_written(wrong: object, tmp_path: Path) -> None:
+def test_a_wrong_fingerprint_is_refused_before_writing(wrong: object, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"save_cache: fingerprint must be a string or None; got "):
         save_cache(KVCache(), tmp_path / "cache", fingerprint=wrong)
     assert not any(tmp_path.iterdir())

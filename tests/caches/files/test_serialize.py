@@ -64,9 +64,7 @@ def _steps(cache: LayerCache, qkv: list[Tensor], start: int, stop: int) -> Tenso
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_read_goes_on_as_if_it_had_never_been_away(
-    kind: str, ragged: bool, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_a_loaded_cache_continues_unchanged(kind: str, ragged: bool, dtype: torch.dtype, tmp_path: Path) -> None:
     cache, qkv = KINDS[kind](), _qkv(36, dtype)
     qkv = _fitting(cache, qkv)
     positions = padded_positions([20, 13], side="left") if ragged else None

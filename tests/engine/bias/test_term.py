@@ -159,7 +159,7 @@ def test_a_table_of_two_queries_is_read_at_their_rows() -> None:
     torch.testing.assert_close(DistanceTerm(source, -2, 0).read(tile)[0, 0], want)
 
 
-def test_of_two_heads_and_two_queries_each_has_its_own() -> None:
+def test_two_heads_and_two_queries_have_separate_entries() -> None:
     source = torch.arange(8.0).view(1, 2, 2, 2)
     one = Tile(slice(0, 1), slice(1, 2), range(2), (Strip(range(2), True),), Full())
     assert DenseTerm(source).read(one).flatten().tolist() == [4.0, 5.0, 6.0, 7.0]
@@ -182,7 +182,7 @@ def test_distances_are_those_of_the_positions(impl: str) -> None:
 
 
 @pytest.mark.parametrize("lengths", [(0, 3), (3, 0), (0, 0)], ids=str)
-def test_of_nobody_there_are_no_distances(lengths: tuple[int, int]) -> None:
+def test_empty_inputs_have_no_distances(lengths: tuple[int, int]) -> None:
     query, key = (torch.randn(2, 2, length, 8) for length in lengths)
     places = [torch.arange(length).repeat(2, 1) * 2 for length in lengths]
     matrix = sc.AttentionMatrix(query, key, bias=positions.ALiBi(2), q_positions=places[0], kv_positions=places[1])

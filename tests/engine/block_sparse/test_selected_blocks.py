@@ -98,5 +98,5 @@ def test_the_rule_at_given_positions_is_found_in_it():
 @pytest.mark.parametrize(
     ("items", "sharing", "shape"), [(1, 1, (1, 1)), (2, 1, (2, 1)), (1, 2, (1, 4)), (2, 4, (2, 4))]
 )
-def test_what_it_tells_apart(items, sharing, shape):
+def test_shape_shows_which_items_and_heads_differ(items, sharing, shape):
     assert _chosen(masks.Causal(), 2, items, sharing).shape == shape

@@ -80,7 +80,7 @@ def asked(kernel, case, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["fused", "tiled"])
-def test_of_hundreds_of_right_runs_none_is_accused(kernel):
+def test_hundreds_of_right_runs_pass(kernel):
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     cases = (*testing.CASES, *testing.LARGE_CASES)
     every = [asked(kernel, case, dtypes[number % 4]) for number, case in enumerate(cases)]
@@ -138,7 +138,7 @@ def test_functions_of_ones_own():
     ]
 
 
-def test_what_it_says_can_be_run_again():
+def test_its_message_reproduces_the_fault():
     told = looked_at(wrong_kernels.Unmoved(), masks.Causal() & masks.Window(8, 0)).warning
     assert "changed: its first product for float32 with Causal() & Window(left=8, right=0) on cpu differed" in told
     lines = [line.strip() for line in told.splitlines()[1:]]
@@ -149,7 +149,7 @@ def test_what_it_says_can_be_run_again():
     assert names["found"].ok
 
 
-def test_what_does_not_fit_is_refused():
+def test_inputs_that_do_not_fit_are_refused():
     x = torch.randn(1, 2, 20, 16)
     with pytest.raises(ValueError, match="first_use: query, key and value must be finite, and not empty"):
         testing.first_use("fused", x, x.clone().fill_(torch.inf), x)

@@ -130,7 +130,7 @@ def test_it_can_be_switched_off(monkeypatch):
         sc.attention(query, key, value)
 
 
-def test_what_raises_later_is_not_asked_again(monkeypatch):
+def test_a_kernel_that_raises_later_is_not_chosen_again(monkeypatch):
     """A compiler may fail at a size of which another one held."""
     kernel = asked_first(monkeypatch, wrong_kernels.Right())
     query, key, value = inputs()
@@ -151,7 +151,7 @@ def test_what_raises_later_is_not_asked_again(monkeypatch):
         sc.attention(query, key, value)
 
 
-def test_nobody_notices(monkeypatch):
+def test_the_check_has_no_side_effects(monkeypatch):
     """Neither the random state nor who listens to what autograd keeps."""
     kernel = asked_first(monkeypatch, Counted())
     query, key, value = (x.requires_grad_() for x in inputs())
@@ -165,7 +165,7 @@ def test_nobody_notices(monkeypatch):
     assert value.grad is not None
 
 
-def test_who_runs_no_clean_inputs_waits(monkeypatch):
+def test_a_check_waits_for_clean_inputs(monkeypatch):
     """Of NaN the definition is NaN: the check comes with the next product."""
     kernel = asked_first(monkeypatch, Counted())
     query, key, value = inputs()

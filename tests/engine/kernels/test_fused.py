@@ -192,7 +192,7 @@ def test_rows_without_keys_take_no_gradient() -> None:
 @pytest.mark.parametrize("impl", ["fused", "tiled", "reference", NATIVE])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["key", "value"])
-def test_what_is_hidden_cannot_spread(impl: str, bad: float, where: str) -> None:
+def test_hidden_values_cannot_spread(impl: str, bad: float, where: str) -> None:
     mask = masks.Causal() & masks.Padding([18, 21])
     q, k, v = (x.detach() for x in _inputs(dtype=_dtype(impl)))
     clean = sc.attention(q, k, v, mask, impl=impl)

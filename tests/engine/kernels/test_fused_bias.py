@@ -76,7 +76,7 @@ def test_a_row_that_sees_nothing_where_its_scores_overflow(by):
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_of_what_is_hidden_a_plan_keeps_no_more_than_it_may(missing, monkeypatch):
+def test_a_plan_caches_hidden_pairs_up_to_its_limit(missing, monkeypatch):
     def entries():
         sc.attention(*tensors, mask, impl="fused")
         return sum(x.terms.numel() for x in plan.memo.values() if isinstance(x, Added))
@@ -121,7 +121,7 @@ def test_another_default_device_changes_nothing(mask):
     assert all(torch.equal(own, other) for own, other in zip(found, want, strict=True))
 
 
-def test_of_nothing_no_pair_is_computed():
+def test_empty_inputs_compute_no_pair():
     query, key, _ = inputs()
     assert sc.AttentionMatrix(query, key, ~masks.Full(), impl="fused").explain().pairs == 0
 

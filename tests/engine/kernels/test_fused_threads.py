@@ -95,7 +95,9 @@ CAUSAL = masks.Documents([5000, 3000, 192], rule=masks.Causal())
         (masks.Window(256, 256) & masks.Predicate(lambda b, h, q, kv: q != kv), 8192, 2, 1),
     ],
 )
-def test_who_may_share(mask: masks.Mask, n: int, threads: int, shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_calls_may_share_threads(
+    mask: masks.Mask, n: int, threads: int, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     torch.set_num_threads(threads)
     x = torch.zeros(1, 4, 1, 64).expand(1, 4, n, 64)
@@ -122,7 +124,7 @@ class Interrupted(BaseException):
 
 @pytest.mark.parametrize("kind", [ValueError, Interrupted, KeyboardInterrupt])
 @pytest.mark.parametrize("turn", [0, 3])
-def test_what_is_raised_on_a_thread_reaches_the_caller(kind: type[BaseException], turn: int, seen: Seen) -> None:
+def test_an_error_on_a_thread_reaches_the_caller(kind: type[BaseException], turn: int, seen: Seen) -> None:
     its, turns = inputs(), iter(range(10**6))
     expected = alone(its)
 
@@ -218,7 +220,7 @@ def test_parts_that_wait_for_a_slow_one_are_few(seen: Seen) -> None:
     assert begun[0] <= 2 * 2 + fused_threads._AHEAD < next(turns) / 2
 
 
-def test_memory_is_told_for_all_threads(seen: Seen) -> None:
+def test_memory_is_counted_for_all_threads(seen: Seen) -> None:
     its = [x.detach() for x in inputs(4000)]
     together = sc.AttentionMatrix(*its[:2], MASK, impl="fused").explain().extra_bytes
     torch.set_num_threads(1)

@@ -46,7 +46,7 @@ class Listening(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_who_listens_hears_everything(seen: Seen) -> None:
+def test_a_mode_sees_every_operation(seen: Seen) -> None:
     its = inputs()
     with Listening() as mode:
         results(its)
@@ -59,7 +59,7 @@ def test_who_listens_hears_everything(seen: Seen) -> None:
     assert not seen.others
 
 
-def test_what_a_thread_has_switched_on_reaches_the_others(seen: Seen) -> None:
+def test_modes_of_a_thread_reach_the_others(seen: Seen) -> None:
     its = inputs(dtype=torch.bfloat16)
     expected = alone(its)[0]
     for context in (torch.inference_mode(), torch.no_grad(), torch.enable_grad(), torch.autocast("cpu")):

@@ -160,7 +160,7 @@ print(saccade.AttentionMatrix(x.double(), x.double(), masks.Causal()).explain().
     assert said[1] == "fused\nNone\n"
 
 
-def test_where_it_is_not_installed_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_installation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.engine.kernels.native.abilities", lambda: None)
     x = torch.randn(1, 1, 4, 8)
     with pytest.raises(sc.UnsupportedError, match="saccade-cpu is not installed"):

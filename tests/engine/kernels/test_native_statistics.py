@@ -217,7 +217,7 @@ def test_answers_stand_in_the_order_of_their_questions() -> None:
     assert one[7].any()  # who changes an answer changes no other
 
 
-def test_what_is_not_finite_is_left_to_blocks() -> None:
+def test_nonfinite_inputs_are_left_to_blocks() -> None:
     q, k = torch.randn(1, 1, 60, 8), torch.randn(1, 1, 60, 8)
     q[0, 0, 20], k[0, 0, 40] = math.nan, math.inf
     one, other = (sc.AttentionMatrix(q, k, masks.Causal(), impl=impl).summary() for impl in ("native", "tiled"))

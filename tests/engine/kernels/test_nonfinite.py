@@ -189,7 +189,7 @@ def check(data: st.DataObject, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["torch", NATIVE])
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
-def test_what_may_not_see_it_does_not_notice(kind: str, data: st.DataObject) -> None:
+def test_rows_that_may_not_see_it_are_unchanged(kind: str, data: st.DataObject) -> None:
     check(data, kind)
 
 
@@ -197,7 +197,7 @@ def test_what_may_not_see_it_does_not_notice(kind: str, data: st.DataObject) -> 
 @pytest.mark.parametrize("kind", ["torch", NATIVE])
 @settings(max_examples=5_000, deadline=None)
 @given(data=st.data())
-def test_what_may_not_see_it_does_not_notice_at_length(kind: str, data: st.DataObject) -> None:
+def test_rows_that_may_not_see_it_are_unchanged_in_long_inputs(kind: str, data: st.DataObject) -> None:
     check(data, kind)
 
 

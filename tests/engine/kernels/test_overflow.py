@@ -47,7 +47,7 @@ def test_beside_nan(impl):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_seen_and_overflows_is_not_hidden():
+def test_a_visible_overflow_shows():
     query, key, value = torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4)
     key[..., 1, :] = 3e38
     for impl in ("fused", "tiled", "reference"):

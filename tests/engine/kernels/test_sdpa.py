@@ -47,7 +47,7 @@ def test_it_is_one_call(monkeypatch, mask, q_len, is_causal):
     torch.testing.assert_close(out, sc.attention(query, key, value, mask, impl="reference"))
 
 
-def test_what_it_refuses():
+def test_refused_inputs():
     query, key, value = inputs(30)
     refused = {
         "it takes full masks": {"mask": masks.Causal()},
@@ -93,7 +93,7 @@ def test_in_a_program_it_stays_outside():
         torch.compile(product, backend="aot_eager", fullgraph=True)(query)
 
 
-def test_groups_of_heads_are_told_by_heads_alone():
+def test_groups_of_heads_follow_from_head_counts():
     """Where there are as many rows as key heads, and as many keys as heads, too."""
     query, key, value = inputs(2, 4)
     torch.testing.assert_close(*(sc.attention(query, key, value, impl=impl) for impl in ("sdpa", "reference")))

@@ -126,7 +126,7 @@ def test_dropout_leaves_out_the_same_weights(impl):
     same(twice(run(impl), tensors), twice(run("reference"), tensors))
 
 
-def test_what_a_function_of_scores_reads_has_them():
+def test_tensors_that_a_score_mod_reads_have_second_derivatives():
     tensors, table = inputs(), torch.randn(4, 79, dtype=torch.float64, requires_grad=True)
 
     def run(impl: str) -> tuple[Tensor, ...]:
@@ -141,7 +141,7 @@ def test_what_a_function_of_scores_reads_has_them():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
-def test_what_is_hidden_does_not_reach_them(bad):
+def test_hidden_pairs_do_not_reach_second_derivatives(bad):
     query, key, value = (x.detach().float() for x in inputs(12))
     allowed = torch.ones(12, 12, dtype=torch.bool).tril()
     allowed[:, 5], allowed[7] = False, False

@@ -103,7 +103,7 @@ def test_it_says_how_many_pairs_it_computes():
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_what_it_lacks():
+def test_unsupported_inputs_are_refused():
     x = torch.randn(1, 2, 20, 300)
     half = x[..., :16].bfloat16().requires_grad_()
     with pytest.raises(sc.UnsupportedError, match="cannot run these inputs") as caught:

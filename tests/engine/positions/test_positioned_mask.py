@@ -110,7 +110,7 @@ def test_rows_of_one_item_need_what_the_mask_says_and_no_more(name):
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("mask", [masks.Full(), masks.Window(1, 2)], ids=str)
-def test_of_one_group_alone_nothing_is_sure_that_one_row_lacks(mask, name):
+def test_a_key_that_one_row_lacks_is_not_sure_for_the_group(mask, name):
     rule, table = _made(mask, name)
     for item in ITEMS:
         for first, last in GROUPS:
@@ -212,7 +212,7 @@ def test_tokens_with_padding_between_each_two_are_bounded_from_outside():
 @pytest.mark.parametrize(
     "places", [range(2, 6), torch.arange(2, 6), torch.tensor([2, 3, 3, 5])], ids=["range", "tensor", "twice"]
 )
-def test_keys_stand_from_the_first_position_on_where_nobody_says(places):
+def test_keys_start_at_the_first_position_by_default(places):
     query, key = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 7, 8)
     rows = torch.tensor(list(places))
     allowed = torch.arange(7) <= rows[:, None]

@@ -108,7 +108,7 @@ def test_fewer_queries_than_keys(q_len: int) -> None:
     torch.testing.assert_close(late.double(), _defined(*part, NEAR.to_dense(q_len, N)[..., 40:]), atol=1e-5, rtol=1e-5)
 
 
-def test_functions_are_told_where_the_rows_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_get_positions_of_permuted_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_permutation, "_PAIR", 0)
     late, first = 200, 40
     inputs = _inputs(N, late)
@@ -121,7 +121,7 @@ def test_functions_are_told_where_the_rows_stand(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 0)], ids=["no items", "no heads"])
-def test_nobody_is_in_squares(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int]) -> None:
+def test_empty_inputs_in_squares(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int]) -> None:
     monkeypatch.setattr(row_permutation, "_PAIR", 0)
     batch, heads, kv_heads = shape
     query, key = torch.randn(batch, heads, N, 8), torch.randn(batch, kv_heads, N, 8)

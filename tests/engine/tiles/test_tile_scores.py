@@ -178,7 +178,7 @@ def test_rows_whose_lse_is_nothing_or_minus_infinity():
     torch.testing.assert_close(*gradients)
 
 
-def test_what_half_precision_rounds_off_an_output_is_not_in_its_gradients():
+def test_rounding_of_a_half_precision_output_is_not_in_its_gradients():
     """Many rows alike, and values whose differences are smaller than what rounding takes off their mean."""
     value = 8.0 + torch.arange(48).reshape(1, 1, 6, 8).mul(5).remainder(16) / 16
     sizes = ((1, 1, 600, 8), (1, 1, 6, 8))
@@ -194,14 +194,14 @@ def test_what_half_precision_rounds_off_an_output_is_not_in_its_gradients():
 
 @pytest.mark.parametrize("impl", ["tiled", "reference"])
 @pytest.mark.parametrize("kv_len", [0, 3])
-def test_a_bias_where_there_is_nobody(impl, kv_len):
+def test_a_bias_with_empty_queries_or_keys(impl, kv_len):
     query, key = torch.randn(1, 2, 0 if kv_len else 4, 8), torch.randn(1, 2, kv_len, 8)
     bias = torch.randn(query.shape[2], kv_len)
     assert not sc.attention(query, key, key, bias=bias, impl=impl).any()
 
 
 @pytest.mark.parametrize("impl", ["tiled", "reference"])
-def test_functions_are_told_where_tokens_stand(impl):
+def test_functions_get_positions_of_tokens(impl):
     """Bottom-right, before the first key too; as given; and 0 where no token is."""
     told = []
 

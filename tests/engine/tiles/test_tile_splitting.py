@@ -122,19 +122,19 @@ def test_a_part_of_many_pairs_takes_little_room(
         assert number * part.height * part.width <= max(room, min(32 * part.width, 16 * room), part.width)
 
 
-def test_what_is_small_is_not_cut() -> None:
+def test_small_tiles_are_not_split() -> None:
     tile = Tile(slice(1, 3), slice(2, 6), range(40), (Strip(range(45), True),), Full())
     assert list(engine.pieces(tile, share=2, rows=40, entries=2 * 4 * 40 * 45)) == [tile]
     assert engine.cut(tile, share=2, rows=40, entries=4 * 40 * 45).batch == (slice(1, 2), slice(2, 3))
 
 
 @pytest.mark.parametrize("rows", [range(5), range(60, 70), range(20, 20)])
-def test_of_rows_that_it_has_not_there_is_no_part(rows: range) -> None:
+def test_a_tile_has_no_part_for_other_rows(rows: range) -> None:
     tile = Tile(slice(1, 3), slice(2, 6), range(10, 50), (Strip(range(45), True),), Full())
     assert list(engine.part_of(tile, None, None, rows)) == []
 
 
-def test_what_all_rows_may_see_some_may_without_a_question() -> None:
+def test_keys_that_all_rows_see_need_no_mask_in_a_part() -> None:
     strips = (Strip(range(4), True), Strip(range(6, 9), "asked"))
     tile = Tile(slice(0, 1), slice(0, 1), range(10, 20), strips, Full())
     some = engine.few_rows(tile, 2, 5)

@@ -39,7 +39,7 @@ def test_attention_masks_say_what_transformers_makes_of_them(given, dtype):
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_which_side_is_padded_is_recognised(side):
+def test_the_padded_side_is_recognised(side):
     given = RIGHT if side == "right" else RIGHT.flip(1)
     mask = masks.from_attention_mask(given)
     assert mask == (Padding([5, 7, 1]) if side == "right" else Padding([5, 7, 1], side="left", padded_len=N))
@@ -56,7 +56,7 @@ def test_an_attention_mask_of_four_dimensions_is_the_pairs():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_of_an_additive_mask_half_the_lowest_number_hides(dtype):
+def test_half_the_lowest_number_hides_in_an_additive_mask(dtype):
     """Models add such masks up, and round."""
     given = torch.zeros(1, 1, 2, 2, dtype=dtype)
     given[0, 0, 0, 1] = torch.finfo(dtype).min / 2
@@ -150,7 +150,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_mask_is_refused_with_the_rule(name):
+def test_an_argument_that_is_no_mask_is_refused_with_the_rule(name):
     make, words = REFUSED[name]
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         make()

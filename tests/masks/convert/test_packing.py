@@ -40,7 +40,7 @@ def test_a_layer_reads_each_text_as_if_it_were_alone(mechanism, pattern):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS[1:], ids=str)
-def test_what_a_call_adds_inside_of_texts_counts_like_what_the_layer_owns(pattern):
+def test_a_mask_of_the_call_applies_within_sequences_like_that_of_the_layer(pattern):
     layer, rule = nn.MultiHeadAttention(16, 4, mask=pattern).double(), masks.Window(4, 4)
     packed = sc.pack(texts())
     got = packed.unpack(layer(packed.tokens, mask=packed.mask(rule)))
@@ -62,7 +62,7 @@ def test_attention_over_packed_heads(pattern):
         torch.testing.assert_close(own, expected)
 
 
-def test_what_a_pack_says_of_itself():
+def test_properties_of_a_pack():
     packed = sc.pack([x.detach() for x in texts()])
     assert packed.cu_seqlens.tolist() == [0, 5, 6, 15, 18]
     assert packed.cu_seqlens.dtype == torch.int32
@@ -86,7 +86,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_packed_is_refused(name):
+def test_unpackable_inputs_are_refused(name):
     wrong, words = REFUSED[name]
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         wrong()

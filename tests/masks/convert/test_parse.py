@@ -101,7 +101,7 @@ def test_text_says_the_mask_made_by_hand(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", WRONG, ids=lambda text: ascii(text[:40]))
-def test_what_is_wrong_is_pointed_at(text: str) -> None:
+def test_syntax_errors_point_at_the_place(text: str) -> None:
     with pytest.raises(ValueError, match=r"^masks\.parse: text must " + WRONG[text]) as refused:
         parse(text)
     assert str(refused.value).replace("\n", "").isprintable()

@@ -131,7 +131,7 @@ def _check(out: Tensor, tensors: list[Tensor], allowed: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_what_is_found_says_what_the_tensor_says(name: str) -> None:
+def test_a_recognised_rule_equals_the_tensor(name: str) -> None:
     allowed, expected = SAID[name]
     rule = _rule(allowed)
     assert str(rule) == expected
@@ -252,7 +252,9 @@ def test_without_a_count_of_changes_each_call_looks(looks: list[Tensor]) -> None
     assert len(looks) == 4
 
 
-def test_where_collectives_may_write_each_call_looks(looks: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_that_collectives_may_write_are_read_on_every_call(
+    looks: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     tensors, mask = _inputs(TRIL), TRIL.clone()
     for _ in range(2):

@@ -17,7 +17,7 @@ HOLES = (torch.arange(N) < torch.tensor([12, 5, 4])[:, None]) & (torch.arange(N)
 @pytest.mark.parametrize("size", [(1, 5), (3, 5), (5, 5)])
 @pytest.mark.parametrize("product", [(1, 5), (3, 5), (5, 5), (3, 7), (5, 7), (7, 5), (5, 3)])
 @pytest.mark.parametrize("origin", [(0, 0), (2, 0), (4, 0), (0, 2), (2, 2)])
-def test_what_is_found_says_what_the_tensor_says_there(
+def test_a_recognised_rule_in_use_equals_the_tensor(
     size: tuple[int, int], product: tuple[int, int], origin: tuple[int, int]
 ) -> None:
     """Other products have rows and columns outside of the tensor, which hides them, and what is found would not."""
@@ -38,7 +38,7 @@ ALIKE: dict[str, tuple[Tensor, str]] = {
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_what_is_alike_is_told_once(name: str) -> None:
+def test_equal_tensors_are_recognised_once(name: str) -> None:
     allowed, expected = ALIKE[name]
     mask = masks.Dense(allowed)
     batch, heads, rows, columns = mask.allowed.shape

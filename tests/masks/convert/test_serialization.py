@@ -160,7 +160,7 @@ class Changing(masks.Mask):
     [(Own(Changing(), None), "its mask is a Changing, which cannot be"), (Own(masks.Full(), Bound()), "its score")],
     ids=["mask", "score"],
 )
-def test_what_of_a_users_own_cannot_be_written_down_says_why(model: Own, reason: str) -> None:
+def test_user_masks_that_cannot_be_serialized_say_why(model: Own, reason: str) -> None:
     torch.compiler.reset()
     x = torch.randn(1, 2, 6, 8)
     with pytest.raises(sc.UnsupportedError, match=reason):

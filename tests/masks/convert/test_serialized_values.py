@@ -128,7 +128,7 @@ def test_names_of_ours_are_those_that_users_write():
     ],
     ids=["changeable", "in a tuple", "in a value", "a class", "a list", "a dict", "a predicate", "a closure"],
 )
-def test_what_cannot_be_written(value):
+def test_values_that_cannot_be_serialized(value):
     assert encode(value) is None
     assert encode((value, 1)) is None
 
@@ -154,14 +154,14 @@ def test_a_name_that_was_given_again_is_another_one():
 @pytest.mark.parametrize(
     "value", [Pair(2, "x"), Outer.Inner(3), masks.Window(4, 4), double], ids=["value", "inside", "ours", "function"]
 )
-def test_what_was_written_elsewhere_is_found_by_its_name(monkeypatch, value):
+def test_values_from_another_process_are_resolved_by_name(monkeypatch, value):
     program, tensors = encode(value)
     monkeypatch.setattr(written, "_written", {})
     written._kept.cache_clear()
     assert decode(program, tensors) == value
 
 
-def test_what_is_not_here_is_named(monkeypatch):
+def test_missing_classes_are_named(monkeypatch):
     program, tensors = encode(Pair(1))
     monkeypatch.setattr(written, "_written", {})
     written._kept.cache_clear()

@@ -23,7 +23,7 @@ PACKED = [
 
 
 @pytest.mark.parametrize("mask, length, left, right", PACKED, ids=str)
-def test_what_is_packed_is_the_rule(mask: masks.Mask, length: int, left: int | None, right: int | None) -> None:
+def test_packed_ranges_equal_the_rule(mask: masks.Mask, length: int, left: int | None, right: int | None) -> None:
     found = packed_of(mask, length)
     assert found is not None
     assert (found.left, found.right) == (left, right)

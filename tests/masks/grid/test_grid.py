@@ -192,6 +192,6 @@ def test_a_class_token() -> None:
         (lambda: masks.Causal().after(1.0), r"Mask\.after: length must be an int of at least 0; got 1\.0\."),
     ],
 )
-def test_what_is_refused(make: Callable[[], masks.Mask], match: str) -> None:
+def test_wrong_arguments_are_refused(make: Callable[[], masks.Mask], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make()

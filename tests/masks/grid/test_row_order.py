@@ -28,7 +28,7 @@ def test_squares_follow_one_another() -> None:
     assert shifted.rows.tolist() == [0, 1, 2, 3, 4, 8, 5, 6, 9, 10, 7, 11]
 
 
-def test_who_wants_an_order() -> None:
+def test_masks_that_want_an_order() -> None:
     near = masks.Neighborhood(4, 6, 1)
     wanted = RowOrder(Grounds(4, 6, 0), near.squares, 2, 9)
     assert wanted_order(near, 2, 9) == wanted

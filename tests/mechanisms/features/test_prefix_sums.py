@@ -82,7 +82,7 @@ def test_no_tensor_is_larger_than_the_inputs(monkeypatch: pytest.MonkeyPatch) ->
     assert largest_tensor(lambda: prefix_sums(a, b, c).sum().backward()) <= a.nbytes
 
 
-def test_what_the_backward_pass_keeps_are_the_inputs() -> None:
+def test_the_backward_pass_saves_only_inputs() -> None:
     inputs = _inputs(4)
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):

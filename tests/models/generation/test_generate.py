@@ -354,7 +354,7 @@ def test_one_beam_is_greedy_and_a_given_cache_is_left_alone() -> None:
         (lambda m: Sampler(top_k=True), ValueError, "top_k must be an int"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(
+def test_impossible_arguments_are_refused(
     call: Callable[[Decoder], object], error: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(error, match=sentence):

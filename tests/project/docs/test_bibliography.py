@@ -75,7 +75,7 @@ def test_every_entry_says_who_what_and_when_and_stands_once():
     assert [number for number in NUMBERED if not _ARXIV.fullmatch(number)] == []
 
 
-def test_what_is_cited_by_its_number_is_in_the_list_and_nothing_else_has_a_number(texts):
+def test_exactly_the_papers_cited_by_number_have_a_number(texts):
     cited = {}
     for file, text in texts.items():
         for found in _CITED.finditer(text):
@@ -95,13 +95,13 @@ def test_names_and_years_beside_numbers_are_those_of_the_list(texts):
     assert wrong == []
 
 
-def test_who_is_named_with_others_is_in_the_list(texts):
+def test_papers_named_by_authors_are_in_the_list(texts):
     known = {(_letters(entry.last_name), year) for entry in ENTRIES for year in _years(entry)}
     named = {(found["last"], found["year"], file) for file, text in texts.items() for found in _SEVERAL.finditer(text)}
     assert sorted(one for one in named if (_letters(one[0]), one[1]) not in known) == []
 
 
-def test_what_has_no_number_is_named_somewhere(texts):
+def test_papers_without_number_are_named_somewhere(texts):
     everything = " ".join(texts.values())
     titles = everything.casefold()
     for entry in ENTRIES:
@@ -113,7 +113,7 @@ def test_what_has_no_number_is_named_somewhere(texts):
 @pytest.mark.parametrize(
     "line", ["@misc{a,\n  author = {A},", "@misc{a,\n  pages = 3,\n}", "@misc{a,\n  notes = {b},\n}", "words"]
 )
-def test_what_is_no_entry_is_refused(line):
+def test_a_wrong_entry_is_refused(line):
     if line.endswith("},"):
         line += "\n@misc{b,"
     with pytest.raises(ValueError, match="no entry, and no field on a line of its own"):

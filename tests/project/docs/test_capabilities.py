@@ -55,7 +55,7 @@ def test_all_that_is_exported_has_a_row():
 @pytest.mark.parametrize(
     "package, kind", [(masks, masks.Mask), (mechanisms, mechanisms.Mechanism), (caches, caches.LayerCache)]
 )
-def test_what_is_new_is_missed(package, kind, monkeypatch):
+def test_a_missing_row_is_detected(package, kind, monkeypatch):
     monkeypatch.setattr(package, "New", type("New", (kind,), {}), raising=False)
     monkeypatch.setattr(package, "__all__", [*package.__all__, "New"])
     assert missing() == ["New"]
@@ -63,7 +63,7 @@ def test_what_is_new_is_missed(package, kind, monkeypatch):
         script.tables("en")
 
 
-def test_what_is_gone_is_noticed(monkeypatch):
+def test_a_stale_row_is_detected(monkeypatch):
     monkeypatch.setattr(masks, "__all__", [name for name in masks.__all__ if name != "Strided"])
     assert missing() == ["Strided"]
 
@@ -77,7 +77,7 @@ def test_the_compiled_kernel_answers_alike_everywhere(told, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script")
 @pytest.mark.parametrize("kernel", ["fused", "tiled", "reference"])
-def test_what_a_kernel_refuses_is_refused_and_the_rest_runs(kernel):
+def test_refused_cells_are_refused_and_the_rest_runs(kernel):
     for one in inputs():
         dtype = one.dtype or torch.float32
         query, key = (torch.randn(1, 2, 64, WIDTH, dtype=dtype, requires_grad=True) for _ in range(2))
@@ -96,7 +96,7 @@ def test_what_a_kernel_refuses_is_refused_and_the_rest_runs(kernel):
             assert query.grad.isfinite().all()
 
 
-def test_what_does_not_equal_its_dense_run_is_known():
+def test_approximate_rows_are_the_known_ones():
     """8 bits round; landmarks are means of the queries that come together."""
     wrong = {
         (name, own)

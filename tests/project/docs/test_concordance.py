@@ -86,7 +86,7 @@ def test_every_page_that_is_linked_exists():
 
 @pytest.mark.ci
 @pytest.mark.parametrize("line", EXPRESSIONS)
-def test_what_is_named_runs(line, prepared):
+def test_named_lines_run(line, prepared):
     result = eval(compile(line, "concordance", "eval"), dict(prepared))
     assert result is not None
     assert result is not False

@@ -100,7 +100,7 @@ def test_the_file_is_small_and_says_nothing_of_who_ran_it(name, language):
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_picture_is_told_in_words_and_links_lead_somewhere(name, language):
+def test_every_figure_has_a_text_and_links_resolve(name, language):
     for cell in read(name, language).cells:
         if cell.cell_type == "markdown":
             for target in re.findall(r"\]\(([^)#\s]+)", cell.source):

@@ -57,13 +57,13 @@ def test_every_question_has_the_answer_that_one_sees(example):
         assert [example.WORDS[token] for token in row[:length]] == own.words
 
 
-def test_nobody_is_asked_about_one_of_two_sevens(example):
+def test_questions_about_repeated_digits_are_avoided(example):
     rng = np.random.default_rng(0)
     assert all(example.ask([7, 17, 20, 20], kind, rng) is None for kind in (1, 4))
     assert {example.ask([7, 17, 20, 3], 4, rng).words[2] for _ in range(20)} == {"three"}
 
 
-def test_what_pads_a_question_changes_nothing(example):
+def test_padding_of_a_question_changes_nothing(example):
     torch.manual_seed(0)
     module = example.Asker(example.QUICK).eval()
     rng = np.random.default_rng(0)

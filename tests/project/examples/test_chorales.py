@@ -39,7 +39,7 @@ def test_a_bar_that_a_repeat_divides_goes_on(chorales):
     assert found.beat.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]
 
 
-def test_what_is_not_four_voices_is_left_out(chorales, tmp_path):
+def test_scores_without_four_voices_are_left_out(chorales, tmp_path):
     missing = {voice: UPBEAT[voice] for voice in VOICES[:3]}
     divided = UPBEAT | {"Alto": [[("E", 0, 4, 4)], ["<backup><duration>0</duration></backup>", ("F", 1, 4, 16)]]}
     longer = UPBEAT | {"Alto": [[("E", 0, 4, 4)], [("F", 1, 4, 18)]]}

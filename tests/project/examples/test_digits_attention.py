@@ -68,7 +68,7 @@ def test_a_stopped_run_goes_on_and_ends_the_same(example, trained, monkeypatch, 
 
 
 @pytest.mark.ci
-def test_what_is_written_is_what_is_returned(example, tmp_path, capsys):
+def test_written_results_equal_returned_results(example, tmp_path, capsys):
     rows = example.main(["--quick", "--out", str(tmp_path)])
     told = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert told["rows"] == rows

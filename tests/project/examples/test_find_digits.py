@@ -16,7 +16,7 @@ def _objects(*each):
     return Objects(torch.tensor([own[0] for own in each]), torch.tensor([own[1] for own in each]).reshape(-1, 4))
 
 
-def test_what_boxes_share_is_counted_in_pixels(example):
+def test_overlap_of_boxes_is_counted_in_pixels(example):
     rng = np.random.default_rng(0)
     for _ in range(50):
         corners = rng.integers(0, 12, (2, 2)), rng.integers(1, 12, (2, 2))
@@ -39,7 +39,7 @@ def test_a_digit_is_hit_by_its_class_in_its_place(example):
     assert example.hits(_objects((7, far)), shown) == 0
 
 
-def test_of_two_in_one_place_the_likelier_is_kept(example):
+def test_the_likelier_of_two_overlapping_boxes_is_kept(example):
     here, near, far = [0.25, 0.25, 0.2, 0.3], [0.27, 0.25, 0.2, 0.3], [0.75, 0.25, 0.2, 0.3]
     logits = torch.full((1, 4, 11), -9.0)
     logits[0, [0, 1, 2], [4, 5, 6]] = torch.tensor([1.0, 2.0, 1.5])

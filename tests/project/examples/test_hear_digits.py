@@ -46,7 +46,7 @@ def telephone(sounds, tmp_path):
 # --- who speaks ------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_of_the_test_is_in_training(sounds):
+def test_no_test_speaker_is_in_training(sounds):
     heard, told, measured = (sounds.SPEAKERS[part] for part in ("train", "validation", "test"))
     names = [[name.lower() for name in speakers.variants] for speakers in (heard, told, measured)]
     assert not set(names[0]) & set(names[2])
@@ -108,7 +108,7 @@ def test_another_rate_is_that_of_scipy(sounds):
     torch.testing.assert_close(sounds.at_rate(wave, 22050).double(), torch.from_numpy(wanted), atol=1.0, rtol=0.0)
 
 
-def test_what_is_missing_is_named(sounds, monkeypatch, tmp_path):
+def test_missing_files_are_named(sounds, monkeypatch, tmp_path):
     monkeypatch.setattr(sounds.shutil, "which", lambda name: None)
     with pytest.raises(SystemExit, match="apt-get install espeak-ng"):
         sounds.spoken({"train": 1}, tmp_path)
@@ -119,7 +119,7 @@ def test_what_is_missing_is_named(sounds, monkeypatch, tmp_path):
         sounds.spoken({"train": 1}, tmp_path)
 
 
-def test_what_is_kept_comes_back(sounds, telephone):
+def test_stored_data_is_restored(sounds, telephone):
     parts = sounds.kept(telephone)
     assert {part: len(own.waves) for part, own in parts.items()} == {"train": 200, "validation": 20, "test": 40}
     again = telephone.with_name("again")
@@ -146,7 +146,7 @@ def test_a_spectrogram_is_what_numpy_makes_of_each_window(sounds):
     torch.testing.assert_close(found, torch.from_numpy(wanted).float(), atol=1e-3, rtol=1e-3)
 
 
-def test_noise_is_as_loud_as_told_and_loudness_says_nothing(sounds):
+def test_noise_has_the_requested_level_and_loudness_has_no_effect(sounds):
     wave = (1000 * torch.sin(torch.arange(11025) * 0.3)).short()
     both = sounds.Utterances([wave, wave * 8, wave[:6000]], ["1", "1", "1"], [""] * 3)
     quiet, loud = (sounds.heard(both, np.array([i]), np.array([200.0]), np.random.default_rng(0))[0] for i in (0, 1))
@@ -177,7 +177,7 @@ def test_stretching_plays_faster_and_higher(sounds):
 # --- what is written -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_twice_in_a_row_is_one_digit(example):
+def test_repeated_outputs_are_one_digit(example):
     logits = torch.randn(60, 11, generator=torch.Generator().manual_seed(0))
     logits[:, 10] += 1
     logits[20:24, 3] += 9
@@ -191,7 +191,7 @@ def test_what_is_written_twice_in_a_row_is_one_digit(example):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_utterance_is_heard_alike_alone_and_among_longer_ones(example, name):
+def test_padding_does_not_change_an_utterance(example, name):
     torch.manual_seed(0)
     module = example.Listener(name, example.QUICK).double().eval()
     signal = torch.randn(2, 90, example.BANDS, dtype=torch.float64)
@@ -227,7 +227,7 @@ def test_right_means_every_digit(example, sounds, telephone):
 
 
 @pytest.mark.slow
-def test_it_learns_to_hear(example, telephone, monkeypatch, tmp_path):
+def test_training_improves_recognition(example, telephone, monkeypatch, tmp_path):
     settings = dataclasses.replace(example.QUICK, steps=250, batch_size=8, warm_up=20, embed_dim=32, stretch=1.05)
     monkeypatch.setattr(example, "QUICK", settings)
     rows = example.main(["--quick", "--out", str(tmp_path), "--data", str(telephone)])

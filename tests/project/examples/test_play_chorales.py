@@ -50,7 +50,7 @@ def test_a_leap_counts_from_where_the_voice_is(example, player):
 
 
 @pytest.mark.parametrize("name", ["relative", "bag", "gru"])
-def test_nobody_sees_what_comes(example, chorales, name):
+def test_no_note_sees_later_notes(example, chorales, name):
     torch.manual_seed(0)
     module = example.Player(name, example.QUICK).double().eval()
     known = chorales.as_text(chorales.read("own", ET.fromstring(score_of(UPBEAT)))).known[None]
@@ -72,7 +72,7 @@ def test_bits_are_the_logarithm_of_what_is_likely(example, chorales, player):
     assert row["Tenor"] == pytest.approx(1.25 * found[:, 2].sum() / 1)
 
 
-def test_what_goes_on_is_drawn_from_the_full_run(example, chorales, player):
+def test_continuations_are_drawn_from_the_full_run(example, chorales, player):
     own = chorales.read("own", ET.fromstring(score_of(UPBEAT)))
     sampler = models.Sampler(top_k=1)
     played = example.goes_on(player, own, 14, sampler)
@@ -85,7 +85,7 @@ def test_what_goes_on_is_drawn_from_the_full_run(example, chorales, player):
     assert (len(start), start.pitch.tolist()) == (3, own.pitch[:3].tolist())
 
 
-def test_what_a_note_looks_at_came_before(example, chorales, player):
+def test_notes_attend_to_earlier_notes(example, chorales, player):
     own = chorales.read("own", ET.fromstring(score_of(UPBEAT)))
     found = example.looks(player, own, 3, 2)
     matrices = player.body.matrices(player.embed(chorales.as_text(own).known[None]))

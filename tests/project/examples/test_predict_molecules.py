@@ -150,7 +150,7 @@ def test_the_second_part_chooses_and_the_last_is_only_asked(example):
     assert example.molecule_baselines.best(constants, x, y).tolist() == [[2.0, 5.0], [2.0, 5.0]]
 
 
-def test_what_is_right_has_an_r2_of_1_and_the_mean_of_0(example):
+def test_r2_is_1_for_right_predictions_and_0_for_the_mean(example):
     wanted = np.random.default_rng(0).normal(size=(50, 2))
     mean = np.tile(wanted.mean(0), (50, 1))
     row = example.row_of("who", {"0": wanted, "1": mean}, wanted)

@@ -153,7 +153,7 @@ def test_prefill_and_decode_equal_the_full_run(example, captioner, images, piece
     assert (own.length, across.length) == (9, 2 * example.QUICK.width // 4)
 
 
-def test_what_is_written_is_the_likeliest_each_time(example, captioner, images):
+def test_the_likeliest_token_is_written(example, captioner, images):
     for language in ("en", "zh"):
         written = example.write(captioner, images, language)
         assert len({tuple(words) for words in written}) > 1 or len(written[0]) > 0
@@ -177,7 +177,7 @@ def test_beams_carry_the_picture_along(example, captioner, images):
     assert len(greedy.tokens) == 4
 
 
-def test_what_a_word_looks_at_is_a_distribution_over_the_picture(example, captioner, images):
+def test_attention_of_a_word_is_a_distribution_over_the_image(example, captioner, images):
     words, found = example.looks(captioner, images[0], "en")
     (written,) = example.write(captioner, images[:1], "en")
     assert words == [*(example.TOKENS[word] for word in written[:8]), "<end>"]

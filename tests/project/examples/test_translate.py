@@ -44,7 +44,7 @@ def test_padding_changes_nothing(example):
             torch.testing.assert_close(together[row], alone[0])
 
 
-def test_what_is_written_is_the_likeliest_each_time(example):
+def test_the_likeliest_token_is_written(example):
     torch.manual_seed(0)
     model, sources = example.Recurrent(30, 8, 0.1).double().eval(), [[5, 6, 7, 8], [9], [10, 11, 12]]
     written = example.text_pairs.write(model, sources, 6)

@@ -92,7 +92,7 @@ def test_nothing_at_all_is_a_page(tmp_path):
     assert page.close(0, 0).rows[1].max() == -1
 
 
-def test_induction_is_told_where_a_token_comes_twice(tmp_path):
+def test_induction_is_shown_for_repeated_tokens(tmp_path):
     x = torch.zeros(1, 1, 5, 4)
     matrix = type(attention(3, 3))(x, x, masks.Causal())
     told = written(tmp_path, matrix, tokens=["the", "cat", "sat", "the", "cat"]).layer()

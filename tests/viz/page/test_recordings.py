@@ -102,7 +102,7 @@ def test_pooled_maps_are_shown_as_they_were_kept(llama, tmp_path, fold):
     assert page.close(0, 0).received is None
 
 
-def test_of_several_pooled_maps_the_one_of_largest_weights_is_shown(llama, tmp_path):
+def test_the_pooled_map_with_largest_weights_is_shown(llama, tmp_path):
     recording = recorded(llama, (Pooled(6), Pooled(3, "max"), Pooled(4, "max")))
     check_maps(written(tmp_path, recording), [run.ask(Pooled(4, "max"))[0][0] for run in recording.values()])
 
