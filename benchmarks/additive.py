@@ -29,7 +29,7 @@ class Case(NamedTuple):
 
     @property
     def leaves(self) -> list[Tensor]:
-        """What gradients are taken of."""
+        """Return the tensors that get gradients."""
         return [*self.tensors, *self.score.parameters()]
 
     def ours(self) -> Tensor:

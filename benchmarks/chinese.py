@@ -1,4 +1,4 @@
-"""What is written in the pictures, and how it reads in Chinese; names of packages, models and dtypes stay."""
+"""Labels of the figures in Chinese; names of packages, models and dtypes stay."""
 
 import re
 from collections.abc import Mapping, Sequence

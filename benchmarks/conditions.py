@@ -1,4 +1,4 @@
-"""What a side may have to run under: a number of threads, a busy machine, no compiled kernel."""
+"""Conditions of a run: a number of threads, a busy machine, no compiled kernel."""
 
 import os
 import subprocess

@@ -42,7 +42,7 @@ class Run(NamedTuple):
 
 
 class _Clock:
-    """What transformers calls with every token."""
+    """A streamer that transformers calls with every token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

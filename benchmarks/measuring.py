@@ -93,7 +93,7 @@ class Rounds(NamedTuple):
     """True if at least half of the rounds asked for were undisturbed; then the others are left out."""
 
     def median(self, call: int) -> float:
-        """Of one call over the rounds."""
+        """Return the median of one call over the rounds."""
         return statistics.median(times[call] for times in self.times)
 
 

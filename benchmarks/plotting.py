@@ -16,7 +16,7 @@ _ROUND = [base * 10**power for power in range(-2, 6) for base in (1, 2, 5)]  # n
 
 
 class Curve(NamedTuple):
-    """What a pattern took at each of the sizes: seconds, and bytes beside its inputs."""
+    """Measurements of a pattern at each size: seconds, and bytes beside its inputs."""
 
     times: list[float]
     extras: list[int]

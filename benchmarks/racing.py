@@ -31,7 +31,7 @@ def matmul_peak(dtype: torch.dtype, number: int) -> float:
 
 
 class Sides(NamedTuple):
-    """Who takes part, and who does not and why; the first is whom all others were checked against."""
+    """Sides of a race, and the reasons of those left out; all others are checked against the first."""
 
     its: Problem
     calls: dict[str, Call]

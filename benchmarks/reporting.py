@@ -1,4 +1,4 @@
-"""What a question answers: rows, printed as one table and written to one file."""
+"""Answers of a question: rows, printed as one table and written to one file."""
 
 import json
 import os
@@ -108,7 +108,7 @@ def features() -> list[str]:
 
 
 def machine() -> dict[str, object]:
-    """Where the figures come from."""
+    """Describe the machine of the figures."""
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -121,7 +121,7 @@ def machine() -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that stand on the other side, as far as they are installed."""
+    """Return versions of the peers that are installed."""
     found = {}
     for name in ("transformers", "local-attention", "x-transformers", "performer-pytorch", "saccade-cpu"):
         with suppress(metadata.PackageNotFoundError):

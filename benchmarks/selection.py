@@ -36,7 +36,7 @@ class Case:
         return self.top(query, key, mask=Causal()) @ value
 
     def dense(self) -> Tensor:
-        """Of all keys before each query."""
+        """Compute it over all keys before each query."""
         return F.scaled_dot_product_attention(*self.tensors, is_causal=True)
 
     def defined(self) -> Tensor:

@@ -83,7 +83,7 @@ class Pair:
             return self.models[side](self.tokens).logits
 
     def gradients(self, side: str) -> dict[str, Tensor]:
-        """Of all weights, of the loss of every next token."""
+        """Return gradients of all weights by the loss of every next token."""
         model = self.models[side]
         model(self.tokens, labels=self.tokens).loss.backward()
         return {name: weight.grad for name, weight in model.named_parameters()}

@@ -23,7 +23,7 @@ MOST_MEMORY = 4.0  # of query + key + value
 
 
 class Targets(NamedTuple):
-    """Of the dense rate, against SDPA with a mask, against FlexAttention, and forward + backward against SDPA."""
+    """Targets: of the dense rate, against SDPA with a mask, against FlexAttention, and with backward against SDPA."""
 
     share: float | None
     mask: float
