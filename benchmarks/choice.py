@@ -132,7 +132,7 @@ class Sides(NamedTuple):
     def kernels(self) -> tuple[str, list[str]]:
         """Return the kernel that "auto" runs, and all that can run."""
         with torch.set_grad_enabled(self.backward):
-            given = sc.AttentionMatrix(*self.tensors[:2], self.mask, **self.options).ingredients.current()
+            given = sc.AttentionMatrix(*self.tensors[:2], self.mask, **self.options).inputs.current()
             needs_lse = given.sink_logit is not None
             able = [
                 kernel.name

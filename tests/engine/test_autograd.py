@@ -60,5 +60,5 @@ def test_a_limit_of_vmap_is_reported_for_a_predicate_mask() -> None:
 def test_outputs_are_in_the_dtype_of_the_value_and_their_lse_in_that_of_scores(kernel: Kernel) -> None:
     for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float32,) * 2, (torch.float64,) * 2):
         x = torch.randn(1, 2, 5, 4, dtype=dtype)
-        out, lse = kernel.forward(sc.AttentionMatrix(x, x).ingredients, x, None)
+        out, lse = kernel.forward(sc.AttentionMatrix(x, x).inputs, x, None)
         assert (out.dtype, lse.dtype) == (dtype, wide)

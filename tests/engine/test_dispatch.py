@@ -54,7 +54,7 @@ def route(device, dtype, mask, lengths, options, needs_lse, *, dropout_p=0.0, by
     q_len, kv_len = lengths
     query, key = (torch.zeros((), dtype=dtype).expand(2, heads, n, 64) for heads, n in ((4, q_len), (2, kv_len)))
     made = {name: torch.zeros(x) if name == "sink_logit" else x for name, x in options.items()}
-    given = sc.AttentionMatrix(query, key, mask, **made).ingredients
+    given = sc.AttentionMatrix(query, key, mask, **made).inputs
     if device != "cpu":
         with FakeTensorMode():
             given = given.replaced(query=torch.empty(query.shape, dtype=dtype, device=device))

@@ -111,10 +111,10 @@ def check(matrix: sc.AttentionMatrix, value: Tensor, patch: pytest.MonkeyPatch, 
     seed = 1 if dropout_p else None
     with counting(patch) as count:
         most = peak(lambda: matrix.matmul(value, dropout_p=dropout_p, seed=seed))
-    rows, wide = math.prod(matrix.shape[:3]), matrix.ingredients.compute_dtype.itemsize
+    rows, wide = math.prod(matrix.shape[:3]), matrix.inputs.compute_dtype.itemsize
     held = most - rows * (value.shape[3] * value.element_size() + wide)
     assert said.pairs == (math.prod(matrix.shape) if said.kernel == "reference" else count.pairs)
-    assert said.flops == 2 * said.pairs * (matrix.ingredients.query.shape[3] + value.shape[3])
+    assert said.flops == 2 * said.pairs * (matrix.inputs.query.shape[3] + value.shape[3])
     assert abs(said.extra_bytes - held) <= max(SHARE * held, SLACK), (said.extra_bytes, held)
 
 
@@ -137,7 +137,7 @@ def matrix_of(case: Case, dtype: torch.dtype, impl: str) -> tuple[sc.AttentionMa
 
 def takes(impl: str, matrix: sc.AttentionMatrix) -> bool:
     """Whether a kernel can answer; all of them where there is no compiled kernel to ask, which skips them then."""
-    return impl != "native" or abilities() is None or not Native().reasons(matrix.ingredients, 0.0)
+    return impl != "native" or abilities() is None or not Native().reasons(matrix.inputs, 0.0)
 
 
 # torch packs keys where the processor has AMX, unless oneDNN is kept from using it: the forecast cannot know.
@@ -299,7 +299,7 @@ def test_to_ask_costs_little(impl: str, mask: masks.Mask) -> None:
     x = torch.zeros(1, 4, 1, 64).expand(1, 4, 100_000, 64)
     matrix = sc.AttentionMatrix(x, x, mask, impl=impl)
     assert counted(matrix.explain).most < 16 * 2**20
-    assert not any(isinstance(x, Tensor) for x in matrix.ingredients.plan.memo.values())
+    assert not any(isinstance(x, Tensor) for x in matrix.inputs.plan.memo.values())
 
 
 @needs_native
@@ -310,4 +310,4 @@ def test_to_ask_the_compiled_kernel_costs_little(mask: masks.Mask) -> None:
     x = torch.zeros(1, 4, 1, 64).expand(1, 4, 20_000, 64)
     matrix = sc.AttentionMatrix(x, x, mask, impl="native")
     assert counted(matrix.explain).most < 16 * 2**20
-    assert not any(isinstance(x, Tensor) for x in matrix.ingredients.plan.memo.values())
+    assert not any(isinstance(x, Tensor) for x in matrix.inputs.plan.memo.values())

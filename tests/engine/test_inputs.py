@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import saccade as sc
 from saccade import masks, scores
 from saccade.engine.dispatch import product
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.to_device import moved
 from saccade.plan import make
 
@@ -19,9 +19,9 @@ META = torch.device("meta")
 Pair = namedtuple("Pair", "first second")
 
 
-def _made(dtype: torch.dtype = torch.float32, mask: object = None, **options: Any) -> Ingredients:
+def _made(dtype: torch.dtype = torch.float32, mask: object = None, **options: Any) -> AttentionInputs:
     query, key = torch.randn(B, H, L, D, dtype=dtype), torch.randn(B, H, S, D, dtype=dtype)
-    return Ingredients.of(query, key, mask, **options)
+    return AttentionInputs.of(query, key, mask, **options)
 
 
 def _additive() -> scores.Score:
@@ -189,7 +189,7 @@ def test_share_that_a_sink_leaves_to_the_keys() -> None:
 def test_overlapping_terms_still_give_complete_rows():
     x = torch.randn(1, 2, 40, 4)
     for mask, overlaps in ((masks.Strided(2) | masks.Window(3, 0), True), (masks.Causal(), False)):
-        given = Ingredients.of(x, x, mask)
+        given = AttentionInputs.of(x, x, mask)
         assert given.plan.overlaps == overlaps
         assert (given.row_plan is given.plan) == (not overlaps)
         assert not given.row_plan.overlaps
@@ -200,8 +200,8 @@ def test_overlapping_terms_still_give_complete_rows():
 
 def test_plain_is_what_compares_by_dot_products_alone():
     x = torch.randn(1, 2, 5, 4)
-    assert Ingredients.of(x, x, masks.Causal()).is_plain
-    assert not Ingredients.of(x, x, None, score=scores.Cosine(), bias=torch.zeros(5, 5)).is_plain
-    assert not Ingredients.of(x, x, None, bias=torch.zeros(5, 5)).is_plain
-    assert not Ingredients.of(x, x, None, score=scores.Additive(4, 4, hidden_dim=2)).is_plain
-    assert not Ingredients.of(x, x, None, score=lambda score, b, h, q, kv: score).is_plain
+    assert AttentionInputs.of(x, x, masks.Causal()).is_plain
+    assert not AttentionInputs.of(x, x, None, score=scores.Cosine(), bias=torch.zeros(5, 5)).is_plain
+    assert not AttentionInputs.of(x, x, None, bias=torch.zeros(5, 5)).is_plain
+    assert not AttentionInputs.of(x, x, None, score=scores.Additive(4, 4, hidden_dim=2)).is_plain
+    assert not AttentionInputs.of(x, x, None, score=lambda score, b, h, q, kv: score).is_plain

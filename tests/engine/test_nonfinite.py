@@ -34,7 +34,7 @@ def test_results_stand_unless_nan_could_flow_back_to_what_is_hidden(mask, is_spo
     if is_spoilt:
         out[0, 0, 2, 0] = math.nan
     out.requires_grad_(is_recorded)
-    given = sc.AttentionMatrix(query, query, mask).ingredients
+    given = sc.AttentionMatrix(query, query, mask).inputs
     found = nonfinite.forward_if_clean(Prepared(out, None), given, query)
     assert (found is None) == (is_recorded and is_spoilt and mask is not None)
     assert found is None or (found[0] is out and found[1] is None)
@@ -45,7 +45,7 @@ def test_gradients_of_rows_that_see_nothing_are_zero(mask):
     query, out = torch.randn(2, 1, 1, 3, 2)
     out[0, 0, 0] = 0.0
     lse = torch.tensor([[[-math.inf, 0.5, 1.0]]])
-    given = sc.AttentionMatrix(query, query, mask).ingredients
+    given = sc.AttentionMatrix(query, query, mask).inputs
     found = nonfinite.forward_if_clean(Prepared(out.requires_grad_(), lse.requires_grad_()), given, query)
     assert found is not None
     assert torch.equal(found[0], out)
@@ -163,7 +163,7 @@ def test_only_nonfinite_columns_of_a_long_matrix_are_checked(monkeypatch):
         return scores_of(given, tile)
 
     monkeypatch.setattr(nonfinite, "scores_of", seen)
-    given = sc.AttentionMatrix(query, key, mask).ingredients
+    given = sc.AttentionMatrix(query, key, mask).inputs
     assert len(list(given.row_plan.tiles)) == 1
     isolated = nonfinite.isolate(given, value)
     assert looked == [range(1, 3), range(4, 5), range(9, 10)]
@@ -173,7 +173,7 @@ def test_only_nonfinite_columns_of_a_long_matrix_are_checked(monkeypatch):
 def test_hidden_pairs_can_be_computed_pair_by_pair():
     query, key, value = inputs()
     query[0, 1, 3], key[0, 1, 5] = math.nan, math.inf
-    given = sc.AttentionMatrix(query, key, masks.Causal()).ingredients
+    given = sc.AttentionMatrix(query, key, masks.Causal()).inputs
     isolated = nonfinite.isolate(given, value)
     want = torch.zeros(1, 4, 12, 12)
     want[0, 1, 3] = want[0, 2:, :, 5] = -math.inf

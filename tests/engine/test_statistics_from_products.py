@@ -28,7 +28,7 @@ def test_they_are_those_of_a_sweep(dtype):
     tried = set()
     for case in (*CASES, *LARGE_CASES):
         matrix = matrix_of(case, dtype)
-        given = matrix.ingredients.current()
+        given = matrix.inputs.current()
         if not statistics_from_products.can_ask(given, "auto"):
             continue
         found = statistics_from_products.numbers(given, "auto", statistics_from_products.NAMES)
@@ -49,7 +49,7 @@ def test_inputs_without_statistics_from_products():
     query, key = torch.randn(2, 1, 2, 30, 16)
 
     def can(*tensors, **options):
-        return statistics_from_products.can_ask(sc.AttentionMatrix(*tensors, **options).ingredients, "auto")
+        return statistics_from_products.can_ask(sc.AttentionMatrix(*tensors, **options).inputs, "auto")
 
     assert can(query, key)
     assert not can(query, key, softcap=2.0)
@@ -60,7 +60,7 @@ def test_inputs_without_statistics_from_products():
     spoilt = key.clone()
     spoilt[0, 0, 3, 0] = torch.nan
     assert not can(query, spoilt, masks.Causal())
-    assert not statistics_from_products.can_ask(sc.AttentionMatrix(query, key).ingredients, "tiled")
+    assert not statistics_from_products.can_ask(sc.AttentionMatrix(query, key).inputs, "tiled")
 
 
 @pytest.mark.gpu

@@ -53,7 +53,7 @@ class Executed:
     def reasons(self, query, key, value, mask, *, dropout_p=0.0, **options):
         """Of the kernel that is asked for by name, whether it is the first that would be asked or not."""
         named = [kernel for kernel in dispatch.KERNELS if kernel.name == self.impl]
-        given = saccade.AttentionMatrix(query, key, mask, **options).ingredients
+        given = saccade.AttentionMatrix(query, key, mask, **options).inputs
         if not named:
             return ()
         lse = named[0].reasons_of_lse(given) if "sink_logit" in options else ()

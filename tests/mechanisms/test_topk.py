@@ -182,7 +182,7 @@ def test_chosen_keys_are_reported_and_moved() -> None:
     matrix = mechanisms.TopK(BlockMeans(), 2, 16)(q, k, mask=masks.Causal())
     assert "at most 2 blocks of 16 keys" in str(matrix.explain())
     assert matrix.explain().kernel == "by_block"
-    assert isinstance(matrix.ingredients.rule, Chosen)
+    assert isinstance(matrix.inputs.rule, Chosen)
     torch.testing.assert_close((matrix.to(torch.float64) @ v.double()).float(), matrix @ v)
     assert mechanisms.TopK(BlockMeans(), 2, 16).new_cache().length == 0
 

@@ -32,9 +32,7 @@ def test_autocast_casts_projections_and_never_scores() -> None:
     assert out.dtype == torch.bfloat16
     assert dense.dtype == torch.float32
     torch.testing.assert_close(dense, matrix.to_dense(), rtol=0, atol=0)
-    torch.testing.assert_close(
-        inside[0], sc.AttentionMatrix(matrix.ingredients.query, matrix.ingredients.key, MASK).lse
-    )
+    torch.testing.assert_close(inside[0], sc.AttentionMatrix(matrix.inputs.query, matrix.inputs.key, MASK).lse)
     torch.testing.assert_close(inside[1].float(), dense.sum(2)[..., None], rtol=1e-2, atol=1e-2)
 
 

@@ -16,7 +16,7 @@ from answers.examples import MASKS, TOKENS, WIDTH
 from answers.inputs import Input, inputs
 from answers.making import mask_named
 from saccade.engine.dispatch import KERNELS
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import native
 from saccade.engine.kernels.kernel import Kernel
 from saccade.masks import Mask
@@ -35,12 +35,12 @@ def anywhere() -> Iterator[list[Kernel]]:
 
 def ingredients_of(
     length: int, dtype: torch.dtype, mask: Mask | None, *, leaf: bool = False, **more: Any
-) -> Ingredients:
+) -> AttentionInputs:
     """What a kernel is asked about: two heads of `WIDTH`, which may want gradients."""
     query, key = (torch.zeros(1, 2, length, WIDTH, dtype=dtype) for _ in range(2))
     if leaf:
         query, key = query.requires_grad_(), key.requires_grad_()
-    return Ingredients.of(query, key, mask, **more).current()
+    return AttentionInputs.of(query, key, mask, **more).current()
 
 
 @cache
@@ -71,7 +71,7 @@ def _reasons_of_input(kernel: Kernel, one: Input) -> tuple[str, ...]:
         if one.forwards:
             asked: list[tuple[str, ...]] = []
 
-            def ask(x: Tensor, given: Ingredients = given, asked: list[tuple[str, ...]] = asked) -> Tensor:
+            def ask(x: Tensor, given: AttentionInputs = given, asked: list[tuple[str, ...]] = asked) -> Tensor:
                 asked.append(kernel.reasons(given, 0.0))
                 return x
 

@@ -33,7 +33,7 @@ from saccade.auditing.rounding_noise import FACTOR, jitter, relative, undisturbe
 from saccade.masks import Mask, parse
 from saccade.support.argument_hints import answers
 from saccade.support.errors import value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["audit"]
 
 
-@answers("audit", {}, mask="rule=, which the model is held against", attention_mask="padding=")
+@answers({}, mask="rule=, which the model is held against", attention_mask="padding=")
 def audit(
     model: Callable[..., Any],
     rule: Declared | str | None = None,
@@ -113,9 +113,9 @@ def audit(
         >>> sc.audit(model, sc.masks.Causal()).ok
         True
     """
-    integer("audit", "length", length, 2)
-    integer("audit", "tests", tests, 1)
-    integer("audit", "seed", seed, 0)
+    check_int("length", length, 2)
+    check_int("tests", tests, 1)
+    check_int("seed", seed, 0)
     run = replicated(model)
     model = bare(run)
     form = InputFormat.of(model, tokens, batch_first, module)
@@ -169,14 +169,12 @@ def _subject(
     if is_pair(bare(model)):
         if form != InputFormat():
             rule = "be left out for a model that reads two texts"
-            raise value_error("audit", "tokens, batch_first, module", rule, "given")
+            raise value_error("tokens, batch_first, module", rule, "given")
         if is_compiled(model):
-            raise value_error(
-                "audit", "a model that reads two texts", "be audited before it is compiled", "one that is"
-            )
+            raise value_error("a model that reads two texts", "be audited before it is compiled", "one that is")
         return PairSubject(model, inputs, outputs, group)
     if is_compiled(form.module):
-        raise value_error("audit", "module", "be audited before it is compiled, or by itself", "one that is compiled")
+        raise value_error("module", "be audited before it is compiled, or by itself", "one that is compiled")
     return (CompiledSubject if is_compiled(model) else Subject)(model, inputs, outputs, group, form)
 
 
@@ -199,7 +197,7 @@ def _assumed(model: object) -> Declared:
     found = pair_from_config(model) if is_pair(model) else from_config(model)
     if found is None:
         hint = "saccade.masks has the words: audit(model, masks.Causal() & masks.Window(127, 0))"
-        raise value_error("audit", "rule", "be given for a model whose configuration does not say it", None, hint=hint)
+        raise value_error("rule", "be given for a model whose configuration does not say it", None, hint=hint)
     return found
 
 
@@ -273,9 +271,7 @@ def _same(
     refused = subject.given.is_floating_point() or isinstance(subject, PairSubject) or subject.group is not None
     if not isinstance(model, nn.Module) or refused or not subject.form.batch_first:
         rule = "be left out for a function, vectors, a group, batch_first=False and a model that reads two texts"
-        raise value_error(
-            "audit", "packed, padded, cache, against", rule, "given", hint="they run modules on token ids"
-        )
+        raise value_error("packed, padded, cache, against", rule, "given", hint="they run modules on token ids")
     judged = []
     for pair in sameness(model, subject.given, outputs=outputs, seed=seed, **ways):
         answered = pair.verdict != "not answered"
@@ -308,7 +304,7 @@ def _rules(declared: Declared, subject: Subject, names: list[str], layers: int |
     """One rule for each layer, and all of them in words."""
     if isinstance(subject, PairSubject):
         if layers is not None:
-            raise value_error("audit", "layers", "be left out for a model that reads two texts", layers)
+            raise value_error("layers", "be left out for a model that reads two texts", layers)
         return joint_rules(declared, subject)
     rules = rules_of(declared, names, layers)
     if all(rule == rules[0] for rule in rules):

@@ -97,7 +97,7 @@ def _fed(model: Callable[..., Any], written: Subject) -> Tensor | Mapping[str, A
     if "inputs_embeds" not in inspect.signature(bare(model).forward).parameters:
         rule = "take inputs_embeds, since compiled code takes no notice of changes by hooks"
         hint = "audit it before it is compiled; or compile what stands behind its table, and give inputs= vectors"
-        raise value_error("audit", "a compiled model", rule, type(bare(model)).__name__, hint=hint)
+        raise value_error("a compiled model", rule, type(bare(model)).__name__, hint=hint)
     others = {} if isinstance(written.inputs, Tensor) else written.inputs
     kept = {name: value for name, value in others.items() if value is not written.handed}
     vectors = written.vectors if written.form.batch_first else written.vectors.transpose(0, 1).contiguous()

@@ -40,12 +40,10 @@ def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> l
         found = list(declared)
         if len(found) != count:
             hint = f"modules that mix tokens: {', '.join(mixers) or 'none found'}"
-            raise value_error(
-                "audit", "rule", f"be one mask for each of {count} layers", f"{len(found)} masks", hint=hint
-            )
+            raise value_error("rule", f"be one mask for each of {count} layers", f"{len(found)} masks", hint=hint)
     wrong = [type(rule).__name__ for rule in found if not isinstance(rule, Mask)]
     if wrong:
-        raise type_error("audit", "rule", "be masks", ", ".join(wrong))
+        raise type_error("rule", "be masks", ", ".join(wrong))
     return [rule for rule in found if isinstance(rule, Mask)]
 
 
@@ -53,7 +51,7 @@ def _by_pattern(declared: Mapping[str, Mask | Sequence[Mask]], name: str) -> Mas
     for pattern, rule in declared.items():
         if fnmatch.fnmatchcase(name, pattern):
             return rule
-    raise value_error("audit", "rule", f"name the module {name} by some pattern", list(declared), hint='"*" names all')
+    raise value_error("rule", f"name the module {name} by some pattern", list(declared), hint='"*" names all')
 
 
 def from_config(model: Any) -> list[Mask] | Mask | None:

@@ -12,7 +12,7 @@ from saccade.auditing.encoder_decoder_subject import is_pair
 from saccade.auditing.inputs import InputFormat
 from saccade.auditing.model_under_test import can_cache
 from saccade.support.errors import value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["check_still", "rows_judged", "texts", "without_cache"]
 
@@ -24,7 +24,7 @@ def check_still(model: object) -> None:
     drops = [name for name, own in model.named_modules() if isinstance(own, nn.Dropout) and own.p > 0]
     if drops:
         hint = "model.eval() stands still; or set p to 0 and audit what training does"
-        raise value_error("audit", "model", "not drop at random", f"training, with {drops[0] or 'dropout'}", hint=hint)
+        raise value_error("model", "not drop at random", f"training, with {drops[0] or 'dropout'}", hint=hint)
 
 
 def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor | Mapping[str, Any]:
@@ -44,7 +44,7 @@ def texts(model: object, length: int, seed: int, form: InputFormat) -> Tensor | 
     tables = [own for own in model.modules() if isinstance(own, nn.Embedding)] if isinstance(model, nn.Module) else []
     if not tables:
         hint = "give inputs=: tokens [batch, length] or vectors [batch, length, width]"
-        raise value_error("audit", "inputs", "be given for a model without a table of embeddings", None, hint=hint)
+        raise value_error("inputs", "be given for a model without a table of embeddings", None, hint=hint)
     text = getattr(model, "config", None)
     size = getattr(text, "vocab_size", None) or tables[0].num_embeddings
     device = tables[0].weight.device
@@ -60,7 +60,7 @@ def rows_judged(padding: Tensor | None, shape: tuple[int, int]) -> Tensor:
     """Rows that say something, bool ``[batch, length]``: not those of padding."""
     if padding is None:
         return torch.ones(shape, dtype=torch.bool)
-    instance("audit", "padding", padding, Tensor, "be a bool tensor [batch, length]")
+    check_type("padding", padding, Tensor, "be a bool tensor [batch, length]")
     if padding.shape != shape:
-        raise value_error("audit", "padding", f"have shape {list(shape)}", list(padding.shape))
+        raise value_error("padding", f"have shape {list(shape)}", list(padding.shape))
     return padding.bool().cpu()

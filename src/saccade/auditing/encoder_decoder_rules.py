@@ -44,7 +44,7 @@ def joint_rules(declared: Declared, subject: PairSubject) -> tuple[list[Mask], s
     if not isinstance(declared, Mapping) or set(declared) != set(_NAMES):
         got = sorted(declared) if isinstance(declared, Mapping) else declared
         rule = f"be three, {', '.join(_NAMES)}, for a model that reads two texts"
-        raise value_error("audit", "rule", rule, got, hint=hint)
+        raise value_error("rule", rule, got, hint=hint)
     depths = dict(zip(_NAMES, (subject.depths[0], subject.depths[1], subject.depths[1]), strict=True))
     each = {name: _each(name, declared[name], depths[name]) for name in _NAMES}
     source, target = subject.source.shape[1], subject.target.shape[1]
@@ -69,10 +69,10 @@ def joint_rules(declared: Declared, subject: PairSubject) -> tuple[list[Mask], s
 def _each(name: str, rule: Mask | Sequence[Mask], layers: int) -> list[Mask]:
     found = [rule] * layers if isinstance(rule, Mask) else list(rule) if isinstance(rule, list | tuple) else []
     if not found or not all(isinstance(one, Mask) for one in found):
-        raise type_error("audit", f"rule of {name}", "be a mask, or a list with one for each layer", shown(rule))
+        raise type_error(f"rule of {name}", "be a mask, or a list with one for each layer", shown(rule))
     if len(found) != layers:
         rule_of = f"be one mask for each of {layers} layers"
-        raise value_error("audit", f"rule of {name}", rule_of, f"{len(found)} masks")
+        raise value_error(f"rule of {name}", rule_of, f"{len(found)} masks")
     return found
 
 

@@ -45,7 +45,7 @@ class PairSubject(Subject):
         encoder = named.get_encoder() if hasattr(named, "get_encoder") else getattr(named, "encoder", None)
         if not isinstance(encoder, nn.Module):
             rule = "have an encoder, or get_encoder(), since its forward takes decoder_input_ids"
-            raise value_error("audit", "the model", rule, type(named).__name__)
+            raise value_error("the model", rule, type(named).__name__)
         self.encoder = encoder
         self._prefix = next(name for name, own in named.named_modules() if own is self.encoder) + "."
         self.given = self.handed = self.source
@@ -118,7 +118,7 @@ class PairSubject(Subject):
         if left or kept["source"].shape[2:] != kept["target"].shape[2:]:
             rule = "look both texts up in a torch.nn.Embedding, for vectors of one width"
             got = f"no table asked for the {next(iter(left))}" if left else [list(one.shape) for one in kept.values()]
-            raise value_error("audit", "the model", rule, got)
+            raise value_error("the model", rule, got)
         if not hasattr(self, "vectors"):  # later ones may be moved by a unit
             self.vectors = torch.cat([kept["source"], kept["target"]], 1)
         return _joined(self.encoded, target)
@@ -136,10 +136,10 @@ def _two(inputs: object) -> tuple[Tensor, Tensor]:
     source, target = found
     if not (isinstance(source, Tensor) and isinstance(target, Tensor) and source.dim() == target.dim() == 2):
         rule = f"have token ids {_SOURCE} and {_TARGET}, [batch, length], for an encoder-decoder"
-        raise value_error("audit", "inputs", rule, sorted(inputs) if isinstance(inputs, Mapping) else inputs)
+        raise value_error("inputs", rule, sorted(inputs) if isinstance(inputs, Mapping) else inputs)
     if len(source) != len(target):
         rule = f"have as many texts in {_TARGET} as in {_SOURCE}, {len(source)}"
-        raise value_error("audit", "inputs", rule, len(target))
+        raise value_error("inputs", rule, len(target))
     return source, target
 
 

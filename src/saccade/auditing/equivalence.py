@@ -18,7 +18,7 @@ from saccade.auditing.runner import Outputs, Runner, Unanswered, WrongArgument
 from saccade.auditing.runners import runner_of
 from saccade.models.token_inputs import check_tokens
 from saccade.support.errors import shown, type_error, value_error
-from saccade.support.validation import flag, integer, number
+from saccade.support.validation import check_bool, check_int, check_number
 
 __all__ = ["Pair", "sameness"]
 
@@ -106,8 +106,8 @@ def sameness(
     runner = runner_of(model, outputs)
     lengths = _checked(runner, ids, packed, against)
     for name, given in {"padded": padded, "cache": cache}.items():
-        flag("sameness", name, given)
-    factor, seed = number("sameness", "factor", factor, above=0), integer("sameness", "seed", seed, 0)
+        check_bool(name, given)
+    factor, seed = check_number("factor", factor, above=0), check_int("seed", seed, 0)
     claims = list(ways(runner, ids, packed=lengths, padded=padded, cache=cache, against=against))
     with undisturbed(runner.model), torch.no_grad():
         runner.model.eval()
@@ -203,13 +203,13 @@ def _dtypes(own: _Bench, wide: _Bench | None, reason: str) -> Iterator[Pair]:
 
 def _checked(runner: Runner, ids: Tensor, packed: Sequence[int] | None, against: Sequence[str]) -> tuple[int, ...]:
     """The lengths of packed texts, after what the user gave is looked at."""
-    check_tokens("sameness", "ids", ids, runner.vocab_size)
+    check_tokens("ids", ids, runner.vocab_size)
     if not len(ids) or ids.shape[1] < 2:
-        raise value_error("sameness", "ids", "be at least one row of two tokens", list(ids.shape))
+        raise value_error("ids", "be at least one row of two tokens", list(ids.shape))
     if isinstance(against, str) or not all(isinstance(name, str) for name in against):
-        raise type_error("sameness", "against", "be a list of names", shown(against))
-    lengths = tuple(integer("sameness", "packed", one) for one in packed or ())
+        raise type_error("against", "be a list of names", shown(against))
+    lengths = tuple(check_int("packed", one) for one in packed or ())
     if packed is not None and sum(lengths) != ids.shape[1]:
         rule = f"be lengths that sum to the {ids.shape[1]} tokens of a row"
-        raise value_error("sameness", "packed", rule, list(lengths))
+        raise value_error("packed", rule, list(lengths))
     return lengths

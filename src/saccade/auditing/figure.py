@@ -39,7 +39,7 @@ def drawn(declared: Tensor, measured: Tensor, title: str) -> Figure:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    figure = blank("Report.figure").figure
+    figure = blank().figure
     figure.clear()
     figure.set_size_inches(2 * _SIDE + _AROUND[0], _SIDE + _AROUND[1])
     figure.set_layout_engine("constrained", h_pad=_PAD, w_pad=_PAD)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.support.errors import shown, type_error, value_error
-from saccade.support.validation import flag, instance
+from saccade.support.validation import check_bool, check_type
 
 __all__ = ["InputFormat", "found_tokens", "is_turned"]
 
@@ -33,12 +33,12 @@ class InputFormat(NamedTuple):
     @classmethod
     def of(cls, model: object, tokens: object, batch_first: object, module: object) -> InputFormat:
         """Return the format that a user named; raise for what is none."""
-        instance("audit", "tokens", tokens, (str, type(None)), "be the name of an argument of the model, or None")
+        check_type("tokens", tokens, (str, type(None)), "be the name of an argument of the model, or None")
         hint = "audit(lambda x: model(x, x), rule, inputs=ids, module=model)"
-        instance("audit", "module", module, (nn.Module, type(None)), "be the module that a function calls", hint=hint)
+        check_type("module", module, (nn.Module, type(None)), "be the module that a function calls", hint=hint)
         if module is not None and isinstance(model, nn.Module):
-            raise value_error("audit", "module", "be left out where the model is a module", type(module).__name__)
-        return cls(tokens, flag("audit", "batch_first", batch_first), module)  # type: ignore[arg-type]  # checked
+            raise value_error("module", "be left out where the model is a module", type(module).__name__)
+        return cls(tokens, check_bool("batch_first", batch_first), module)  # type: ignore[arg-type]  # checked
 
 
 def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) -> Tensor:
@@ -52,10 +52,10 @@ def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) ->
     """
     if isinstance(inputs, Tensor):
         if name is not None:
-            raise value_error("audit", "tokens", "be left out where inputs are one tensor", shown(name))
+            raise value_error("tokens", "be left out where inputs are one tensor", shown(name))
         return inputs
     if not isinstance(inputs, Mapping):
-        raise type_error("audit", "inputs", "be a tensor, or a mapping of arguments", type(inputs).__name__)
+        raise type_error("inputs", "be a tensor, or a mapping of arguments", type(inputs).__name__)
     could = {key: one for key, one in inputs.items() if isinstance(one, Tensor) and _can_hold_tokens(one)}
     names = [key for key in ((name,) if name is not None else _KNOWN) if isinstance(inputs.get(key), Tensor)]
     if name is None and not names:
@@ -64,12 +64,12 @@ def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) ->
         found: Tensor = inputs[names[0]]
         return found
     if name is not None:
-        raise value_error("audit", "tokens", "name a tensor among the inputs", shown(name), hint=str(sorted(inputs)))
+        raise value_error("tokens", "name a tensor among the inputs", shown(name), hint=str(sorted(inputs)))
     if not could:
         rule = "hold token ids [batch, length] or vectors [batch, length, width]"
-        raise value_error("audit", "inputs", rule, sorted(inputs))
+        raise value_error("inputs", rule, sorted(inputs))
     rule = "be named, since several inputs could be tokens"
-    raise value_error("audit", "tokens", rule, None, hint=" or ".join(f'tokens="{key}"' for key in could))
+    raise value_error("tokens", rule, None, hint=" or ".join(f'tokens="{key}"' for key in could))
 
 
 def is_turned(ids: object, tokens: Tensor) -> bool | None:

@@ -36,7 +36,7 @@ def model_of(path: Path, *, seed: int = 0) -> nn.Module:
         except Exception as error:  # what a folder of any content makes of so much code: anything
             first = str(error).strip().partition("\n")[0] or type(error).__name__
             rule = "be a configuration that transformers knows"
-            raise value_error("audit", "MODEL", rule, f"{path} ({first})") from None
+            raise value_error("MODEL", rule, f"{path} ({first})") from None
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def quiet_transformers(command: str) -> Iterator[Any]:
         import transformers  # noqa: PLC0415  optional
         from transformers.utils import logging  # noqa: PLC0415
     except ModuleNotFoundError:
-        raise missing_extra(command, "transformers", "transformers") from None
+        raise missing_extra("transformers", "transformers") from None
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -46,9 +46,7 @@ def rows_of(out: Any) -> Tensor:
     if isinstance(out, Tensor):
         return out
     rule = "return logits, last_hidden_state, or a tensor [batch, length, ...]"
-    raise type_error(
-        "audit", "the model", rule, type(out).__name__, hint="outputs= takes a function that reads its rows"
-    )
+    raise type_error("the model", rule, type(out).__name__, hint="outputs= takes a function that reads its rows")
 
 
 class Subject:
@@ -255,7 +253,7 @@ class Subject:
         if rows.dim() < 2 or tuple(rows.shape[:2]) != self.shape:
             rule = f"give rows [{self.shape[0]}, {self.shape[1]}, ...], one for each token"
             hint = "outputs= takes a function that reads them, and inputs= a mapping of all arguments"
-            raise value_error("audit", "the model", rule, list(rows.shape), hint=hint)
+            raise value_error("the model", rule, list(rows.shape), hint=hint)
 
 
 def can_cache(model: nn.Module) -> bool:
@@ -269,13 +267,11 @@ def _no_table(module: nn.Module | None, tables: int, *, is_compiled: bool) -> Va
     """The error for a model whose tokens' vectors cannot be changed."""
     if module is None:
         hint = "module= names the model that a function calls; or give vectors [batch, length, width]"
-        return value_error(
-            "audit", "module", "be given for a function of tokens, whose tables are not seen", None, hint=hint
-        )
+        return value_error("module", "be given for a function of tokens, whose tables are not seen", None, hint=hint)
     hint = "give vectors [batch, length, width], which such a model must take"
     rule = "look the tokens up in a torch.nn.Embedding, whose vectors can be changed"
     got = "one that is asked in compiled code" if is_compiled else f"{tables} tables, none of which is asked for them"
-    return value_error("audit", "the model", rule, got, hint=hint)
+    return value_error("the model", rule, got, hint=hint)
 
 
 def _wide(value: Any) -> Any:

@@ -29,9 +29,7 @@ def replicated(model: Callable[..., Any]) -> Callable[..., Any]:
     """
     if isinstance(getattr(model, "_orig_mod", None), nn.parallel.DistributedDataParallel):
         rule = "be compiled before it is replicated"
-        raise value_error(
-            "audit", "model", rule, "torch.compile(DistributedDataParallel(...))", hint="audit its .module"
-        )
+        raise value_error("model", rule, "torch.compile(DistributedDataParallel(...))", hint="audit its .module")
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
@@ -56,7 +54,7 @@ def check_same(tensor: Tensor, group: ProcessGroup | None) -> None:
     differs = torch.tensor(float(not torch.equal(agreed(tensor, group), tensor)), device=tensor.device)
     torch.distributed.all_reduce(differs, group=group)
     if differs:
-        raise value_error("audit", "inputs", "be the same in all processes of the group", "others in some")
+        raise value_error("inputs", "be the same in all processes of the group", "others in some")
 
 
 class _Shared(torch.autograd.Function):

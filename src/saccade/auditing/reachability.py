@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.masks import Mask
 from saccade.support.errors import type_error, value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Reach"]
 
@@ -48,10 +48,10 @@ class Reach:
     def __init__(self, rules: Sequence[Mask], *, batch: int, length: int):
         wrong = [type(rule).__name__ for rule in rules if not isinstance(rule, Mask)]
         if wrong or not rules:
-            raise type_error("Reach", "rules", "be masks, one for each layer", wrong or "none")
-        integer("Reach", "batch", batch, 1)
-        if integer("Reach", "length", length, 1) > _LONGEST:
-            raise value_error("Reach", "length", f"be at most {_LONGEST:,}, since each pair takes a byte", length)
+            raise type_error("rules", "be masks, one for each layer", wrong or "none")
+        check_int("batch", batch, 1)
+        if check_int("length", length, 1) > _LONGEST:
+            raise value_error("length", f"be at most {_LONGEST:,}, since each pair takes a byte", length)
         self.rules, self.shape = tuple(rules), (batch, length)
         known = {rule: _written(rule, batch, length) for rule in dict.fromkeys(rules)}
         self._layers = [known[rule] for rule in rules]

@@ -154,7 +154,7 @@ class Report:
     def _pairs(self, method: str) -> tuple[Tensor, Tensor]:
         if self.declared is None or self.measured is None:
             rule = f"have at most {DRAWN} tokens, and outputs with gradients"
-            raise value_error(f"Report.{method}", "the input", rule, list(self.shape), hint="audit(..., length=48) has")
+            raise value_error("the input", rule, list(self.shape), hint="audit(..., length=48) has")
         return self.declared, self.measured
 
     def to_json(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["FACTOR", "jitter", "relative", "row_differences", "undisturbed"]
 
@@ -75,8 +75,8 @@ def jitter(
 
     Cost: ``repeats`` runs, and one more without ``base``.
     """
-    draw = torch.Generator().manual_seed(integer("jitter", "seed", seed, 0))
-    times = integer("jitter", "repeats", repeats)
+    draw = torch.Generator().manual_seed(check_int("seed", seed, 0))
+    times = check_int("repeats", repeats)
     leaves = [part for part in model.modules() if not any(True for _ in part.children())]
     with undisturbed(model), torch.no_grad():
         base = run() if base is None else base

@@ -150,6 +150,4 @@ def without_dropout(part: object) -> None:
 
 def _pick_error(ids: Tensor, got: object) -> WrongArgument:
     shape = f"[{ids.shape[0]}, {ids.shape[1]}, ...]"
-    return WrongArgument(
-        str(value_error("sameness", "outputs", f"return floats {shape} of what the model returns", got))
-    )
+    return WrongArgument(str(value_error("outputs", f"return floats {shape} of what the model returns", got)))

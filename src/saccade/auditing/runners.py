@@ -26,4 +26,4 @@ def runner_of(model: object, outputs: Outputs | None = None) -> Runner:
     if isinstance(model, nn.Module):
         ours = any(base.__module__ == "transformers.modeling_utils" for base in type(model).__mro__)
         return (TransformersRunner if ours else PlainRunner)(model, outputs)
-    raise type_error("sameness", "model", "be a torch.nn.Module or a saccade.auditing Runner", kind(model))
+    raise type_error("model", "be a torch.nn.Module or a saccade.auditing Runner", kind(model))

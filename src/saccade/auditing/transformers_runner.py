@@ -114,7 +114,7 @@ class TransformersRunner(Runner):
             install()
         known = sorted({"eager", "saccade", *ALL_ATTENTION_FUNCTIONS.valid_keys()})
         if name not in known:
-            raise WrongArgument(str(value_error("sameness", "against", f"be among {', '.join(known)}", repr(name))))
+            raise WrongArgument(str(value_error("against", f"be among {', '.join(known)}", repr(name))))
         if self._config._attn_implementation == name:
             raise Unanswered(f"the model runs by {name} as it is")
         other = self.on(copy.deepcopy(self.model))

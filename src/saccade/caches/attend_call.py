@@ -47,7 +47,6 @@ class Call(NamedTuple):
         mask: the rule on positions; None for no rule.
         positions: where the new tokens stand.
         kv_positions: where all tokens so far stand, in a cache that keeps their order; else the new ones.
-        where: the function, for errors.
     """
 
     mechanism: MakesMatrix
@@ -58,7 +57,6 @@ class Call(NamedTuple):
     positions: Positions
     kv_positions: Positions
     dropout_p: float
-    where: str
 
     @property
     def table(self) -> Tensor:

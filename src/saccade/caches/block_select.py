@@ -24,11 +24,11 @@ from saccade.matrix import Matrix
 from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_plain as is_plain_tensor
-from saccade.support.validation import Shapes, instance, integer, one_of
+from saccade.support.validation import ShapeSpec, check_choice, check_int, check_type
 
 __all__ = ["BlockSelectCache"]
 
-_SUMMARY, _SCORES = Shapes("summary [batch, kv_heads, blocks, width]"), Shapes("scores [batch, heads, blocks]")
+_SUMMARY, _SCORES = ShapeSpec("summary [batch, kv_heads, blocks, width]"), ShapeSpec("scores [batch, heads, blocks]")
 
 
 class BlockSelectCache(KVCache):
@@ -113,24 +113,23 @@ class BlockSelectCache(KVCache):
         max_len: int | None = None,
     ):
         super().__init__(max_len)
-        where = "BlockSelectCache"
-        self.block_size = integer(where, "block_size", block_size)
-        self.budget = integer(where, "budget", budget)
-        self.sink_blocks = integer(where, "sink_blocks", sink_blocks, 0)
-        self.local_blocks = integer(where, "local_blocks", local_blocks)
-        self.rescore_every = integer(where, "rescore_every", rescore_every)
-        self.prompt = one_of(where, "prompt", prompt, ("dense", "sparse"))
+        self.block_size = check_int("block_size", block_size)
+        self.budget = check_int("budget", budget)
+        self.sink_blocks = check_int("sink_blocks", sink_blocks, 0)
+        self.local_blocks = check_int("local_blocks", local_blocks)
+        self.rescore_every = check_int("rescore_every", rescore_every)
+        self.prompt = check_choice("prompt", prompt, ("dense", "sparse"))
         if prompt == "sparse" and rescore_every > 1:
             hint = "a ranking that is used again depends on how the text was split"
-            raise value_error(where, "rescore_every", 'be 1 with prompt="sparse"', rescore_every, hint=hint)
+            raise value_error("rescore_every", 'be 1 with prompt="sparse"', rescore_every, hint=hint)
         if budget % block_size:
-            raise value_error(where, "budget", f"be a multiple of block_size {block_size}", budget)
+            raise value_error("budget", f"be a multiple of block_size {block_size}", budget)
         if budget < (sink_blocks + local_blocks) * block_size:
             rule = f"hold {sink_blocks} first and {local_blocks} last blocks of {block_size}"
-            raise value_error(where, "budget", rule, budget, hint="tokens for each key head, those blocks included")
+            raise value_error("budget", rule, budget, hint="tokens for each key head, those blocks included")
         hint = "saccade.caches.MeanScorer(), BoundScorer(), or a BlockScorer of one's own"
         given = BoundScorer() if scorer is None else scorer
-        self.scorer = instance(where, "scorer", given, BlockScorer, "be a BlockScorer or None", hint=hint)
+        self.scorer = check_type("scorer", given, BlockScorer, "be a BlockScorer or None", hint=hint)
 
     @property
     def exact_len(self) -> int:
@@ -232,8 +231,7 @@ class BlockSelectCache(KVCache):
             with torch.no_grad():
                 new = self.scorer.summarize(blocks, real.view(-1, 1, finished - done, size, 1))
             batch, kv_heads, count = blocks.shape[:3]
-            where = f"{type(self.scorer).__name__}.summarize"
-            _SUMMARY.check(where, new, batch=batch, kv_heads=kv_heads, blocks=count)
+            _SUMMARY.check(new, batch=batch, kv_heads=kv_heads, blocks=count)
             self._written("summary", done, new)
             self._summarized = finished
         return self._state["summary"][:, :, :finished]
@@ -247,7 +245,7 @@ class BlockSelectCache(KVCache):
             return torch.cat([held, newer], 2), self.age + 1, held.nbytes
         with torch.no_grad():
             scores = self.scorer.score(query, summary)
-        _SCORES.check(f"{type(self.scorer).__name__}.score", scores, batch=batch, heads=query.shape[1], blocks=blocks)
+        _SCORES.check(scores, batch=batch, heads=query.shape[1], blocks=blocks)
         scores = scores.to(wide_dtype(query.dtype)) * query.shape[2] ** -0.5
         if not seen.is_all_real:  # blocks of padding are none that others are set against
             scores = scores.masked_fill((seen.tokens(blocks, self.block_size) == 0)[:, None], -torch.inf)

@@ -16,7 +16,7 @@ from saccade.masks import Mask, as_mask
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import type_error, unsupported, value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 if TYPE_CHECKING:
     from saccade.caches.files.record import Contents
@@ -101,9 +101,8 @@ class LayerCache(AnswersCalls):
 
     def positions(self, q_len: int) -> range | Tensor | None:
         """Where the next ``q_len`` tokens will stand: a range, or int64 ``[batch, q_len]`` where items differ."""
-        where = f"{type(self).__name__}.positions"
-        self.check_not_replayed(where)
-        return self._tokens.next(integer(where, "q_len", q_len, 0)).given
+        self.check_not_replayed()
+        return self._tokens.next(check_int("q_len", q_len, 0)).given
 
     def attend(
         self,
@@ -133,22 +132,21 @@ class LayerCache(AnswersCalls):
         Raises:
             UnsupportedError: gradient checkpointing, unless the cache was made inside the checkpointed function.
         """
-        where = f"{type(self).__name__}.attend"
-        self.check_not_replayed(where)
+        self.check_not_replayed()
         if not callable(mechanism) or isinstance(mask, Tensor):
-            check_call(where, mechanism, mask)
-        self._check_new(where, query, key, value)
+            check_call(mechanism, mask)
+        self._check_new(query, key, value)
         batch, _, q_len, _ = query.shape
         if mask is not None and not isinstance(mask, Mask):
-            mask = as_mask(mask, (*query.shape[:3], self.length + q_len), where=where)
+            mask = as_mask(mask, (*query.shape[:3], self.length + q_len))
         tokens = self._tokens
-        new = tokens.next(q_len) if positions is None else Positions.of(positions, where, length=q_len, batch=batch)
+        new = tokens.next(q_len) if positions is None else Positions.of(positions, length=q_len, batch=batch)
         if isinstance(tokens, Upcoming):
-            tokens, held = tokens.extended(new, batch, key.device, where), new
+            tokens, held = tokens.extended(new, batch, key.device), new
         else:
             tokens, new = tokens.extended(new, batch, key.device)
             held = tokens
-        out = self.advance(Call(mechanism, query, key, value, mask, new, held, dropout_p, where))
+        out = self.advance(Call(mechanism, query, key, value, mask, new, held, dropout_p))
         self._tokens = tokens  # only now do the new columns count
         if self._like is None and self._state:
             self._like = Like.of(key, value)
@@ -164,7 +162,7 @@ class LayerCache(AnswersCalls):
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
         """Keep these batch items, in this order; they may repeat, and be fewer or more than before."""
         like = self._like
-        index = checked_rows(f"{type(self).__name__}.reorder", rows, None if like is None else like.batch)
+        index = checked_rows(rows, None if like is None else like.batch)
         if like is None or index.tolist() == list(range(like.batch)):
             return
         for leaf in self.leaves:
@@ -177,8 +175,7 @@ class LayerCache(AnswersCalls):
 
     def crop(self, length: int) -> None:
         """Forget all columns but the first ``length``; a cache that cannot says why, and goes back to 0 at least."""
-        where = f"{type(self).__name__}.crop"
-        check_crop(where, length, self.length)
+        check_crop(length, self.length)
         if length == 0:
             self._empty()
             self._region = Region.current()
@@ -186,7 +183,7 @@ class LayerCache(AnswersCalls):
             reason = self._why_not_cropped(length)
             if reason is not None:
                 hint = "fork() before the tokens that may have to go; KVCache() crops anywhere"
-                raise unsupported(where, f"length={length}", [reason], hint=hint)
+                raise unsupported(f"length={length}", [reason], hint=hint)
             self._crop(length)
 
     def fork(self) -> Self:
@@ -221,7 +218,7 @@ class LayerCache(AnswersCalls):
         state, sizes, like = contents.state(self.leaves, self._sizes(contents))
         if self.keeps_order:
             given = contents.positions(like.batch, sizes["columns"])
-            tokens = Positions.of(given, "load_cache", length=sizes["columns"], batch=like.batch)
+            tokens = Positions.of(given, length=sizes["columns"], batch=like.batch)
             self._tokens, _ = _NO_TOKENS.extended(tokens, like.batch, like.device)
         else:
             self._tokens = Upcoming(contents.position("length"), contents.upcoming(like.batch, state.get("table")))
@@ -234,14 +231,10 @@ class LayerCache(AnswersCalls):
         told = [f"{name}={getattr(self, name)!r}" for name in (*self.settings, "length", "nbytes")]
         return f"{type(self).__name__}({', '.join(told)})"
 
-    def check_not_replayed(self, where: str) -> None:
-        """Raise where gradient checkpointing replays a change of this cache.
-
-        Args:
-            where: the function that changes the cache, for the error.
-        """
+    def check_not_replayed(self) -> None:
+        """Raise where gradient checkpointing replays a change of this cache."""
         if Region.current().repeats(self._region):
-            refuse_replay(where)
+            refuse_replay()
 
     def _forget(self) -> None:
         """Hold nothing."""
@@ -260,26 +253,26 @@ class LayerCache(AnswersCalls):
         """Why there is no way back to so many columns; None if there is."""
         return "what later tokens did to it cannot be undone"
 
-    def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
+    def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Raise where new keys and values do not fit together, those before, or ``max_len``."""
         if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
-            check_tensors(where, query, key, value)
+            check_tensors(query, key, value)
         q, k, v = query.shape, key.shape, value.shape
         is_alike = len(q) == len(k) == len(v) == 4 and q[0] == k[0] == v[0] and q[2] == k[2] == v[2] and k[1] == v[1]
         if not is_alike or not query.dtype == key.dtype == value.dtype:
-            check_tensors(where, query, key, value)
+            check_tensors(query, key, value)
         like = (k[0], k[1], k[3], v[3], key.dtype, key.device)
         if self._like is not None and self._like != like:
-            self._check_like(where, self._like, Like(*like))
+            self._check_like(self._like, Like(*like))
         if self.max_len is not None and self.length + k[2] > self.max_len:
             got, hint = f"{self.length} held and {k[2]} new", f"{type(self).__name__}() grows; crop(length) forgets"
-            raise value_error(where, "tokens", f"fit in max_len {self.max_len}", got, hint=hint)
+            raise value_error("tokens", f"fit in max_len {self.max_len}", got, hint=hint)
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
         """These batch items of a leaf, in memory of their own."""
         return x[rows]
 
-    def _check_like(self, where: str, held: Like, new: Like) -> None:
+    def _check_like(self, held: Like, new: Like) -> None:
         """Raise where new keys and values cannot stand beside those held, which are unlike them."""
         hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
         for name, old, own in zip(Like._fields, held, new, strict=True):
@@ -287,7 +280,7 @@ class LayerCache(AnswersCalls):
                 was, got = (str(x).removeprefix("torch.") for x in (old, own))
                 what = f"{name} of {'value' if name == 'value_dim' else 'key'}"
                 error = type_error if name == "dtype" else value_error
-                raise error(where, what, f"be {was}, as in the cache", got, hint=hint)
+                raise error(what, f"be {was}, as in the cache", got, hint=hint)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
         """Sizes of leaves that are known before these are read."""

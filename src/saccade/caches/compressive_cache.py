@@ -14,7 +14,7 @@ from saccade.caches.files.record import Contents
 from saccade.caches.next_position import Upcoming
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["CompressiveCache", "RemembersSegments"]
 
@@ -76,7 +76,7 @@ class CompressiveCache(LayerCache):
 
     def __init__(self, max_len: int | None = None):
         super().__init__()
-        self.max_len = None if max_len is None else integer("CompressiveCache", "max_len", max_len)
+        self.max_len = None if max_len is None else check_int("max_len", max_len)
 
     @property
     def kv_positions(self) -> Tensor:
@@ -87,7 +87,7 @@ class CompressiveCache(LayerCache):
         kind = type(call.mechanism).__name__
         if call.dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
-            raise unsupported(call.where, kind, [reason], hint="KVCache() keeps the tokens themselves")
+            raise unsupported(kind, [reason], hint="KVCache() keeps the tokens themselves")
         held = {name: usable(x) for name, x in self._state.items()}
         keys, values, where = call.key, call.value, call.positions
         if held:
@@ -96,7 +96,7 @@ class CompressiveCache(LayerCache):
         matrix = call.mechanism(call.query, keys, mask=call.mask, q_positions=call.positions, kv_positions=where)
         if not isinstance(matrix, RemembersSegments):
             reason = f"{type(matrix).__name__} is no sum over segments that could be carried on"
-            raise unsupported(call.where, kind, [reason], hint="KVCache() fits every mechanism")
+            raise unsupported(kind, [reason], hint="KVCache() fits every mechanism")
         out, memory, tainted, is_open = matrix.advance_segments(values, held.get("memory"), held.get("tainted"))
         self._traffic = Traffic(
             sum(x.nbytes for x in (keys, values, memory) if x is not None), call.key.nbytes + call.value.nbytes

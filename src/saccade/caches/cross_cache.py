@@ -14,11 +14,11 @@ from saccade.caches.files.record import Contents
 from saccade.caches.validation import check_call
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error
-from saccade.support.validation import Shapes
+from saccade.support.validation import ShapeSpec
 
 __all__ = ["CrossCache"]
 
-_CONTEXT = Shapes("key [batch, kv_heads, len, head_dim]", "value [batch, kv_heads, len, value_dim]")
+_CONTEXT = ShapeSpec("key [batch, kv_heads, len, head_dim]", "value [batch, kv_heads, len, value_dim]")
 
 
 class CrossCache(LayerCache):
@@ -85,16 +85,15 @@ class CrossCache(LayerCache):
         Raises:
             ValueError: it is filled already, or the shapes do not fit.
         """
-        where = "CrossCache.fill"
-        self.check_not_replayed(where)
+        self.check_not_replayed()
         if self._state:
             hint = "a new context: a new cache"
-            raise value_error(where, "cache", "be empty", f"one of {self.length} keys", hint=hint)
-        _CONTEXT.check(where, key, value)
+            raise value_error("cache", "be empty", f"one of {self.length} keys", hint=hint)
+        _CONTEXT.check(key, value)
         stands = None
         if kv_positions is not None:
             batch, _, length, _ = key.shape
-            stands = Positions.of(kv_positions, where, "kv_positions", length=length, batch=batch).given
+            stands = Positions.of(kv_positions, "kv_positions", length=length, batch=batch).given
         # As they are where gradients must reach the context; else copies, so that nothing is shared with the caller.
         self._state = {name: x if x.requires_grad else x.clone() for name, x in (("key", key), ("value", value))}
         if isinstance(stands, Tensor):
@@ -125,12 +124,11 @@ class CrossCache(LayerCache):
         Raises:
             ValueError: no context yet, or a second one.
         """
-        where = "CrossCache.attend"
-        check_call(where, mechanism, mask)
+        check_call(mechanism, mask)
         if key is not None and value is not None:
             self.fill(key, value)
         if not self._state:
-            raise value_error(where, "key and value", "be given in the first call", None)
+            raise value_error("key and value", "be given in the first call", None)
         self._state = {name: usable(x) for name, x in self._state.items()}
         keys, values, kv_positions = self._state["key"], self._state["value"], self.kv_positions
         if positions is not None and kv_positions is None:

@@ -18,11 +18,11 @@ from saccade.positions.token_positions import Positions
 from saccade.statistics import Fold, Received
 from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
-from saccade.support.validation import Shapes, integer
+from saccade.support.validation import ShapeSpec, check_int
 
 __all__ = ["EvictingCache", "Held"]
 
-_SCORES = Shapes("scores [batch, kv_heads, columns]")
+_SCORES = ShapeSpec("scores [batch, kv_heads, columns]")
 _RECENT = (("earlier", "columns"), ("rows", "queries columns"))
 
 
@@ -110,11 +110,10 @@ class EvictingCache(LayerCache):
 
     def __init__(self, budget: int, *, recent: int | None = None):
         super().__init__()
-        where = type(self).__name__
-        self.budget = integer(where, "budget", budget)
-        self.recent = integer(where, "recent", max(1, self.budget // 2) if recent is None else recent)
+        self.budget = check_int("budget", budget)
+        self.recent = check_int("recent", max(1, self.budget // 2) if recent is None else recent)
         if self.recent > self.budget:
-            raise value_error(where, "recent", f"be at most the budget {budget}", recent)
+            raise value_error("recent", f"be at most the budget {budget}", recent)
 
     def score(self, held: Held) -> Tensor:
         """What each token is worth, ``[batch, kv_heads, columns]``; those with the highest scores stay.
@@ -185,7 +184,7 @@ class EvictingCache(LayerCache):
     def _best(self, held: Held) -> Held:
         """The last ``recent`` columns, and those of the others that score highest; ``budget`` in all."""
         scores, (batch, kv_heads, columns) = self.score(held), held.table.shape
-        _SCORES.check(f"{type(self).__name__}.score", scores, batch=batch, kv_heads=kv_heads, columns=columns)
+        _SCORES.check(scores, batch=batch, kv_heads=kv_heads, columns=columns)
         order = scores.masked_fill(held.table < 0, -torch.inf)
         order[..., columns - self.recent :] = torch.inf
         return held.at(order.topk(self.budget, 2, sorted=False).indices.sort(2).values)

@@ -57,21 +57,21 @@ class IndexedCache(KVCache):
         if new is None:
             reason = "it brings no index keys"
             hint = "mechanisms.TopK(scorers.LightningIndexer(...), k) brings some; KVCache() needs none"
-            raise unsupported(call.where, type(mechanism).__name__, [reason], hint=hint)
+            raise unsupported(type(mechanism).__name__, [reason], hint=hint)
         known = self._written("index_key", len(self._tokens), new)
         out = super().advance(call._replace(mechanism=mechanism.with_index_key(known)))
         self._traffic = self._traffic._replace(bytes_read=self._traffic.bytes_read + known.nbytes)
         return out
 
     def _bytes_read(self, matrix: AttentionMatrix, held: int) -> int:
-        rule, (_, groups, kv_len, _) = matrix.ingredients.rule, matrix.ingredients.key.shape
+        rule, (_, groups, kv_len, _) = matrix.inputs.rule, matrix.inputs.key.shape
         if not isinstance(rule, Chosen):
             return super()._bytes_read(matrix, held)
         return held * rule.keys_read(groups, kv_len) // (len(rule.index) * groups * kv_len)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
         reason = "index keys would be missing"
-        raise unsupported("IndexedCache.fill", "a prefix", [reason], hint="attend to the prefix, or fork a cache")
+        raise unsupported("a prefix", [reason], hint="attend to the prefix, or fork a cache")
 
     def restore(self, contents: Contents) -> None:
         super().restore(contents)

@@ -14,7 +14,7 @@ from saccade.caches.per_head import attend_by_head
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
 from saccade.support.numerics import is_finite, not_finite, wide_dtype
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Int8Cache", "Rounded"]
 
@@ -125,7 +125,7 @@ class Int8Cache(LayerCache):
 
     def __init__(self, block_size: int = 64):
         super().__init__()
-        self.block_size = integer("Int8Cache", "block_size", block_size)
+        self.block_size = check_int("block_size", block_size)
 
     def advance(self, call: Call) -> Tensor:
         new = {"key": call.key, "value": call.value}
@@ -149,12 +149,12 @@ class Int8Cache(LayerCache):
         """The keys or the values."""
         return Rounded(*(self._state[f"{name}.{part}"] for part in Rounded._fields))
 
-    def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
-        super()._check_new(where, query, key, value)
+    def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        super()._check_new(query, key, value)
         for name, x in (("key", key), ("value", value)):
             if not is_finite(x) and bool(not_finite(x).any()):
                 hint = "rounded beside others, a NaN or inf would spoil its whole block; KVCache() holds it"
-                raise value_error(where, name, "be finite", "NaN or inf", hint=hint)
+                raise value_error(name, "be finite", "NaN or inf", hint=hint)
 
     def _why_not_cropped(self, length: int) -> str | None:
         rounded = self._state["key.codes"].shape[2]

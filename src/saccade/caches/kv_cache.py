@@ -14,7 +14,7 @@ from saccade.caches.files.record import Contents
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["KVCache", "check_softmax"]
 
@@ -66,7 +66,7 @@ class KVCache(LayerCache):
 
     def __init__(self, max_len: int | None = None):
         super().__init__()
-        self.max_len = None if max_len is None else integer(type(self).__name__, "max_len", max_len)
+        self.max_len = None if max_len is None else check_int("max_len", max_len)
 
     @property
     def key(self) -> Tensor | None:
@@ -104,7 +104,7 @@ class KVCache(LayerCache):
         read = keys.nbytes + values.nbytes
         if key.shape[2] != 1:
             read = read if key.shape[2] else 0
-        elif isinstance(matrix, AttentionMatrix) and not matrix.ingredients.plan.is_full:
+        elif isinstance(matrix, AttentionMatrix) and not matrix.inputs.plan.is_full:
             read = self._bytes_read(matrix, read)
         self._traffic = Traffic(read, key.nbytes + value.nbytes)
         return out
@@ -112,7 +112,7 @@ class KVCache(LayerCache):
     def _bytes_read(self, matrix: AttentionMatrix, held: int) -> int:
         """How many of the bytes held the query of a step needs. Under a causal rule several queries need nearly all."""
         batch, _, _, kv_len = matrix.shape
-        tiles = matrix.ingredients.plan.tiles
+        tiles = matrix.inputs.plan.tiles
         needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
         columns = sum((stop - start) * len(keys) for start, stop, keys in needed)
         return held * min(batch * kv_len, columns) // max(1, batch * kv_len)
@@ -128,14 +128,13 @@ class KVCache(LayerCache):
         Raises:
             ValueError: something is held already, or the shapes do not fit.
         """
-        where = f"{type(self).__name__}.fill"
-        self.check_not_replayed(where)
+        self.check_not_replayed()
         if self.length:
-            raise value_error(where, "cache", "be empty", f"one of {self.length} columns", hint="crop(0) empties it")
-        self._check_new(where, key, key, value)
+            raise value_error("cache", "be empty", f"one of {self.length} columns", hint="crop(0) empties it")
+        self._check_new(key, key, value)
         batch, _, length, _ = key.shape
         given = range(length) if positions is None else positions
-        tokens = Positions.of(given, where, length=length, batch=batch)
+        tokens = Positions.of(given, length=length, batch=batch)
         tokens, _ = Positions(range(0)).extended(tokens, batch, key.device)
         self._written("key", 0, key)
         self._written("value", 0, value)
@@ -198,4 +197,4 @@ def check_softmax(matrix: Matrix, call: Call) -> None:
     if not isinstance(matrix, AttentionMatrix):
         reason = f"a {type(matrix).__name__} is no softmax, of which the largest terms could be chosen"
         hint = "KVCache() fits every mechanism"
-        raise unsupported(call.where, type(call.mechanism).__name__, [reason], hint=hint)
+        raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)

@@ -12,7 +12,7 @@ from saccade.caches.cache import Leaf
 from saccade.caches.files.record import Contents
 from saccade.caches.kv_cache import KVCache
 from saccade.support.errors import value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["LatentCache"]
 
@@ -49,7 +49,7 @@ class LatentCache(KVCache):
 
     def __init__(self, latent_dim: int, max_len: int | None = None):
         super().__init__(max_len)
-        self.latent_dim = integer(type(self).__name__, "latent_dim", latent_dim)
+        self.latent_dim = check_int("latent_dim", latent_dim)
 
     @property
     def value(self) -> Tensor | None:
@@ -73,12 +73,12 @@ class LatentCache(KVCache):
         super().fill(key, value, positions=positions)
         self._traffic = Traffic(0, key.nbytes)
 
-    def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
-        super()._check_new(where, query, key, value)
+    def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        super()._check_new(query, key, value)
         if value.shape[3] != self.latent_dim or value.data_ptr() != key.data_ptr() or value.stride() != key.stride():
             rule = f"be key[..., :{self.latent_dim}], a view: the key is all that is held"
             got, hint = "another tensor", "KVCache() holds keys and values that differ"
-            raise value_error(where, "value", rule, got, hint=hint)
+            raise value_error("value", rule, got, hint=hint)
 
     def _written(self, name: str, start: int, new: Tensor) -> Tensor:
         if name == "key":

@@ -38,13 +38,13 @@ class Cache:
         self._layers = tuple(layers)
         for layer in self._layers:
             if not isinstance(layer, LayerCache | Cache):
-                raise type_error("Cache", "layers", "be caches of layers", type(layer).__name__)
+                raise type_error("layers", "be caches of layers", type(layer).__name__)
         if not self._layers:
-            raise value_error("Cache", "layers", "be at least one", "none")
+            raise value_error("layers", "be at least one", "none")
         own = [id(layer) for layer in self.flat]
         if len(set(own)) != len(own):
             hint = "[KVCache() for _ in range(n)], not [KVCache()] * n"
-            raise value_error("Cache", "layers", "be different objects", "the same cache twice", hint=hint)
+            raise value_error("layers", "be different objects", "the same cache twice", hint=hint)
 
     @property
     def flat(self) -> tuple[LayerCache, ...]:
@@ -83,7 +83,7 @@ class Cache:
 
     def crop(self, length: int) -> None:
         """Forget all columns but the first ``length``."""
-        check_crop("Cache.crop", length, self.length)
+        check_crop(length, self.length)
         for layer in self._layers:
             layer.crop(length)
 

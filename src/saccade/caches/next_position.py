@@ -28,14 +28,14 @@ class Upcoming(NamedTuple):
         """Where the next tokens will stand."""
         return behind(self.at, q_len)
 
-    def extended(self, new: Positions, batch: int, device: torch.device, where: str) -> Upcoming:
+    def extended(self, new: Positions, batch: int, device: torch.device) -> Upcoming:
         """With new tokens; raises where they do not come after the ones before."""
         rule, hint = "come after those in the cache, one behind the other", "KVCache() takes any order"
         run, count = new.run, self.length + len(new)
         if run is not None and isinstance(self.at, int):
             goes_back = self.length > 0 and len(run) > 0 and run[0] < self.at
             if goes_back or (run.step != 1 and len(run) > 1):
-                raise value_error(where, "positions", rule, run, hint=hint)
+                raise value_error("positions", rule, run, hint=hint)
             return Upcoming(count, run[-1] + 1 if len(run) else self.at)
         if not len(new):
             return self  # a call of no tokens says nothing of where tokens stand
@@ -44,7 +44,7 @@ class Upcoming(NamedTuple):
         floor = reached if self.length else torch.zeros_like(reached)
         before = torch.cat([floor[:, None] - 1, table], 1).cummax(1).values
         if bool(((table >= 0) & (table <= before[:, :-1])).any()):
-            raise value_error(where, "positions", rule, "others", hint=hint)
+            raise value_error("positions", rule, "others", hint=hint)
         after = before[:, -1] + 1
         # The same for all: a number, which costs nothing.
         is_one = len(after) > 0 and bool((after == after[0]).all())

@@ -12,7 +12,7 @@ from saccade.caches.attend_call import Call, Like, Traffic
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache, Leaf
 from saccade.support.errors import unsupported
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 if TYPE_CHECKING:
     from saccade.caches.files.record import Contents
@@ -101,7 +101,7 @@ class RecurrentCache(LayerCache):
 
     def __init__(self, max_len: int | None = None):
         super().__init__()
-        self.max_len = None if max_len is None else integer("RecurrentCache", "max_len", max_len)
+        self.max_len = None if max_len is None else check_int("max_len", max_len)
         self._source: Hashable = None
 
     def advance(self, call: Call) -> Tensor:
@@ -109,14 +109,14 @@ class RecurrentCache(LayerCache):
         if call.dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
             hint = "KVCache() keeps the tokens themselves"
-            raise unsupported(call.where, type(call.mechanism).__name__, [reason], hint=hint)
+            raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)
         matrix = call.mechanism(
             call.query, call.key, mask=call.mask, q_positions=call.positions, kv_positions=call.positions
         )
         if not isinstance(matrix, Recurrent):
             reason = f"{type(matrix).__name__} is no sum over keys that could be carried on"
             hint = "KVCache() fits every mechanism"
-            raise unsupported(call.where, type(call.mechanism).__name__, [reason], hint=hint)
+            raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)
         out, memory = matrix.advance(call.value, self._memory)
         if call.key.shape[2]:
             held = memory._replace(state=memory.state.detach())._asdict()
@@ -152,11 +152,11 @@ class RecurrentCache(LayerCache):
     def _why_not_cropped(self, length: int) -> str:
         return f"it holds one sum over {self.length} tokens, from which the last ones cannot be taken"
 
-    def _check_like(self, where: str, held: Like, new: Like) -> None:
+    def _check_like(self, held: Like, new: Like) -> None:
         # What is held are sums of features: the width of keys is the mechanism's, and narrower floats are widened.
         is_wide = held.dtype == torch.float64, new.dtype == torch.float64
         dtype = held.dtype if is_wide[0] == is_wide[1] else new.dtype
-        super()._check_like(where, held, new._replace(head_dim=held.head_dim, dtype=dtype))
+        super()._check_like(held, new._replace(head_dim=held.head_dim, dtype=dtype))
 
 
 def _listed(source: Hashable) -> Any:
@@ -169,7 +169,7 @@ def _listed(source: Hashable) -> Any:
         return [_listed(part) for part in source]
     if not isinstance(source, str | int | float | None):
         reason = f"its features are told apart by a {type(source).__name__}, which no file of a cache holds"
-        raise unsupported("save_cache", "RecurrentCache", [reason], hint="features that are told apart by numbers")
+        raise unsupported("RecurrentCache", [reason], hint="features that are told apart by numbers")
     return source
 
 

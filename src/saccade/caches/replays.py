@@ -43,7 +43,7 @@ class Region(NamedTuple):
 OUTSIDE = Region()
 
 
-def refuse_replay(where: str) -> NoReturn:
+def refuse_replay() -> NoReturn:
     """Raise the error of a call that is, or will be, replayed.
 
     Raises:
@@ -51,4 +51,4 @@ def refuse_replay(where: str) -> NoReturn:
     """
     reason = "the backward pass runs this call again, and its tokens would be added to the cache a second time"
     hint = "train without a cache, or make it inside the checkpointed function: layer.new_cache() or cache.fork()"
-    raise unsupported(where, "gradient checkpointing", [reason], hint=hint)
+    raise unsupported("gradient checkpointing", [reason], hint=hint)

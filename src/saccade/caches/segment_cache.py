@@ -7,7 +7,7 @@ from torch import Tensor
 
 from saccade.caches.ring_buffer import RingCache
 from saccade.masks import Segments
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["SegmentCache"]
 
@@ -49,8 +49,7 @@ class SegmentCache(RingCache):
     equals = "the dense run with masks.Segments(segment, memory)"
 
     def __init__(self, segment: int, memory: int):
-        where = "SegmentCache"
-        self.segment, self.memory = integer(where, "segment", segment), integer(where, "memory", memory, 0)
+        self.segment, self.memory = check_int("segment", segment), check_int("memory", memory, 0)
         super().__init__(Segments(self.segment, self.memory), 0, self.segment + self.memory)
 
     def _seen(self, x: Tensor, place: int) -> Tensor:

@@ -16,7 +16,7 @@ from saccade.matrix import AttentionMatrix
 from saccade.positions import Rotary
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import instance, integer
+from saccade.support.validation import check_int, check_type
 
 __all__ = ["SinkWindowCache"]
 
@@ -70,9 +70,9 @@ class SinkWindowCache(RingCache):
     equals = "the dense run with masks.streaming(sink_tokens, window)"
 
     def __init__(self, sink_tokens: int, window: int, *, rotary: Rotary | None = None):
-        where, rule, hint = "SinkWindowCache", "be a saccade Rotary or None", "the layer's own, for instance mha.rotary"
-        self.sink_tokens, self.window = integer(where, "sink_tokens", sink_tokens, 0), integer(where, "window", window)
-        self.rotary = None if rotary is None else instance(where, "rotary", rotary, Rotary, rule, hint=hint)
+        rule, hint = "be a saccade Rotary or None", "the layer's own, for instance mha.rotary"
+        self.sink_tokens, self.window = check_int("sink_tokens", sink_tokens, 0), check_int("window", window)
+        self.rotary = None if rotary is None else check_type("rotary", rotary, Rotary, rule, hint=hint)
         super().__init__(masks.streaming(self.sink_tokens, self.window), self.sink_tokens, self.window)
 
     def advance(self, call: Call) -> Tensor:
@@ -110,7 +110,7 @@ class SinkWindowCache(RingCache):
             if not isinstance(part, AttentionMatrix) or not part.is_stochastic:
                 reason = "tokens beyond sink_tokens + window are seen from two places, and two softmaxes are merged"
                 hint = "give the text in calls of one token, or without rotary"
-                raise unsupported(call.where, type(call.mechanism).__name__, [reason], hint=hint)
+                raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)
             outs.append(part.matmul(values, dropout_p=call.dropout_p))
             logs.append(part.lse)
         return _merged(outs, logs)
@@ -140,14 +140,12 @@ class SinkWindowCache(RingCache):
         if bool(((table >= 0) & (table != count)).any()):
             reasons.append("positions are counted inside the cache, and tokens do not stand at 0, 1, 2, … in the text")
         if reasons:
-            raise unsupported(
-                call.where, "rotary", reasons, hint="SinkWindowCache without rotary leaves positions alone"
-            )
+            raise unsupported("rotary", reasons, hint="SinkWindowCache without rotary leaves positions alone")
 
-    def _check_new(self, where: str, query: Tensor, key: Tensor, value: Tensor) -> None:
-        super()._check_new(where, query, key, value)
+    def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        super()._check_new(query, key, value)
         if self.rotary is not None and self.rotary.head_dim != key.shape[3]:
-            raise value_error(where, "rotary", f"be made for head_dim {key.shape[3]}", self.rotary.head_dim)
+            raise value_error("rotary", f"be made for head_dim {key.shape[3]}", self.rotary.head_dim)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
         return super()._sizes(contents) | {"sink_tokens": self.sink_tokens}

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from saccade.caches.eviction import EvictingCache, Held
 from saccade.support.errors import value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["SnapKVCache"]
 
@@ -50,12 +50,12 @@ class SnapKVCache(EvictingCache):
     evicts_once = True
 
     def __init__(self, budget: int, *, window: int = 32, pool: int = 5):
-        budget = integer("SnapKVCache", "budget", budget)
-        self.window, self.pool = integer("SnapKVCache", "window", window), integer("SnapKVCache", "pool", pool)
+        budget = check_int("budget", budget)
+        self.window, self.pool = check_int("window", window), check_int("pool", pool)
         if window > budget:
-            raise value_error("SnapKVCache", "window", f"be at most the budget {budget}", window)
+            raise value_error("window", f"be at most the budget {budget}", window)
         if pool % 2 == 0:
-            raise value_error("SnapKVCache", "pool", "be odd", pool)
+            raise value_error("pool", "be odd", pool)
         super().__init__(budget, recent=window)
         self.judges = window
 

@@ -56,7 +56,7 @@ def check_prompt(call: Call) -> None:
     if type(call.mask) is not Causal:
         reasons.append("its mask is not masks.Causal()")
     if reasons:
-        raise unsupported(call.where, 'prompt="sparse"', reasons, hint='prompt="dense", or one token at a time')
+        raise unsupported('prompt="sparse"', reasons, hint='prompt="dense", or one token at a time')
 
 
 def blocks_of_prompt(cache: BlockSelectCache, query: Tensor, summary: Tensor, columns: range) -> Tensor:

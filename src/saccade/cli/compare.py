@@ -116,4 +116,4 @@ def _read(model: Encoder | Decoder, text: str, layer: int) -> tuple[Tensor, Tens
         model(tokens)
         matrix = cast(AttentionMatrix, attention.matrix(seen[0]))
         value = attention.value_projection(seen[0]).unflatten(2, (-1, attention.head_dim)).transpose(1, 2)
-    return matrix.ingredients.query, matrix.ingredients.key, value, attention.mask
+    return matrix.inputs.query, matrix.inputs.key, value, attention.mask

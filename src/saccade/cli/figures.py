@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_WINDOWS", "figures", "whole"]
 
+CALLED_AS = "look"  # in errors
+
 MOST_WINDOWS = 150  # in one picture: a window is then some pixels wide
 _LINES_AT_MOST = 80
 _ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to read on a screen
@@ -74,7 +76,7 @@ def whole(model: Model, subject: Subject, best: Head, advance: Callable[[], None
     from matplotlib.patches import Rectangle  # noqa: PLC0415  matplotlib is optional
 
     count, shown = subject.windows[-1].stop, subject.windows[subject.shown]
-    canvas, inches = blank("look"), _SIDE / DPI
+    canvas, inches = blank(), _SIDE / DPI
     cells, ends = _pooled(model, subject, best, count, advance), (-0.5, count - 0.5, count - 0.5, -0.5)
     image = canvas.axes.imshow(cells, cmap=colours(), vmin=0, interpolation="nearest", aspect="auto", extent=ends)
     frame = (shown.start - 0.5, shown.start - 0.5), shown.stop - shown.start, shown.stop - shown.start

@@ -28,6 +28,8 @@ __all__ = [
     "shown_name",
 ]
 
+CALLED_AS = "load"  # in errors
+
 MINILM, CHINESE_ENCODER, SMALL_DECODER = "all-MiniLM-L6-v2", "chinese-encoder", "small-decoder"
 NAMED: dict[str, Callable[[], Encoder | Decoder]] = {
     MINILM: minilm,
@@ -86,7 +88,7 @@ def check_name(model: str) -> None:
         elif _HUB_NAME.fullmatch(model):
             fetch = f"hf download {model} --local-dir {last}"
             hint = f"nothing is downloaded here; if it is on the Hugging Face hub, `{fetch}` makes a folder of it"
-    raise value_error("load", "--model", rule, got, hint=hint)
+    raise value_error("--model", rule, got, hint=hint)
 
 
 def load(model: str) -> Encoder | Decoder:
@@ -100,7 +102,7 @@ def load(model: str) -> Encoder | Decoder:
     if model in NAMED:
         return NAMED[model]()
     folder = Path(model)
-    kind = read_config("load", folder).get("model_type")
+    kind = read_config(folder).get("model_type")
     return Encoder.from_pretrained(folder) if kind == "bert" else Decoder.from_pretrained(folder)
 
 
@@ -112,4 +114,4 @@ def check_numbers(model: nn.Module) -> None:
     """
     for name, weight in model.named_parameters():
         if not is_finite(weight) and not bool(weight.isfinite().all()):  # a sum may overflow
-            raise value_error("load", "--model", "have finite weights", f"NaN or inf in {name}")
+            raise value_error("--model", "have finite weights", f"NaN or inf in {name}")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Model", "Subject", "load_model", "subject_of"]
 
+CALLED_AS = "look"  # in errors
+
 Model = Encoder | Decoder | EncoderDecoder | TransformersModel
 
 
@@ -59,7 +61,7 @@ def load_model(name: str) -> Model:
         ValueError, ImportError, UnsupportedError, OSError: neither knows it.
     """
     if name not in NAMED and (Path(name) / "config.json").is_file():
-        told = read_config("look", Path(name))  # what nobody can read is not left to others
+        told = read_config(Path(name))  # what nobody can read is not left to others
         if told.get("model_type") == PairFormat.model_type:
             return EncoderDecoder.from_pretrained(name)
     try:
@@ -95,16 +97,16 @@ def subject_of(
         ValueError: texts that the model cannot read; the message is one sentence.
     """
     if model.tokenizer is None:
-        raise value_error("look", "--model", "have a tokenizer.json", name)
+        raise value_error("--model", "have a tokenizer.json", name)
     is_pair = isinstance(model, EncoderDecoder) or (isinstance(model, TransformersModel) and model.is_pair)
     if other is not None and not is_pair:
-        raise value_error("look", "--to", "be left out where a model reads one text (no encoder-decoder)", name)
+        raise value_error("--to", "be left out where a model reads one text (no encoder-decoder)", name)
     most = model.max_len if isinstance(model, TransformersModel) else model.config.max_len
     most, unknown = min(most, at_once or most), _unknown(model)
     windows = _read(model.tokenizer, unknown, most, "TEXT", list(text) if given else " ".join(text))
     shown = window or 0
     if shown >= len(windows):
-        raise value_error("look", "--window", f"be from 0 to {len(windows) - 1} for this text", shown)
+        raise value_error("--window", f"be from 0 to {len(windows) - 1} for this text", shown)
     found = windows[shown].words
     tokens = torch.tensor([windows[shown].tokens])
     pieces = _pieces(model.tokenizer, windows[shown])
@@ -117,7 +119,7 @@ def subject_of(
     for argument, own in (("TEXT", windows), ("--to", written)):
         if len(own) > 1:
             got = f"{own[-1].stop}, {name} reads no more"
-            raise value_error("look", argument, f"have at most {most} tokens beside another text", got)
+            raise value_error(argument, f"have at most {most} tokens beside another text", got)
     with torch.no_grad():
         matrices = model.cross_matrices(tokens, torch.tensor([written[0].tokens]))
     answer = _pieces(model.tokenizer, written[0])
@@ -140,16 +142,16 @@ def _read(tokenizer: Tokenizer, unknown: str, most: int, argument: str, text: st
     """Tokens and words of a text, in as many windows as it takes."""
     joined = text if isinstance(text, str) else " ".join(text)
     if not joined.strip():
-        raise value_error("look", argument, "have at least one word", "nothing to look at")
+        raise value_error(argument, "have at least one word", "nothing to look at")
     if any("\ud800" <= character <= "\udfff" for character in joined):
-        raise value_error("look", argument, "be valid UTF-8", "bytes that are not")
+        raise value_error(argument, "be valid UTF-8", "bytes that are not")
     encoding = tokenizer.encode(text, is_pretokenized=not isinstance(text, str))
     number = tokenizer.token_to_id(unknown)
     # Some tokenizers tell of what they do not know as it was written, and only its number says so.
     spelled = [unknown if own == number else token for own, token in zip(encoding.ids, encoding.tokens, strict=True)]
     found = words(_Encoded(spelled, encoding.word_ids, encoding.offsets), text, unknown=unknown)
     if all(word.special for word in found):
-        raise value_error("look", argument, "have at least one word", "only characters that the model does not read")
+        raise value_error(argument, "have at least one word", "only characters that the model does not read")
     return windows_of(encoding.ids, found, most)
 
 

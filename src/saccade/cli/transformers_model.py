@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TransformersModel", "load_transformers"]
 
+CALLED_AS = "look"  # in errors
+
 _CROSS = ("cross", "encdec", "encoder_attn")  # what layers that look at another text are called
 
 
@@ -63,7 +65,7 @@ class TransformersModel:
         found: list[Matrix] = [one for one in matrices if isinstance(one, AttentionMatrix)]  # and no recurrences
         if not found:
             reason = "its layers are recurrences, whose weights have any sign"
-            raise unsupported("look", type(model).__name__, [reason], hint="saccade.record gives their matrices")
+            raise unsupported(type(model).__name__, [reason], hint="saccade.record gives their matrices")
         return found
 
 
@@ -90,19 +92,19 @@ def load_transformers(folder: Path) -> TransformersModel:
         except Exception as error:  # what a folder of any content makes of so much code: anything
             first = str(error).strip().partition("\n")[0] or type(error).__name__
             rule = "hold a model in safetensors and a tokenizer that transformers reads"
-            raise value_error("look", "--model", rule, f"{folder} ({first})") from None
+            raise value_error("--model", rule, f"{folder} ({first})") from None
     if not getattr(tokenizer, "is_fast", False):
-        raise value_error("look", "--model", "have a fast tokenizer (tokenizer.json)", f"{folder}")
+        raise value_error("--model", "have a fast tokenizer (tokenizer.json)", f"{folder}")
     return TransformersModel(model, tokenizer)
 
 
 def _check_layers(folder: Path) -> None:
     """Refuse a config.json of more layers than there are tensors: others make all of them before they look."""
-    told = read_config("look", folder)
+    told = read_config(folder)
     if not (folder / "model.safetensors").is_file():
         return
-    count = len(read_weights("look", folder))
+    count = len(read_weights(folder))
     for name, number in told.items():
         if ("layers" in name or name == "n_layer") and isinstance(number, int) and number > count:
             rule = "tell of sizes that the weights have"
-            raise value_error("look", "config.json", rule, f"{name} {number}, and {count} tensors")
+            raise value_error("config.json", rule, f"{name} {number}, and {count} tensors")

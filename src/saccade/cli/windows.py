@@ -9,6 +9,8 @@ from saccade.text import Word
 
 __all__ = ["Window", "windows_of"]
 
+CALLED_AS = "look"  # in errors
+
 
 class Window(NamedTuple):
     """What the model reads at once. Tokens of two windows never see each other.
@@ -50,7 +52,7 @@ def windows_of(tokens: Sequence[int], words: Sequence[Word], most: int) -> list[
     room = most - first - (len(tokens) - last)
     if room < 1:
         around = most - room
-        raise value_error("look", "tokens read at a time", f"be more than the {around} around every text", most)
+        raise value_error("tokens read at a time", f"be more than the {around} around every text", most)
     found = []
     for group in _groups(words[text[0] : text[-1] + 1], room):
         start, stop = group[0].start, group[-1].stop

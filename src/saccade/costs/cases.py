@@ -130,7 +130,7 @@ def made(subject: object, mask: object, sizes: Sizes, dtype: torch.dtype | None,
         module = _without_memory(subject, "meta")
     else:
         rule = "be a mask, a score, a mechanism, a module or a model's config"
-        raise type_error("cost", "subject", rule, kind(subject), hint="cost(masks.Causal(), 4096)")
+        raise type_error("subject", rule, kind(subject), hint="cost(masks.Causal(), 4096)")
     module = module if dtype is None else module.to(dtype)
     sizes = sizes._replace(dtype=next((x.dtype for x in module.parameters() if x.is_floating_point()), sizes.dtype))
     options = {} if mask is None else {"mask": mask}
@@ -144,7 +144,7 @@ def _checked(subject: Subject) -> Subject:
         if mechanism.impl not in custom_op.KERNELS:
             reason = "what it runs inside of torch holds is not known before it is run"
             hint = f"impl can be one of {', '.join(custom_op.KERNELS)}"
-            raise unsupported("cost", f"impl={shown(mechanism.impl)}", [reason], hint=hint)
+            raise unsupported(f"impl={shown(mechanism.impl)}", [reason], hint=hint)
     return subject
 
 
@@ -164,10 +164,10 @@ def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: S
     if isinstance(subject, Mask):
         if mask is not None:
             where_left = "be left out where the subject is a mask"
-            raise type_error("cost", "mask", where_left, mask, hint="m1 & m2 is one mask")
+            raise type_error("mask", where_left, mask, hint="m1 & m2 is one mask")
         subject, mask = None, subject
     mechanism = subject if isinstance(subject, Mechanism) else Softmax(score=subject)
-    rule: Mask = mask if isinstance(mask, Mask) else as_mask(mask, (sizes.batch, sizes.num_heads, 1, 1), where="cost")
+    rule: Mask = mask if isinstance(mask, Mask) else as_mask(mask, (sizes.batch, sizes.num_heads, 1, 1))
     named = subject if subject is None or isinstance(subject, Score) else mechanism
     name = str(rule) if named is None else f"{type(named).__name__}, {rule}"
     heads = (sizes.num_heads, sizes.num_kv_heads, sizes.num_kv_heads)
@@ -213,7 +213,7 @@ def _inputs_of(module: nn.Module, sizes: Sizes) -> Inputs:
         return lambda length: torch.zeros(sizes.batch, length, width, dtype=sizes.dtype, requires_grad=True)
     reason = "nobody can tell its inputs: it has neither config.vocab_size nor embed_dim"
     hint = "inputs=lambda length: torch.zeros(1, 3, length, length) says what it is called with"
-    raise unsupported("cost", type(module).__name__, [reason], hint=hint)
+    raise unsupported(type(module).__name__, [reason], hint=hint)
 
 
 def _decodes(module: nn.Module, mask: object) -> bool:

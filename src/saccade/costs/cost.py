@@ -15,7 +15,7 @@ from saccade.costs.passes import Pass, decoding, forward, training
 from saccade.costs.time_estimate import Seconds
 from saccade.support.argument_hints import answers
 from saccade.support.errors import type_error, value_error
-from saccade.support.validation import instance, integer, is_number
+from saccade.support.validation import check_int, check_type, is_number
 
 __all__ = ["Cost", "cost"]
 
@@ -56,7 +56,7 @@ class Cost:
         """
         memory = _memory() if memory is None else memory
         if not is_number(memory) or memory < 0:
-            raise value_error("Cost.fits", "memory", "be a number of bytes of at least 0", memory, hint="24 * 2**30")
+            raise value_error("memory", "be a number of bytes of at least 0", memory, hint="24 * 2**30")
         most = self.training if training else max(self.forward, self.decode or self.forward, key=lambda x: x.peak_bytes)
         return most.peak_bytes <= memory
 
@@ -68,9 +68,7 @@ class Cost:
 
         Cost: what has not been measured of this machine is, once: some seconds for each kind of operation.
         """
-        here = (
-            this_machine() if machine is None else instance("Cost.seconds", "machine", machine, Machine, "be a Machine")
-        )
+        here = this_machine() if machine is None else check_type("machine", machine, Machine, "be a Machine")
         decode = None if self.decode is None else here.seconds(self.decode.steps)
         return Seconds(here.seconds(self.forward.steps), here.seconds(self.training.steps), decode)
 
@@ -97,9 +95,7 @@ _WORDS = {
 }
 
 
-@answers(
-    "cost", _WORDS, subject="a mask, as cost(masks.Causal(), 4096), a score, a mechanism, a layer, a model or a config"
-)
+@answers(_WORDS, subject="a mask, as cost(masks.Causal(), 4096), a score, a mechanism, a layer, a model or a config")
 def cost(
     subject: object,
     seq_len: int,
@@ -148,18 +144,17 @@ def cost(
         >>> told.fits(2 * 2**30, training=True)
         True
     """
-    where = "cost"
     sizes = Sizes(
-        batch=integer(where, "batch", batch, 1),
-        num_heads=integer(where, "num_heads", num_heads, 1),
-        num_kv_heads=num_heads if num_kv_heads is None else integer(where, "num_kv_heads", num_kv_heads, 1),
-        head_dim=integer(where, "head_dim", head_dim, 1),
+        batch=check_int("batch", batch, 1),
+        num_heads=check_int("num_heads", num_heads, 1),
+        num_kv_heads=num_heads if num_kv_heads is None else check_int("num_kv_heads", num_kv_heads, 1),
+        head_dim=check_int("head_dim", head_dim, 1),
         dtype=torch.float32 if dtype is None else _checked(dtype),
     )
     if sizes.num_heads % sizes.num_kv_heads:
-        raise value_error(where, "num_kv_heads", f"divide num_heads={num_heads}", num_kv_heads)
-    length = integer(where, "seq_len", seq_len, 1)
-    states = integer(where, "optimizer_tensors", optimizer_tensors, 0)
+        raise value_error("num_kv_heads", f"divide num_heads={num_heads}", num_kv_heads)
+    length = check_int("seq_len", seq_len, 1)
+    states = check_int("optimizer_tensors", optimizer_tensors, 0)
     one = made(subject, mask, sizes, dtype, inputs)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
@@ -173,7 +168,7 @@ def cost(
         if isinstance(error, DataDependentOutputException | DynamicOutputShapeException) or "meta tensors" in str(
             error
         ):
-            raise refuse_dry(where, error) from error
+            raise refuse_dry(error) from error
         raise
     kinds = {x.dtype for x in alone.module.parameters() if x.is_floating_point()}
     return Cost(alone.name, length, batch, next(iter(kinds), sizes.dtype), weights, *runs, decode, held)
@@ -189,14 +184,14 @@ def _cache_bytes(subject: Subject, length: int) -> int | None:
 
 def _checked(dtype: object) -> torch.dtype:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise type_error("cost", "dtype", "be a dtype of floats", dtype, hint="torch.bfloat16")
+        raise type_error("dtype", "be a dtype of floats", dtype, hint="torch.bfloat16")
     return dtype
 
 
 def _memory() -> int:
     names = getattr(os, "sysconf_names", {})
     if "SC_PHYS_PAGES" not in names:
-        raise value_error("Cost.fits", "memory", "be given, since this system does not say how much it has", None)
+        raise value_error("memory", "be given, since this system does not say how much it has", None)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -245,7 +245,7 @@ def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def refuse_dry(where: str, error: Exception) -> Exception:
+def refuse_dry(error: Exception) -> Exception:
     """The error for what cannot be run dry."""
     reason = f"what it runs depends on what its tensors hold: {str(error).splitlines()[0]}"
-    return unsupported(where, "subject", [reason], hint="time and measure it with benchmarks of its own")
+    return unsupported("subject", [reason], hint="time and measure it with benchmarks of its own")

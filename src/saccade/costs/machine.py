@@ -99,9 +99,7 @@ class Machine:
         name = f"attention/{kernel}/{way}/{step.dtype}"
         if "/" in kernel:
             reason = f"it is measured how long products of a dot product take, not those of {kernel.partition('/')[2]}"
-            raise unsupported(
-                "Cost.seconds", "subject", [reason], hint="its operations and its memory are told all the same"
-            )
+            raise unsupported("subject", [reason], hint="its operations and its memory are told all the same")
         found = self._measured(name, partial(attention_samples, kernel, step.dtype, is_backward=step.is_backward))
         start, narrow, wide, tile = (row[0] for row in found[:4])
         share = (step.shape[1] - 2 * SIZES[0]) / (2 * SIZES[1] - 2 * SIZES[0])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine.dispatch import route_of
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.masks import Causal, Mask, Window
 from saccade.matrix import Impl, attention
 from saccade.mechanisms import Delta
@@ -164,7 +164,7 @@ def _attention(
 ) -> tuple[float, int, int]:
     """Seconds of a product by a kernel, or of its gradients; the pairs that it computes, and its tiles."""
     tensors = [torch.randn(1, 4, length, width).to(getattr(torch, dtype)) for _ in range(3)]
-    given = Ingredients.of(tensors[0], tensors[1], mask)
+    given = AttentionInputs.of(tensors[0], tensors[1], mask)
     cost = route_of(given, 0.0, kernel).kernel.cost(given, width, 0.0)
 
     def forward() -> Tensor:

@@ -9,7 +9,7 @@ from saccade import viz
 from saccade.costs.cost import Cost
 from saccade.support.argument_hints import answers
 from saccade.support.errors import value_error
-from saccade.support.validation import instance, is_number
+from saccade.support.validation import check_type, is_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ _UNITS = {  # the largest first
 }
 
 
-@answers("growth", {}, costs="what cost(...) says at two lengths or more")
+@answers({}, costs="what cost(...) says at two lengths or more")
 def growth(
     costs: Iterable[Cost], what: What = "memory", *, memory: float | None = None, title: str | None = None
 ) -> Figure:
@@ -54,15 +54,15 @@ def growth(
         >>> figure = growth([cost(masks.sliding_window(256), n) for n in lengths], "flops")
     """
     if what not in get_args(What):
-        raise value_error("growth", "what", f"be one of {', '.join(get_args(What))}", what)
-    told = sorted((instance("growth", "costs", x, Cost, "hold what saccade.cost says") for x in costs), key=_length)
+        raise value_error("what", f"be one of {', '.join(get_args(What))}", what)
+    told = sorted((check_type("costs", x, Cost, "hold what saccade.cost says") for x in costs), key=_length)
     lengths = [x.seq_len for x in told]
     if len(set(lengths)) < max(2, len(lengths)):
-        raise value_error("growth", "costs", "hold two lengths or more, each once", lengths)
+        raise value_error("costs", "hold two lengths or more, each once", lengths)
     if len(kinds := {(x.subject, x.batch, x.dtype) for x in told}) > 1:
-        raise value_error("growth", "costs", "be of one subject, batch and dtype", sorted(x[0] for x in kinds))
+        raise value_error("costs", "be of one subject, batch and dtype", sorted(x[0] for x in kinds))
     if memory is not None and (what != "memory" or not is_number(memory) or memory <= 0):
-        raise value_error("growth", "memory", 'be a positive number of bytes, beside what="memory"', memory)
+        raise value_error("memory", 'be a positive number of bytes, beside what="memory"', memory)
     lines = _lines(told, what)
     if memory is not None:
         lines["room"] = [memory] * len(told)

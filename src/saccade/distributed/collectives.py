@@ -13,6 +13,7 @@ from torch import Tensor
 
 from saccade.distributed.exchange_plan import Exchange
 from saccade.distributed.layouts import Layout, numbers
+from saccade.support.called_function import called_function
 
 __all__ = ["Fetch", "Swap", "agree", "guarded", "moved"]
 
@@ -137,7 +138,7 @@ class Swap(NamedTuple):
         return torch.cat(_swapped([x[:, :, rows] for rows in self.rows], shapes, self.group), 1)
 
 
-def agree(told: str, group: dist.ProcessGroup | None, device: torch.device, where: str) -> None:
+def agree(told: str, group: dist.ProcessGroup | None, device: torch.device) -> None:
     """Raise on every rank, before anything is sent, unless all of them have the same in mind.
 
     Messages of sizes that nobody expects would be taken in silence, or waited for.
@@ -154,7 +155,7 @@ def agree(told: str, group: dist.ProcessGroup | None, device: torch.device, wher
     others = [rank for rank, mark in enumerate(marks) if mark != marks[0]]
     if others:
         listed = ", ".join(map(str, others[:8])) + (", ..." if len(others) > 8 else "")
-        sentence = f"{where}: all ranks must plan the same; ranks {listed} differ from rank 0"
+        sentence = f"{called_function()}: all ranks must plan the same; ranks {listed} differ from rank 0"
         raise RuntimeError(
             f"{sentence} (here: {told}).\nHint: give every rank the same mask, lengths, layout and dtype"
         )

@@ -26,11 +26,10 @@ from saccade.mechanisms import Mechanism
 from saccade.positions import Bias
 from saccade.scores import Score
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import instance, one_of
+from saccade.support.validation import check_choice, check_type
 
 __all__ = ["ContextParallel"]
 
-_WHERE = "ContextParallel"
 _MOST_KEPT = 16
 
 
@@ -66,19 +65,19 @@ class ContextParallel:
     ):
         if not dist.is_initialized():
             hint = "torch.distributed.init_process_group(...) first; torchrun sets the variables that it reads"
-            raise RuntimeError(f"{_WHERE}: a process group must be set up; got none.\nHint: {hint}")
+            raise RuntimeError(f"ContextParallel: a process group must be set up; got none.\nHint: {hint}")
         if isinstance(group, DeviceMesh):
             if group.ndim != 1:
-                raise value_error(_WHERE, "group", "be a mesh of one dimension", f"{group.ndim}", hint='mesh["cp"]')
+                raise value_error("group", "be a mesh of one dimension", f"{group.ndim}", hint='mesh["cp"]')
             group = group.get_group()
         if not isinstance(layout, Layout):
-            one_of(_WHERE, "layout", layout, NAMES[:3], hint="exchange(...).layout is a balanced one")
-        one_of(_WHERE, "strategy", strategy, ("auto", *STRATEGIES))
-        self.group, self.strategy, self.checks = group, strategy, instance(_WHERE, "checks", checks, bool, "be a bool")
-        self.machine = machine if machine is None else instance(_WHERE, "machine", machine, Machine, "be a Machine")
+            check_choice("layout", layout, NAMES[:3], hint="exchange(...).layout is a balanced one")
+        check_choice("strategy", strategy, ("auto", *STRATEGIES))
+        self.group, self.strategy, self.checks = group, strategy, check_type("checks", checks, bool, "be a bool")
+        self.machine = machine if machine is None else check_type("machine", machine, Machine, "be a Machine")
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if isinstance(layout, Layout) and layout.ranks != self.ranks:
-            raise value_error(_WHERE, "layout", f"be of {self.ranks} ranks", layout.ranks)
+            raise value_error("layout", f"be of {self.ranks} ranks", layout.ranks)
         self._layout, self.post = layout, Post(group)
         self._made: dict[tuple[Any, ...], Any] = {}
 
@@ -87,7 +86,7 @@ class ContextParallel:
         if isinstance(self._layout, str):
             return layout_of(self._layout, seq_len, self.ranks)
         if self._layout.seq_len != seq_len:
-            raise value_error(_WHERE, "seq_len", f"be {self._layout.seq_len}, that of the layout", seq_len)
+            raise value_error("seq_len", f"be {self._layout.seq_len}, that of the layout", seq_len)
         return self._layout
 
     def positions(self, seq_len: int, device: torch.device | str = "cpu") -> Tensor:
@@ -103,7 +102,7 @@ class ContextParallel:
         seq_len = self.seq_len(x.shape[dim], seq_len)
         others = [size for axis, size in enumerate(x.shape) if axis != dim % x.dim()]
         if self.checks:
-            agree(f"unshard_sequence {dim} {others} {x.dtype} {seq_len}", self.group, x.device, _WHERE)
+            agree(f"unshard_sequence {dim} {others} {x.dtype} {seq_len}", self.group, x.device)
         swap = self._swap(seq_len, x.device)
         lines = x.movedim(dim, 0).reshape(1, 1, x.shape[dim], math.prod(others))
         whole = swap.to_heads(lines.expand(-1, self.ranks, -1, -1))
@@ -146,7 +145,7 @@ class ContextParallel:
         if dropout_p and seed is None:
             seed = self.shared_seed(query.device)
         if isinstance(mask, Mask):
-            check_domain(mask, None, None, seq_len, seq_len, f"{_WHERE}.attention")
+            check_domain(mask, None, None, seq_len, seq_len)
         options: dict[str, Any] = {"score": score, "bias": bias, "scale": scale, "softcap": softcap, "impl": impl}
         options = {name: x for name, x in options.items() if x is not None}
         reasons = [f"{name} is of each head" for name in ("score", "bias") if name in options]
@@ -155,7 +154,7 @@ class ContextParallel:
         plan = self._plan(query, key, mask, seq_len, reasons)
         if self.checks:
             facts = (len(query), key.shape[3], value.shape[3], value.dtype, dropout_p, seed, scale, softcap)
-            agree(f"{plan.fingerprint} {facts}", self.group, query.device, f"{_WHERE}.attention")
+            agree(f"{plan.fingerprint} {facts}", self.group, query.device)
         if plan.strategy == "ulysses":
             swap = self._swap(seq_len, query.device)
             q, k, v = (swap.to_heads(x) for x in (query, key, value))
@@ -183,7 +182,7 @@ class ContextParallel:
         """The same where heads cannot be given to other ranks, for these reasons, if there are any."""
         strategy = self.strategy
         if not_ulysses and strategy == "ulysses":
-            raise unsupported(_WHERE, 'strategy="ulysses"', not_ulysses, hint='strategy="fetch" runs it')
+            raise unsupported('strategy="ulysses"', not_ulysses, hint='strategy="fetch" runs it')
         if not_ulysses and strategy == "auto":
             strategy = "fetch"  # which never sends more than "gather"
         sizes = (seq_len, query.shape[1], key.shape[1], key.shape[3], key.dtype, self.ranks)
@@ -194,7 +193,7 @@ class ContextParallel:
 
         Every rank draws, so that generators that were alike stay alike.
         """
-        seed = torch.tensor(dropout.draw_seed("attention"), device=device)
+        seed = torch.tensor(dropout.draw_seed(), device=device)
         guarded(lambda: dist.broadcast(seed, group=self.group, group_src=0))
         return int(seed)
 
@@ -209,7 +208,7 @@ class ContextParallel:
         own = int(self.layout(seq_len).counts[self.rank])
         if own != rows:
             hint = "where ranks do not divide it, seq_len= says how long it is, or ContextParallel(layout=cp.layout(n))"
-            raise value_error(_WHERE, "rows", f"be {own}, those of rank {self.rank} of {seq_len}", rows, hint=hint)
+            raise value_error("rows", f"be {own}, those of rank {self.rank} of {seq_len}", rows, hint=hint)
         return seq_len
 
     def __deepcopy__(self, memo: object) -> ContextParallel:

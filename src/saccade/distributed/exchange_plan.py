@@ -19,7 +19,7 @@ from saccade.distributed.rank_speed import Machine
 from saccade.masks import Full, Mask
 from saccade.plan.key_ranges import Ints
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import instance, integer, one_of
+from saccade.support.validation import check_choice, check_int, check_type
 
 __all__ = ["STRATEGIES", "Exchange", "exchange"]
 
@@ -108,9 +108,9 @@ class Exchange:
 
     def rank(self, number: int) -> RankPlan:
         """What one rank does."""
-        integer("Exchange.rank", "number", number, 0)
+        check_int("number", number, 0)
         if number >= self.ranks:
-            raise value_error("Exchange.rank", "number", f"be below {self.ranks}", number)
+            raise value_error("number", f"be below {self.ranks}", number)
         receives, sends = self._transfers(number)
         return RankPlan(
             number,
@@ -217,23 +217,20 @@ def exchange(
         >>> plan.strategy, int(plan.bytes_sent.max()) / 2**20
         ('fetch', 15.99609375)
     """
-    where = "exchange"
     sizes = {"seq_len": seq_len, "heads": heads, "head_dim": head_dim, "ranks": ranks}
-    seq_len, heads, head_dim, ranks = (integer(where, name, size) for name, size in sizes.items())
-    kv_heads = heads if kv_heads is None else integer(where, "kv_heads", kv_heads)
+    seq_len, heads, head_dim, ranks = (check_int(name, size) for name, size in sizes.items())
+    kv_heads = heads if kv_heads is None else check_int("kv_heads", kv_heads)
     if heads % kv_heads:
-        raise value_error(where, "kv_heads", f"divide the {heads} heads", kv_heads)
+        raise value_error("kv_heads", f"divide the {heads} heads", kv_heads)
     if not isinstance(layout, Layout):
-        one_of(where, "layout", layout, ("auto", *LAYOUTS))
-    one_of(where, "strategy", strategy, ("auto", *STRATEGIES))
-    instance(where, "dtype", dtype, torch.dtype, "be a torch.dtype")
-    instance(
-        where, "mask", mask, (Mask, NoneType), "be a mask or None", hint="masks.Dense(tensor) makes one of a tensor"
-    )
+        check_choice("layout", layout, ("auto", *LAYOUTS))
+    check_choice("strategy", strategy, ("auto", *STRATEGIES))
+    check_type("dtype", dtype, torch.dtype, "be a torch.dtype")
+    check_type("mask", mask, (Mask, NoneType), "be a mask or None", hint="masks.Dense(tensor) makes one of a tensor")
     rule = Full() if mask is None else mask
     reasons = {name: _reasons(name, rule, heads, kv_heads, ranks) for name in STRATEGIES}
     if strategy != "auto" and reasons[strategy]:
-        raise unsupported(where, f'strategy="{strategy}"', reasons[strategy])
+        raise unsupported(f'strategy="{strategy}"', reasons[strategy])
     refused = {name: why for name, why in reasons.items() if why}
     names: tuple[str | Layout, ...] = LAYOUTS if layout == "auto" else (layout,)
     able = [name for name in STRATEGIES if not reasons[name]] if strategy == "auto" else [strategy]

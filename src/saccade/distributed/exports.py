@@ -40,7 +40,7 @@ def block_mask(
 
     if plan.strategy == "ulysses":
         reason = "each rank then has all rows of its heads: saccade.integrations.flex.block_mask makes that one"
-        raise unsupported("block_mask", 'strategy="ulysses"', [reason])
+        raise unsupported('strategy="ulysses"', [reason])
     own = plan.rank(rank)
     rows, columns = plan.layout.tokens(rank), own.columns
     where = torch.device(device)
@@ -67,5 +67,5 @@ def _comm_type(mask: Mask, number: int) -> CommType:
     packed = packed_of(mask, 1 << 30)
     if packed is None or packed.right != 0 or len(packed.lengths[0]) != 1:
         reason = f"TransformerEngine has full and causal masks and causal windows, and layer {number} has {mask}"
-        raise unsupported("cp_comm_types", "a mask", [reason], hint="saccade.distributed runs every mask")
+        raise unsupported("a mask", [reason], hint="saccade.distributed runs every mask")
     return "p2p" if packed.left is None else "a2a"

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SpreadMatrix", "SpreadMechanism"]
 
+CALLED_AS = "ContextParallel"  # in errors
+
 _FEATURES = (Linear, Performer)  # whose past is one memory where the mask is causal
 _OF_SEEN_KEYS = (Softmax, TopK, Differential, *_FEATURES)  # whose rows follow from the keys that their queries may see
 _CARRIED = (Recurrence, S4D)  # whose past is one memory, always
@@ -52,7 +54,7 @@ class SpreadMechanism(Mechanism):
         reasons = _against(mechanism)
         if reasons:
             hint = "Softmax, TopK of single keys, Differential, Linear, Performer, S4D and recurrences run over ranks"
-            raise unsupported("ContextParallel", type(mechanism).__name__, reasons, hint=hint)
+            raise unsupported(type(mechanism).__name__, reasons, hint=hint)
         self.context = context
         # Not a child, whose name would stand in front of every parameter's: the same dictionaries instead.
         self._parameters, self._buffers, self._modules = (
@@ -80,7 +82,7 @@ class SpreadMechanism(Mechanism):
         """Refused: what runs over ranks sees whole sequences."""
         reason = "rows of a whole sequence run over ranks, and a cache hands over new ones"
         hint = "sharded_cache(model, cp) decodes over ranks, with a model that parallelize did not change"
-        raise unsupported("ContextParallel", "a cache", [reason], hint=hint)
+        raise unsupported("a cache", [reason], hint=hint)
 
     def train(self, mode: bool = True) -> SpreadMechanism:
         """Set the mode, of the mechanism too."""
@@ -112,18 +114,18 @@ class SpreadMechanism(Mechanism):
         context = self.context
         if query.shape[2] != key.shape[2]:
             reason = f"there are {query.shape[2]} queries and {key.shape[2]} keys: self-attention runs over ranks"
-            raise unsupported("ContextParallel", "cross-attention", [reason])
+            raise unsupported("cross-attention", [reason])
         seq_len = context.seq_len(query.shape[2])
         stands = context.positions(seq_len, query.device)
         for name, given in (("q_positions", q_positions), ("kv_positions", kv_positions)):
             _check_positions(name, given, stands, len(query))
-        rule = as_mask(mask, (*query.shape[:2], seq_len, seq_len), where="ContextParallel")
-        check_domain(rule, None, None, seq_len, seq_len, "ContextParallel")
+        rule = as_mask(mask, (*query.shape[:2], seq_len, seq_len))
+        check_domain(rule, None, None, seq_len, seq_len)
         if isinstance(self.mechanism, _CARRIED) or (isinstance(self.mechanism, _FEATURES) and rule.is_causal):
             return self._carried(query, key, rule, seq_len, gates)
         plan = context._plan(query, key, rule, seq_len, ["a matrix has the own rows of all heads"])
         if context.checks:
-            agree(f"{plan.fingerprint} {_shapes(query, key)}", context.group, query.device, "ContextParallel")
+            agree(f"{plan.fingerprint} {_shapes(query, key)}", context.group, query.device)
         fetch = context._fetch(plan, query.device)
         own = self.mechanism(query, fetch(key), mask=rule, q_positions=stands, kv_positions=fetch.columns, **gates)
         return SpreadMatrix(own, fetch, context)
@@ -141,7 +143,7 @@ class SpreadMechanism(Mechanism):
         like: Any = make(slice(0, 0), Positions(range(0)))
         if context.checks:
             told = f"{type(self.mechanism).__name__} {like.source} {rule} {_shapes(query, key)} {layout.fingerprint}"
-            agree(told, context.group, query.device, "ContextParallel")
+            agree(told, context.group, query.device)
         shape = (len(query), like.shape[1], query.shape[2], seq_len)
         return CarriedMatrix(make, layout.turns_of(context.rank), shape, context.post, like, sources)
 
@@ -216,8 +218,8 @@ def _check_positions(name: str, given: GivenPositions, stands: Tensor, batch: in
     """Raise unless positions are those of the own rows, in all batch items."""
     if given is None:
         rule, hint = "be given: those of the own rows", "positions=cp.positions(seq_len)"
-        raise value_error("ContextParallel", name, rule, None, hint=hint)
-    found = Positions.of(given, "ContextParallel", name, length=len(stands), batch=batch)
+        raise value_error(name, rule, None, hint=hint)
+    found = Positions.of(given, name, length=len(stands), batch=batch)
     if not bool((found.on(stands.device) == stands).all()):
         rule, hint = "be those of the own rows, in order", "positions=cp.positions(seq_len)"
-        raise value_error("ContextParallel", name, rule, "others", hint=hint)
+        raise value_error(name, rule, "others", hint=hint)

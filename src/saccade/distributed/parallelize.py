@@ -14,12 +14,11 @@ from saccade.nn import AttentionPool, DecoderLayer
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.row_column_attention import TableAttention
 from saccade.support.errors import unsupported
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["parallelize"]
 
 M = TypeVar("M", bound=nn.Module)
-_WHERE = "parallelize"
 _ALL_ROWS = (nn.MultiheadAttention, nn.RNNBase, AttentionPool, TableAttention)
 
 
@@ -53,9 +52,9 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
         >>> parallelize(decoder, cp)  # doctest: +SKIP
         >>> logits = decoder(cp.shard_sequence(tokens), positions=cp.positions(tokens.shape[1]))  # doctest: +SKIP
     """
-    instance(_WHERE, "model", model, nn.Module, "be a module")
-    instance(_WHERE, "cp", cp, ContextParallel, "be a ContextParallel")
-    instance(_WHERE, "mask", mask, (Mask, type(None)), "be a saccade mask or None")
+    check_type("model", model, nn.Module, "be a module")
+    check_type("cp", cp, ContextParallel, "be a ContextParallel")
+    check_type("mask", mask, (Mask, type(None)), "be a saccade mask or None")
     if theirs.is_pretrained(model):
         theirs.parallelize(model, cp, mask)
         return model
@@ -66,9 +65,7 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
     if not layers:
         reasons.append("it has no attention layer of saccade.nn")
     if reasons:
-        raise unsupported(
-            _WHERE, type(model).__name__, reasons, hint="cp.attention(...) and cp(mechanism) are its parts"
-        )
+        raise unsupported(type(model).__name__, reasons, hint="cp.attention(...) and cp(mechanism) are its parts")
     made = [(layer, cp(layer.mechanism)) for _, layer in layers]
     for layer, mechanism in made:
         layer.mechanism = mechanism

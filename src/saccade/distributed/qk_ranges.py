@@ -12,7 +12,7 @@ from saccade.masks import Mask
 from saccade.plan import ALL, Groups
 from saccade.plan.key_ranges import Ints, Universe
 from saccade.support.errors import unsupported
-from saccade.support.validation import instance, integer
+from saccade.support.validation import check_int, check_type
 
 __all__ = ["QKRanges", "qk_ranges"]
 
@@ -61,12 +61,11 @@ def qk_ranges(mask: Mask, seq_len: int) -> QKRanges:
 
     Reference: MagiAttention's ``magi_attn_flex_key``.
     """
-    where = "qk_ranges"
-    instance(where, "mask", mask, Mask, "be a saccade mask")
-    seq_len = integer(where, "seq_len", seq_len)
+    check_type("mask", mask, Mask, "be a saccade mask")
+    seq_len = check_int("seq_len", seq_len)
     if mask.shape != (1, 1):
         reason = "its ranges are those of all batch items and heads"
-        raise unsupported(where, f"mask={mask}", [reason], hint="pack the items: masks.Documents(lengths)")
+        raise unsupported(f"mask={mask}", [reason], hint="pack the items: masks.Documents(lengths)")
     found = QKRanges([], [], [])
     for q, k, kind in sorted(_pieces(mask, seq_len)):
         found.q_ranges.append(q)

@@ -14,11 +14,11 @@ from saccade.caches.attend_call import Call, Traffic
 from saccade.distributed.collectives import agree, guarded
 from saccade.distributed.context_parallel import ContextParallel
 from saccade.matrix import AttentionMatrix
-from saccade.matrix.attention_matrix import from_ingredients
+from saccade.matrix.attention_matrix import matrix_from_inputs
 from saccade.mechanisms import Softmax
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
-from saccade.support.validation import instance, integer
+from saccade.support.validation import check_int, check_type
 
 __all__ = ["ShardedCache", "sharded_cache"]
 
@@ -46,8 +46,8 @@ class ShardedCache(KVCache):
 
     def __init__(self, cp: ContextParallel, stripe_size: int = 128):
         super().__init__()
-        self.cp = instance("ShardedCache", "cp", cp, ContextParallel, "be a ContextParallel")
-        self.stripe_size = integer("ShardedCache", "stripe_size", stripe_size)
+        self.cp = check_type("cp", cp, ContextParallel, "be a ContextParallel")
+        self.stripe_size = check_int("stripe_size", stripe_size)
 
     @property
     def own(self) -> Tensor:
@@ -70,13 +70,13 @@ class ShardedCache(KVCache):
         stop = start + call.key.shape[2]
         if call.dropout_p or (torch.is_grad_enabled() and call.needs_graph):
             reason = "over ranks a cache is for decoding: without dropout, and under torch.no_grad()"
-            raise unsupported(call.where, "training", [reason])
+            raise unsupported("training", [reason])
         if not isinstance(call.mechanism, Softmax):
             reason = f"a {type(call.mechanism).__name__} chooses, or sums, over all keys, of which each rank has others"
-            raise unsupported(call.where, type(call.mechanism).__name__, [reason], hint="Softmax() runs over ranks")
+            raise unsupported(type(call.mechanism).__name__, [reason], hint="Softmax() runs over ranks")
         if cp.checks:
             told = f"{call.mask} {start} {tuple(call.query.shape)} {tuple(call.value.shape)} {call.key.dtype}"
-            agree(told, cp.group, call.key.device, call.where)
+            agree(told, cp.group, call.key.device)
         own = self._columns(stop)
         held = len(self._columns(start))
         new = (own[held:] - start).to(call.key.device)
@@ -93,17 +93,17 @@ class ShardedCache(KVCache):
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> Never:
         """Refused: a prefix comes by `attend`, as all tokens do."""
-        raise unsupported("ShardedCache.fill", "a prefix", ["each rank holds a part"], hint="attend(...) takes it")
+        raise unsupported("a prefix", ["each rank holds a part"], hint="attend(...) takes it")
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Refused: no file holds one rank's part."""
         reason = "each rank holds a part, and a file would hold one of them"
-        raise unsupported("ShardedCache.state", "saving", [reason], hint="KVCache() on one process can be saved")
+        raise unsupported("saving", [reason], hint="KVCache() on one process can be saved")
 
     def _joined(self, matrix: AttentionMatrix, values: Tensor) -> Tensor:
         """Products over the keys of all ranks, of those over each one's own."""
-        given, group = matrix.ingredients, self.cp.group
-        part = from_ingredients(dataclasses.replace(given, sink_logit=None), matrix.impl)
+        given, group = matrix.inputs, self.cp.group
+        part = matrix_from_inputs(dataclasses.replace(given, sink_logit=None), matrix.impl)
         found = part.matmul(values)
         lse = part.lse
         most = lse.clone(memory_format=torch.contiguous_format)  # ranks may lay it out otherwise
@@ -145,9 +145,9 @@ def sharded_cache(model: nn.Module, cp: ContextParallel, *, stripe_size: int = 1
         >>> for piece in prompt.split(4096, 1):  # doctest: +SKIP
         ...     logits = decoder(piece, cache=cache)
     """
-    where, make = "sharded_cache", getattr(model, "new_cache", None)
+    make = getattr(model, "new_cache", None)
     if make is None:
-        raise unsupported(where, type(model).__name__, ["it has no new_cache()"], hint="Decoder and DecoderStack do")
+        raise unsupported(type(model).__name__, ["it has no new_cache()"], hint="Decoder and DecoderStack do")
     layers = make().flat
     reasons = [
         f"layer {number} keeps a {type(layer).__name__}, and keys and values alone are held over ranks"
@@ -155,5 +155,5 @@ def sharded_cache(model: nn.Module, cp: ContextParallel, *, stripe_size: int = 1
         if type(layer) is not KVCache
     ]
     if reasons:
-        raise unsupported(where, type(model).__name__, reasons)
+        raise unsupported(type(model).__name__, reasons)
     return Cache([ShardedCache(cp, stripe_size) for _ in layers])

@@ -18,6 +18,8 @@ from saccade.support.errors import unsupported
 
 __all__ = ["CarriedMatrix"]
 
+CALLED_AS = "ContextParallel"  # in errors
+
 _PARTS = 8  # of the heads: the next rank begins with the first of them while this one does the second
 
 
@@ -69,13 +71,13 @@ class CarriedMatrix(Matrix):
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         """Refused: weights of keys that lie elsewhere are not computed here."""
         reason = "over ranks a state stands for all earlier keys, and single weights are not to be had of it"
-        raise unsupported("ContextParallel", "weights", [reason], hint="one process gives them: mechanism(query, key)")
+        raise unsupported("weights", [reason], hint="one process gives them: mechanism(query, key)")
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         """The product with the values of the own rows, and what the memory tells of those before them."""
         if dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
-            raise unsupported("ContextParallel", type(self._like).__name__, [reason])
+            raise unsupported(type(self._like).__name__, [reason])
         found = [self._turned(turn, value[:, :, turn.rows]) for turn in self._turns]
         self._post.wait()
         if not found:  # no rows, but part of the graph, as everywhere

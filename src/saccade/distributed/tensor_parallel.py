@@ -12,11 +12,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from saccade.nn import FeedForward, MultiHeadAttention
 from saccade.nn.base_layer import AttentionLayer
 from saccade.support.errors import unsupported
-from saccade.support.validation import instance, integer
+from saccade.support.validation import check_int, check_type
 
 __all__ = ["SharedHead", "tp_plan"]
-
-_WHERE = "tp_plan"
 
 
 def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
@@ -49,8 +47,8 @@ def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
 
     Reference: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
-    instance(_WHERE, "model", model, nn.Module, "be a module")
-    integer(_WHERE, "degree", degree)
+    check_type("model", model, nn.Module, "be a module")
+    check_int("degree", degree)
     plan: dict[str, ParallelStyle] = {}
     reasons: list[str] = []
     for name, part in model.named_modules():
@@ -73,7 +71,7 @@ def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
     if not plan:
         reasons.append("it has no MultiHeadAttention and no FeedForward of saccade.nn")
     if reasons:
-        raise unsupported(_WHERE, type(model).__name__, reasons)
+        raise unsupported(type(model).__name__, reasons)
     return plan
 
 
@@ -86,7 +84,7 @@ class SharedHead(ParallelStyle):
 
     def __init__(self, heads: int):
         super().__init__()
-        self.heads = integer("SharedHead", "heads", heads)
+        self.heads = check_int("heads", heads)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         whole = (Replicate(),)

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["is_pretrained", "parallelize", "why_it_mixes"]
 
-_WHERE, _NAME = "parallelize", "saccade-ranks-"
+CALLED_AS = "parallelize"  # in errors
+
+_NAME = "saccade-ranks-"
 _KINDS = ("Model", "ForCausalLM", "LMHeadModel", "ForMaskedLM")  # whose outputs are those of each token
 _POOLED = ("pooler_output", "mc_logits")
 _LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -44,8 +46,8 @@ def parallelize(model: Any, cp: ContextParallel, mask: Mask | None) -> None:
     reasons += [f"{name} is a {why}" for name, part in model.named_modules() if (why := why_it_mixes(part))]
     if reasons:
         hint = "add_pooling_layer=False leaves a pooler out; cp.attention(...) runs in a model of your own"
-        raise unsupported(_WHERE, type(model).__name__, reasons, hint=hint)
-    name = registered(_WHERE, next(_names), attention := _Attention(cp, mask), attention.mask)
+        raise unsupported(type(model).__name__, reasons, hint=hint)
+    name = registered(next(_names), attention := _Attention(cp, mask), attention.mask)
     model.set_attn_implementation(name)
     model.register_forward_pre_hook(attention.before, with_kwargs=True)
     model.register_forward_hook(attention.after)
@@ -131,12 +133,12 @@ class _Attention:
         self._check(model, named)
         rows: Any = named.get("input_ids", named.get("inputs_embeds"))
         if rows is None:
-            raise value_error(_WHERE, "input_ids", "be given", None)
+            raise value_error("input_ids", "be given", None)
         cp, seq_len = self.cp, self.cp.seq_len(rows.shape[1])
         ids, padding = named.get("position_ids"), named.get("attention_mask")
         if cp.checks:
             told = f"{type(model).__name__} {len(rows)} {seq_len} {ids is None} {padding is None} {self.own}"
-            agree(told, cp.group, rows.device, _WHERE)
+            agree(told, cp.group, rows.device)
         own = cp.positions(seq_len, rows.device).expand(len(rows), -1)
         whole = None if ids is None else self._whole(ids.expand(len(rows), -1), seq_len)
         there = None if padding is None else self._whole(padding, seq_len).bool()
@@ -152,7 +154,7 @@ class _Attention:
         pooled = [name for name in _POOLED if getattr(out, name, None) is not None]
         if pooled:
             reason = f"{pooled[0]} is made of all tokens, of which each rank has a part"
-            raise unsupported(_WHERE, type(model).__name__, [reason])
+            raise unsupported(type(model).__name__, [reason])
 
     def end(self, *_: object) -> None:
         """What was known of a call holds for no other."""
@@ -175,7 +177,7 @@ class _Attention:
             reasons.append("attention_mask is not [batch, rows]; mask= of parallelize is one of the whole sequence")
         if reasons:
             hint = "losses of the logits: labels shifted, then sharded; their sum over the count of all ranks"
-            raise unsupported(_WHERE, type(model).__name__, reasons, hint=hint)
+            raise unsupported(type(model).__name__, reasons, hint=hint)
 
     def mask(
         self,
@@ -191,11 +193,11 @@ class _Attention:
         facts = self.facts
         if facts is None:
             hint = "call the model that was handed to parallelize, not a part of it, nor its forward"
-            raise unsupported(_WHERE, "a call", ["what all ranks know of it was not asked for"], hint=hint)
+            raise unsupported("a call", ["what all ranks know of it was not asked for"], hint=hint)
         rule = as_rule(mask_function)
         if not rule.is_value:
             reason = "the model's mask is a function, which may hold tensors of this rank's rows"
-            raise unsupported(_WHERE, f"{rule}", [reason])
+            raise unsupported(f"{rule}", [reason])
         texts = None if facts.lengths is None else tuple(map(tuple, facts.lengths))
         if texts is not None:
             rule = Documents(texts, rule=rule)
@@ -203,7 +205,7 @@ class _Attention:
         placed = Placed(rule, whole, whole, texts)
         if facts.padding is not None:
             placed = with_padding(placed, facts.padding)
-        joined = placed.rule if self.own is None else with_pattern(_WHERE, placed, self.own)
+        joined = placed.rule if self.own is None else with_pattern(placed, self.own)
         placed = Placed(joined, range(q_length), range(kv_length))
         reason = "the model reads its mask itself, and each rank has a part of its rows"
         return LazyMask(placed, batch_size, torch.device(device), not_readable=reason)
@@ -219,14 +221,14 @@ class _Attention:
         **facts: Any,
     ) -> tuple[Tensor, None]:
         """The attention function, as transformers calls it."""
-        check_no_weights(_WHERE, module, facts)
+        check_no_weights(module, facts)
         if not isinstance(attention_mask, LazyMask) or attention_mask.is_in_memory:
             reason = "its mask is a tensor of this rank's rows, and says nothing of others"
-            raise unsupported(_WHERE, type(module).__name__, [reason])
-        call = AttentionCall.of(_WHERE, module, query, key, attention_mask, facts)
+            raise unsupported(type(module).__name__, [reason])
+        call = AttentionCall.of(module, query, key, attention_mask, facts)
         if call.bias is not None:
             reason = "its position bias is a tensor of this rank's rows, and says nothing of others"
-            raise unsupported(_WHERE, type(module).__name__, [reason])
+            raise unsupported(type(module).__name__, [reason])
         out = self.cp.attention(
             query,
             key,
@@ -251,8 +253,6 @@ def _lengths(ids: Tensor) -> list[list[int]] | None:
         lengths = [stop - start for start, stop in itertools.pairwise([*starts, len(row)])]
         if row != [number for length in lengths for number in range(length)]:
             reason = "position_ids are neither those of the whole sequence nor of texts that count from 0"
-            raise unsupported(
-                _WHERE, "position_ids", [reason], hint="leave them out, or shard those of the whole batch"
-            )
+            raise unsupported("position_ids", [reason], hint="leave them out, or shard those of the whole batch")
         found.append(lengths)
     return found

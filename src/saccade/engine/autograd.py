@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.engine import nonfinite, second_order
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand, Tensors
 from saccade.engine.kernels.tiled import Tiled
 from saccade.support.errors import unsupported
@@ -25,49 +25,53 @@ __all__ = [
     "results_like",
 ]
 
+CALLED_AS = "attention"  # in errors
+
 _TILED = Tiled()
 
 
-def results_like(given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor]:
+def results_like(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return empty tensors of the shapes and dtypes of output and lse."""
-    out = value.new_empty(*given.shape[:3], value.shape[3])
-    return out, out.new_empty(given.shape[:3], dtype=given.compute_dtype)
+    out = value.new_empty(*inputs.shape[:3], value.shape[3])
+    return out, out.new_empty(inputs.shape[:3], dtype=inputs.compute_dtype)
 
 
-def is_recorded(given: Ingredients, value: Tensor) -> bool:
+def is_recorded(inputs: AttentionInputs, value: Tensor) -> bool:
     """Whether autograd, or a transform, has to see a product as one function of its inputs."""
     if is_transformed():
         return True
     if not torch.is_grad_enabled():
         return False
-    for x in given.sources(value):  # noqa: SIM110  a generator costs a call for each source of every product
+    for x in inputs.sources(value):  # noqa: SIM110  a generator costs a call for each source of every product
         if x is not None and x.requires_grad:
             return True
     return False
 
 
-def differentiable(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+def differentiable(
+    kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None
+) -> tuple[Tensor, Tensor]:
     """Output and lse, of which gradients can be taken."""
     if not is_transformed():
-        return _Product.apply(kernel, given.emptied(), dropped, *given.sources(value))
+        return _Product.apply(kernel, inputs.emptied(), dropped, *inputs.sources(value))
     try:
-        return _Transformed.apply(kernel, given.emptied(), dropped, *given.sources(value))
+        return _Transformed.apply(kernel, inputs.emptied(), dropped, *inputs.sources(value))
     except RuntimeError as error:
-        if isinstance(error, NotImplementedError) or not given.rule.asks_functions:
+        if isinstance(error, NotImplementedError) or not inputs.rule.asks_functions:
             raise
         # By now the mapped axis is part of the batch, and a tensor that the function holds on to is not.
         reason = "the function that is the mask could not be called; it may read a tensor that is mapped"
         hint = "pass what it reads as part of the mask, e.g. masks.Dense for each batch item, outside of vmap"
-        raise unsupported(given.where, "vmap", [reason], hint=hint) from error
+        raise unsupported("vmap", [reason], hint=hint) from error
 
 
 def differentiable_again(
-    given: Ingredients, value: Tensor, out: Tensor, lse: Tensor | None
+    inputs: AttentionInputs, value: Tensor, out: Tensor, lse: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return results of a kernel whose backward pass has no derivative, such that their gradients have one."""
     if not out.requires_grad:
         return out, lse
-    again, *others = _Again.apply(given.emptied(), out, lse, *given.sources(value))
+    again, *others = _Again.apply(inputs.emptied(), out, lse, *inputs.sources(value))
     return again, (others[0] if others else None)
 
 
@@ -75,8 +79,10 @@ class _Again(torch.autograd.Function):
     """Pass gradients on to the kernel; where they shall be differentiated, compute them by `tiled` instead."""
 
     @staticmethod
-    def forward(ctx: Any, given: Ingredients, out: Tensor, lse: Tensor | None, *sources: Tensor) -> tuple[Tensor, ...]:
-        ctx.given = given
+    def forward(
+        ctx: Any, inputs: AttentionInputs, out: Tensor, lse: Tensor | None, *sources: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.inputs = inputs
         ctx.save_for_backward(*sources)
         ctx.set_materialize_grads(False)
         return (out.detach(),) if lse is None else (out.detach(), lse.detach())
@@ -86,19 +92,19 @@ class _Again(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return None, grad_out, grad_lse, *(None,) * len(ctx.saved_tensors)
         with torch.no_grad():
-            out, lse = _run(_TILED, ctx.given, None, *ctx.saved_tensors)
+            out, lse = _run(_TILED, ctx.inputs, None, *ctx.saved_tensors)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         wanted = ctx.needs_input_grad[3:]
-        grads = _Gradients.apply(_TILED, ctx.given, None, wanted, out, lse, grad_out, grad_lse, *ctx.saved_tensors)
+        grads = _Gradients.apply(_TILED, ctx.inputs, None, wanted, out, lse, grad_out, grad_lse, *ctx.saved_tensors)
         return None, None, None, *grads
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        ctx, *given = inputs
-        results = _run(*given)
-        _keep(ctx, given, results)
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        ctx, *rest = arguments
+        results = _run(*rest)
+        _keep(ctx, rest, results)
         return results
 
     @staticmethod
@@ -108,17 +114,19 @@ class _Product(torch.autograd.Function):
         tensors, (out, lse) = saved[: ctx.count], saved[ctx.count : ctx.count + 2]
         if grad_out is None and grad_lse is None:
             return (None,) * (ctx.count + 3)
-        _refuse_batched(ctx.given.where, grad_out, grad_lse)
+        _refuse_batched(grad_out, grad_lse)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         wanted = ctx.needs_input_grad[3:]
         results = (out, lse, grad_out, grad_lse)
         gradients = _Gradients.apply if torch.is_grad_enabled() or is_transformed() else _Gradients.forward
-        grads = gradients(ctx.kernel, ctx.given, ctx.dropped, wanted, *results, *tensors)
+        grads = gradients(ctx.kernel, ctx.inputs, ctx.dropped, wanted, *results, *tensors)
         return None, None, None, *grads
 
 
-def _run(kernel: Kernel, given: Ingredients, dropped: Dropped | None, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-    own, value = given.of_sources(tensors)
+def _run(
+    kernel: Kernel, inputs: AttentionInputs, dropped: Dropped | None, *tensors: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    own, value = inputs.of_sources(tensors)
     if not has_values(value):
         return results_like(own, value)
     out, lse = nonfinite.forward(kernel, own, value, dropped)
@@ -127,8 +135,8 @@ def _run(kernel: Kernel, given: Ingredients, dropped: Dropped | None, *tensors: 
 
 
 def _keep(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
-    ctx.kernel, ctx.given, ctx.dropped, *tensors = inputs
-    ctx.save_for_backward(*tensors, *output, *ctx.given.rule.tensors())
+    ctx.kernel, ctx.inputs, ctx.dropped, *tensors = inputs
+    ctx.save_for_backward(*tensors, *output, *ctx.inputs.rule.tensors())
     ctx.count = len(tensors)
     ctx.set_materialize_grads(False)
 
@@ -147,14 +155,14 @@ class _Transformed(_Product):
         info: Any,
         in_dims: tuple[int | None, ...],
         kernel: Kernel,
-        given: Ingredients,
+        inputs: AttentionInputs,
         dropped: Dropped | None,
         *rest: Any,
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         """The mapped axis becomes part of the batch."""
         size = info.batch_size
-        folded, tensors = folded_into_batch(given, rest, in_dims[3:], size)
-        out, lse = _Transformed.apply(kernel, folded, _dropped_of_all(dropped, given, size), *tensors)
+        folded, tensors = folded_into_batch(inputs, rest, in_dims[3:], size)
+        out, lse = _Transformed.apply(kernel, folded, _dropped_of_all(dropped, inputs, size), *tensors)
         return (out.unflatten(0, (size, -1)), lse.unflatten(0, (size, -1))), (0, 0)
 
 
@@ -164,7 +172,7 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def forward(
         kernel: KernelByHand,
-        given: Ingredients,
+        inputs: AttentionInputs,
         dropped: Dropped | None,
         wanted: tuple[bool, ...],
         *tensors: Any,
@@ -172,7 +180,7 @@ class _Gradients(torch.autograd.Function):
         results, sources = Backward(*tensors[:4]), tensors[4:]
         if not has_values(results.out):
             return _like(sources, wanted)
-        own, value = given.of_sources(sources)
+        own, value = inputs.of_sources(sources)
         grads = nonfinite.backward(kernel, own, value, dropped, results, wanted)
         return tuple(
             grad if grad is None or x is None or grad.dtype == x.dtype else grad.to(x.dtype)
@@ -181,17 +189,17 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-        _, ctx.given, ctx.dropped, _, _, *tensors = inputs
+        _, ctx.inputs, ctx.dropped, _, _, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        _refuse_batched(ctx.given.where, *grads)
+        _refuse_batched(*grads)
         needed = ctx.needs_input_grad[6:]
         again = torch.is_grad_enabled() and not is_transformed()
         second = _second if again or not is_transformed() else _Second.apply
-        *found, of_out, of_lse = second(ctx.given, ctx.dropped, needed, again, *ctx.saved_tensors, *grads)
+        *found, of_out, of_lse = second(ctx.inputs, ctx.dropped, needed, again, *ctx.saved_tensors, *grads)
         # Output and lse are functions of the sources, and what they have a share in is told as theirs.
         return None, None, None, None, None, None, of_out, of_lse, *found
 
@@ -200,15 +208,15 @@ class _Gradients(torch.autograd.Function):
         info: Any,
         in_dims: tuple[int | None, ...],
         kernel: Kernel,
-        given: Ingredients,
+        inputs: AttentionInputs,
         dropped: Dropped | None,
         wanted: tuple[bool, ...],
         *rest: Any,
     ) -> tuple[Tensors, tuple[int | None, ...]]:
         size = info.batch_size
         results = [into_batch(x, dim, size) for x, dim in zip(rest[:4], in_dims[4:8], strict=True)]
-        folded, tensors = folded_into_batch(given, rest[4:], in_dims[8:], size)
-        own = _dropped_of_all(dropped, given, size)
+        folded, tensors = folded_into_batch(inputs, rest[4:], in_dims[8:], size)
+        own = _dropped_of_all(dropped, inputs, size)
         grads = [
             None if x is None else x.unflatten(0, (size, -1))
             for x in _Gradients.apply(kernel, folded, own, wanted, *results, *tensors)
@@ -217,12 +225,12 @@ class _Gradients(torch.autograd.Function):
         return tuple(grads), tuple(None if x is None else 0 for x in grads)
 
 
-def _refuse_batched(where: str, *grads: Tensor | None) -> None:
+def _refuse_batched(*grads: Tensor | None) -> None:
     """Raise for gradients of ``is_grads_batched=True``, whose numbers cannot be read."""
     if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in grads):
         reason = "its backward pass takes one gradient at a time"
         hint = "vectorize=False, or torch.func.jacrev, which takes many at once"
-        raise unsupported(where, "is_grads_batched=True (vectorize=True)", [reason], hint=hint)
+        raise unsupported("is_grads_batched=True (vectorize=True)", [reason], hint=hint)
 
 
 def _like(tensors: Tensors, wanted: Sequence[bool]) -> Tensors:
@@ -232,7 +240,11 @@ def _like(tensors: Tensors, wanted: Sequence[bool]) -> Tensors:
 
 
 def _second(
-    given: Ingredients, dropped: Dropped | None, needed: Sequence[bool], create_graph: bool, *tensors: Tensor | None
+    inputs: AttentionInputs,
+    dropped: Dropped | None,
+    needed: Sequence[bool],
+    create_graph: bool,
+    *tensors: Tensor | None,
 ) -> Tensors:
     """The derivative of `_Gradients`: of the sources, of ``grad_out`` and of ``grad_lse``."""
     lse, grad_out, grad_lse, *both = tensors
@@ -242,7 +254,7 @@ def _second(
     needed = (*needed[2:], *needed[:2])
     if not has_values(lse):
         return _like((*sources, grad_out, grad_lse), needed)
-    own, value = given.of_sources(tuple(sources))
+    own, value = inputs.of_sources(tuple(sources))
     of = second_order.Backward(own, value, dropped, lse, grad_out, grad_lse)
     return second_order.derivatives(of, tuple(grads), needed, create_graph=create_graph)
 
@@ -259,13 +271,13 @@ class _Second(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         reason = "inside transforms of torch.func its kernels have first and second derivatives, no third ones"
-        raise unsupported("attention", 'impl="auto"', [reason], hint='impl="reference" has all of them')
+        raise unsupported('impl="auto"', [reason], hint='impl="reference" has all of them')
 
     @staticmethod
     def vmap(
         info: Any,
         in_dims: tuple[int | None, ...],
-        given: Ingredients,
+        inputs: AttentionInputs,
         dropped: Dropped | None,
         needed: tuple[bool, ...],
         create_graph: bool,
@@ -274,9 +286,9 @@ class _Second(torch.autograd.Function):
         size, dims = info.batch_size, in_dims[4:]
         count = (len(rest) - 3) // 2
         results = [into_batch(x, dim, size) for x, dim in zip(rest[:3], dims[:3], strict=True)]
-        folded, sources = folded_into_batch(given, rest[3 : 3 + count], dims[3 : 3 + count], size)
-        _, grads = folded_into_batch(given, rest[3 + count :], dims[3 + count :], size)
-        own = _dropped_of_all(dropped, given, size)
+        folded, sources = folded_into_batch(inputs, rest[3 : 3 + count], dims[3 : 3 + count], size)
+        _, grads = folded_into_batch(inputs, rest[3 + count :], dims[3 + count :], size)
+        own = _dropped_of_all(dropped, inputs, size)
         found = [
             None if x is None else x.unflatten(0, (size, -1))
             for x in _Second.apply(folded, own, needed, create_graph, *results, *sources, *grads)
@@ -285,30 +297,30 @@ class _Second(torch.autograd.Function):
 
 
 def folded_into_batch(
-    given: Ingredients, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
-) -> tuple[Ingredients, list[Tensor | None]]:
-    """Ingredients with the mapped axis in their batch, and their sources so."""
+    inputs: AttentionInputs, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
+) -> tuple[AttentionInputs, list[Tensor | None]]:
+    """AttentionInputs with the mapped axis in their batch, and their sources so."""
     reasons = []
-    if given.rule.shape[0] > 1:
+    if inputs.rule.shape[0] > 1:
         reasons.append("vmap cannot repeat a mask that tells batch items apart")
-    if given.modification is not None:
+    if inputs.modification is not None:
         reasons.append("vmap cannot tell a function of scores which batch item it is asked about")
     elif len(tensors) > 4:
         reasons.append("vmap cannot map parameters of a score's own function")
     if reasons:
-        raise unsupported(given.where, "vmap", reasons, hint="put the mapped axis into the batch yourself")
+        raise unsupported("vmap", reasons, hint="put the mapped axis into the batch yourself")
     folded = [into_batch(x, dim, size) for x, dim in zip(tensors, dims, strict=True)]
     bias = folded[3]
     if bias is not None:  # one for all batch items becomes one for each, so that every mapped one has its own
-        bias = bias.unflatten(0, (size, -1)).expand(-1, given.shape[0], *bias.shape[1:])
+        bias = bias.unflatten(0, (size, -1)).expand(-1, inputs.shape[0], *bias.shape[1:])
         folded[3] = bias.flatten(0, 1)
-    batch, *others = given.shape
-    return given.replaced(shape=(size * batch, *others)), folded
+    batch, *others = inputs.shape
+    return inputs.replaced(shape=(size * batch, *others)), folded
 
 
-def _dropped_of_all(dropped: Dropped | None, given: Ingredients, size: int) -> Dropped | None:
+def _dropped_of_all(dropped: Dropped | None, inputs: AttentionInputs, size: int) -> Dropped | None:
     """The dropout of a product with so many samples in its batch."""
-    return None if dropped is None else dropped.folded(given.shape[0], size, level_left())
+    return None if dropped is None else dropped.folded(inputs.shape[0], size, level_left())
 
 
 def into_batch(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:

@@ -20,7 +20,7 @@ from saccade.engine import dispatch as eager
 from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import DenseTerm, Term
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand
 from saccade.engine.validation import autocast, check_value
 from saccade.masks.convert.as_mask import check_told_apart
@@ -32,6 +32,8 @@ from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_autocast, wants_gradient, without_autocast
 
 __all__ = ["Asked", "asked", "output", "product", "reasons"]
+
+CALLED_AS = "attention"  # in errors
 
 _HEAD = 7  # numbers of a program before those of the mask and the score's function
 KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.by_hand))
@@ -45,16 +47,16 @@ _ARGUMENTS = (
 
 
 def product(
-    given: Ingredients, value: Tensor, dropout_p: float = 0.0, impl: str | Kernel = "auto", seed: int | None = None
+    inputs: AttentionInputs, value: Tensor, dropout_p: float = 0.0, impl: str | Kernel = "auto", seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Run `saccade.engine.dispatch.product` while a program is traced."""
-    out, lse = output(given, value, dropout_p, impl, seed, needs_lse=True)
+    out, lse = output(inputs, value, dropout_p, impl, seed, needs_lse=True)
     assert lse is not None  # a kernel that gives none has been passed over
     return out, lse
 
 
 def output(
-    given: Ingredients,
+    inputs: AttentionInputs,
     value: Tensor,
     dropout_p: float = 0.0,
     impl: str | Kernel = "auto",
@@ -63,52 +65,52 @@ def output(
     needs_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Run `saccade.engine.dispatch.output` as one operation, which has an lse, or as a call outside of the graph."""
-    if is_autocast(given.query):
-        value = autocast(value, given.dtype)
-        with without_autocast(given.device):
-            return output(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
-    check_value(given.where, value, given.query, given.key, given.dtype)
-    eager.check_dropout(given.where, dropout_p, seed)
-    value = value.to(given.query.dtype)
-    if given.query.is_meta:
-        return eager.finished(given, *autograd.results_like(given, value))
-    encoded = encode((given.rule, given.tile_function))
-    is_plain = encoded is not None and given.modification is None and impl in KERNELS
-    why = () if is_plain else reasons(given, impl)
+    if is_autocast(inputs.query):
+        value = autocast(value, inputs.dtype)
+        with without_autocast(inputs.device):
+            return output(inputs, value, dropout_p, impl, seed, needs_lse=needs_lse)
+    check_value(value, inputs.query, inputs.key, inputs.dtype)
+    eager.check_dropout(dropout_p, seed)
+    value = value.to(inputs.query.dtype)
+    if inputs.query.is_meta:
+        return eager.finished(inputs, *autograd.results_like(inputs, value))
+    encoded = encode((inputs.rule, inputs.tile_function))
+    is_plain = encoded is not None and inputs.modification is None and impl in KERNELS
+    why = () if is_plain else reasons(inputs, impl)
     if encoded is not None and not why:
-        call = _Call.of(given, value, dropout_p, str(impl), seed, *encoded)
-        return eager.finished(given, *_product(*call))
+        call = _Call.of(inputs, value, dropout_p, str(impl), seed, *encoded)
+        return eager.finished(inputs, *_product(*call))
     if not torch.compiler.is_dynamo_compiling():  # but exporting: here an error may be raised
         hint = "masks and scores of saccade, bool tensors, and frozen dataclasses of your own go into a program"
-        raise unsupported(given.where, "torch.export", why, hint=hint)
+        raise unsupported("torch.export", why, hint=hint)
     # What cannot cross into an operation is a break in the compiler's graph; where there may be none, it says why. A
     # decorator would do the same, and import the compiler with `import saccade`.
-    torch._dynamo.graph_break(msg=f"{given.where} cannot be one operation: {'; '.join(why)}")
+    torch._dynamo.graph_break(msg=f"attention cannot be one operation: {'; '.join(why)}")
     outside: Callable[..., tuple[Tensor, Tensor | None]] = torch.compiler.disable(_outside)
-    return outside(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
+    return outside(inputs, value, dropout_p, impl, seed, needs_lse=needs_lse)
 
 
 def _outside(
-    given: Ingredients, value: Tensor, dropout_p: float, impl: str | Kernel, seed: int | None, *, needs_lse: bool
+    inputs: AttentionInputs, value: Tensor, dropout_p: float, impl: str | Kernel, seed: int | None, *, needs_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     # While sizes are symbols nobody looks at what a mask tells apart.
-    check_told_apart(given.rule, given.shape, given.where)
-    return eager.output(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
+    check_told_apart(inputs.rule, inputs.shape)
+    return eager.output(inputs, value, dropout_p, impl, seed, needs_lse=needs_lse)
 
 
-def reasons(given: Ingredients, impl: str | Kernel) -> tuple[str, ...]:
+def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
     """Why a product cannot be one operation of a traced program; empty if it can."""
     why = []
-    if encode(given.rule) is None:
+    if encode(inputs.rule) is None:
         instead = "a frozen dataclass of numbers, texts, tensors and masks can be"
-        what = "a function, which" if given.rule.asks_functions else f"a {type(given.rule).__name__}, which"
+        what = "a function, which" if inputs.rule.asks_functions else f"a {type(inputs.rule).__name__}, which"
         why.append(f"its mask is {what} cannot be written down: {instead}")
     if impl not in KERNELS:
         why.append(f'impl="{impl if isinstance(impl, str) else impl.name}" is no operation of its own')
-    if encode(given.tile_function) is None:
+    if encode(inputs.tile_function) is None:
         instead = "one at the top of a module can be, or a frozen dataclass with __call__"
         why.append(f"its score compares by a function that cannot be written down: {instead}")
-    if given.modification is not None:
+    if inputs.modification is not None:
         why.append("its scores are changed by a function, which cannot be written down")
     return tuple(why)
 
@@ -128,7 +130,7 @@ class _Call(NamedTuple):
     @classmethod
     def of(
         cls,
-        given: Ingredients,
+        inputs: AttentionInputs,
         value: Tensor,
         dropout_p: float,
         impl: str,
@@ -137,22 +139,22 @@ class _Call(NamedTuple):
         tensors: list[Tensor],
     ) -> _Call:
         """Write ingredients down; the mask and the score's function are a program and tensors already."""
-        bias = given.bias
+        bias = inputs.bias
         kind = _NO_TERM if bias is None else _DENSE if isinstance(bias, DenseTerm) else _DISTANCES
         lowest, first, addresses = 0, 0, []
         if isinstance(bias, DistanceTerm):
             lowest, first = bias.lowest, bias.first
             addresses = [x for x in (bias.q_addresses, bias.kv_addresses) if x is not None]
         wants_bias = bias is not None and wants_gradient(bias.source)
-        head = [kind, lowest, first, len(addresses), int(wants_bias), *given.origin]
-        numbers = [given.scale, math.nan if given.softcap is None else given.softcap, float(dropout_p)]
+        head = [kind, lowest, first, len(addresses), int(wants_bias), *inputs.origin]
+        numbers = [inputs.scale, math.nan if inputs.softcap is None else inputs.softcap, float(dropout_p)]
         if dropout_p and seed is None:
             drawn = torch.randint(0, 1 << 31, ())
         else:
             drawn = torch.full((), seed or 0, dtype=torch.int64)
-        sources = [*([] if bias is None else [bias.source]), *given.parameters]
+        sources = [*([] if bias is None else [bias.source]), *inputs.parameters]
         constants = [*tensors, *addresses, drawn]
-        return cls(given.query, given.key, value, sources, constants, [*head, *program], numbers, impl)
+        return cls(inputs.query, inputs.key, value, sources, constants, [*head, *program], numbers, impl)
 
     @property
     def wants_bias(self) -> bool:
@@ -169,7 +171,7 @@ class _Call(NamedTuple):
         """Which weights are left out."""
         return Dropped(self.numbers[2], int(self.constants[-1])) if self.numbers[2] else None
 
-    def ingredients(self) -> Ingredients:
+    def inputs(self) -> AttentionInputs:
         """The ingredients again, on the other side."""
         kind, lowest, first, count, _, *origin = self.program[:_HEAD]
         sources, constants, (scale, softcap, _) = self.sources, self.constants, self.numbers
@@ -180,8 +182,7 @@ class _Call(NamedTuple):
         elif kind == _DISTANCES:
             bias = DistanceTerm(sources[0], lowest, first, *(constants[-1 - count : -1] if count else (None, None)))
         shape = (*self.query.shape[:3], self.key.shape[2])
-        return Ingredients(
-            where="attention",
+        return AttentionInputs(
             shape=shape,
             dtype=self.value.dtype,
             query=self.query,
@@ -199,7 +200,7 @@ class _Call(NamedTuple):
 class Asked(NamedTuple):
     """What the operation of a program is asked for."""
 
-    given: Ingredients
+    inputs: AttentionInputs
     value_dim: int
     dropout_p: float
     impl: str
@@ -208,7 +209,7 @@ class Asked(NamedTuple):
 def asked(arguments: Sequence[Any]) -> Asked:
     """The same, told from the arguments of the operation, or of the one that takes its gradients."""
     call = _Call(*arguments[: len(_Call._fields)])
-    return Asked(call.ingredients(), call.value.shape[3], call.numbers[2], call.kernel_name)
+    return Asked(call.inputs(), call.value.shape[3], call.numbers[2], call.kernel_name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +230,7 @@ class _Derived:
 def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = _Call(*arguments)
     seed = None if call.dropped is None else call.dropped.seed
-    out, lse = _outside(call.ingredients(), call.value, call.numbers[2], call.kernel_name, seed, needs_lse=True)
+    out, lse = _outside(call.inputs(), call.value, call.numbers[2], call.kernel_name, seed, needs_lse=True)
     assert lse is not None
     # A compiler counts on this layout: [batch, len, heads, width] in memory.
     return out.transpose(1, 2).contiguous().transpose(1, 2), lse.contiguous()
@@ -251,15 +252,15 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 )
 def _product_backward(*arguments: Any) -> list[Tensor]:
     call, results = _Call(*arguments[:8]), Backward(*arguments[8:])
-    given = call.ingredients()
-    if given.tile_function is not None and not hasattr(given.tile_function, "gradients"):
-        given = given.replaced(tile_function=_Derived(given.tile_function))
+    inputs = call.inputs()
+    if inputs.tile_function is not None and not hasattr(inputs.tile_function, "gradients"):
+        inputs = inputs.replaced(tile_function=_Derived(inputs.tile_function))
     dropped = call.dropped
-    route = eager.route_of(given, call.numbers[2], call.kernel_name, by_hand=True)
-    wanted = (True, True, True, call.wants_bias, *(True,) * len(given.parameters))
+    route = eager.route_of(inputs, call.numbers[2], call.kernel_name, by_hand=True)
+    wanted = (True, True, True, call.wants_bias, *(True,) * len(inputs.parameters))
     kernel = cast("KernelByHand", route.kernel)  # `reasons` refuses the reference
-    grads = list(nonfinite.backward(kernel, given, call.value, dropped, results, wanted))
-    if given.bias is None:
+    grads = list(nonfinite.backward(kernel, inputs, call.value, dropped, results, wanted))
+    if inputs.bias is None:
         del grads[3]
     tensors = (call.query, call.key, call.value, *call.sources)
     return [
@@ -303,16 +304,16 @@ def _derive_again(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     several, many = ctx.counts
     sources, constants, (lse, grad_out, grad_lse) = rest[:several], rest[several : several + many], rest[-3:]
     call = _Call(query, key, value, sources, constants, ctx.program, ctx.numbers, ctx.impl)
-    given = call.ingredients()
-    of = second_order.Backward(given, value, call.dropped, lse, grad_out, grad_lse)
+    inputs = call.inputs()
+    of = second_order.Backward(inputs, value, call.dropped, lse, grad_out, grad_lse)
     again = torch.is_grad_enabled()
-    nothing = [] if given.bias is not None else [None]  # an operation takes no bias that is not there
+    nothing = [] if inputs.bias is not None else [None]  # an operation takes no bias that is not there
     grads = [*grads[:3], *nothing, *grads[3:]]
-    tensors = (*given.sources(value), grad_out, grad_lse)
+    tensors = (*inputs.sources(value), grad_out, grad_lse)
     needed = [x is not None and x.requires_grad for x in tensors]
     found = list(second_order.derivatives(of, tuple(grads), needed, create_graph=again))
     of_query, of_key, of_value, of_bias, *others, of_out, of_lse = found
-    others = [of_bias, *others] if given.bias is not None else others
+    others = [of_bias, *others] if inputs.bias is not None else others
     return of_query, of_key, of_value, others, [None] * many, None, None, None, None, None, of_out, of_lse
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from saccade.engine import autograd, dropout, kernel_check, nonfinite
 from saccade.engine.bias.sink_logit import with_sink
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.flex import Flex
 from saccade.engine.kernels.fused import Fused
 from saccade.engine.kernels.kernel import Kernel
@@ -52,12 +52,12 @@ class Route(NamedTuple):
 
 
 def route_of(
-    given: Ingredients, dropout_p: float, impl: str | Kernel, *, needs_lse: bool = False, by_hand: bool = False
+    inputs: AttentionInputs, dropout_p: float, impl: str | Kernel, *, needs_lse: bool = False, by_hand: bool = False
 ) -> Route:
     """How a product will run.
 
     Args:
-        given, dropout_p, impl: of the product.
+        inputs, dropout_p, impl: of the product.
         needs_lse: whether somebody reads the lse; a sink does.
         by_hand: whether only those kernels are asked that compute gradients themselves.
 
@@ -65,77 +65,77 @@ def route_of(
         ValueError: an unknown name.
         UnsupportedError: the kernel asked for cannot run the inputs; every reason is listed.
     """
-    needs_lse = needs_lse or given.sink_logit is not None
+    needs_lse = needs_lse or inputs.sink_logit is not None
     if impl == "auto":
-        kernel, passed_over = _fastest(given, dropout_p, needs_lse=needs_lse, by_hand=by_hand)
+        kernel, passed_over = _fastest(inputs, dropout_p, needs_lse=needs_lse, by_hand=by_hand)
     else:
-        kernel, passed_over = _named(given, impl), {}
-        reasons = _reasons(kernel, given, dropout_p, needs_lse)
+        kernel, passed_over = _named(inputs, impl), {}
+        reasons = _reasons(kernel, inputs, dropout_p, needs_lse)
         if reasons:
             what, hint = f'impl="{kernel.name}"', 'impl="auto" finds a kernel that can'
-            raise unsupported(given.where, what, reasons, hint=hint)
-    return Route(kernel, passed_over, reordered(given, kernel, dropout_p) if given.shape[2] >= FEWEST else None)
+            raise unsupported(what, reasons, hint=hint)
+    return Route(kernel, passed_over, reordered(inputs, kernel, dropout_p) if inputs.shape[2] >= FEWEST else None)
 
 
 def _fastest(
-    given: Ingredients, dropout_p: float, *, needs_lse: bool, by_hand: bool
+    inputs: AttentionInputs, dropout_p: float, *, needs_lse: bool, by_hand: bool
 ) -> tuple[Kernel, dict[str, tuple[str, ...]]]:
     """Return the first kernel that can run and leaves the inputs to no other, and why not those before it."""
     passed_over: dict[str, tuple[str, ...]] = {}
     left: Kernel | None = None  # with drawbacks, until the kernel that is faster is known to run
     for kernel in KERNELS:
-        if (kernel.is_choosy and not kernel.suits(given, dropout_p)) or (by_hand and not kernel.by_hand):
+        if (kernel.is_choosy and not kernel.suits(inputs, dropout_p)) or (by_hand and not kernel.by_hand):
             continue
-        drawbacks = kernel.drawbacks(given, dropout_p)
+        drawbacks = kernel.drawbacks(inputs, dropout_p)
         is_left = bool(drawbacks and kernel.leaves_to)
-        reasons = drawbacks if is_left else _reasons(kernel, given, dropout_p, needs_lse) or drawbacks
+        reasons = drawbacks if is_left else _reasons(kernel, inputs, dropout_p, needs_lse) or drawbacks
         if not reasons:
             return kernel, passed_over
         passed_over[kernel.name] = reasons
         if left is not None and left.leaves_to == kernel.name:
-            passed_over[left.name] = _reasons(left, given, dropout_p, needs_lse)
+            passed_over[left.name] = _reasons(left, inputs, dropout_p, needs_lse)
             if not passed_over[left.name]:
                 del passed_over[left.name]
                 return left, passed_over
             left = None
         left = kernel if is_left else left
-    raise unsupported(given.where, 'impl="auto"', list(passed_over), hint='impl="reference" runs everything')
+    raise unsupported('impl="auto"', list(passed_over), hint='impl="reference" runs everything')
 
 
-def _reasons(kernel: Kernel, given: Ingredients, dropout_p: float, needs_lse: bool) -> tuple[str, ...]:
+def _reasons(kernel: Kernel, inputs: AttentionInputs, dropout_p: float, needs_lse: bool) -> tuple[str, ...]:
     """Every reason why a kernel cannot run; empty if it can."""
-    reasons = kernel.reasons(given, dropout_p)
+    reasons = kernel.reasons(inputs, dropout_p)
     if needs_lse:
-        reasons += kernel.reasons_of_lse(given)
-    return reasons or kernel_check.reasons(kernel, given)
+        reasons += kernel.reasons_of_lse(inputs)
+    return reasons or kernel_check.reasons(kernel, inputs)
 
 
-def _named(given: Ingredients, impl: str | Kernel) -> Kernel:
+def _named(inputs: AttentionInputs, impl: str | Kernel) -> Kernel:
     if isinstance(impl, Kernel):
         return impl
     found = [kernel for kernel in KERNELS if kernel.name == impl]
     if found:
         return found[0]
     names = ", ".join(repr(name) for name in ("auto", *(kernel.name for kernel in KERNELS)))
-    raise value_error(given.where, "impl", f"be one of {names}", repr(impl))
+    raise value_error("impl", f"be one of {names}", repr(impl))
 
 
 def product(
-    given: Ingredients, value: Tensor, dropout_p: float = 0.0, impl: str | Kernel = "auto", seed: int | None = None
+    inputs: AttentionInputs, value: Tensor, dropout_p: float = 0.0, impl: str | Kernel = "auto", seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output, in the dtype of the query, and lse.
 
     Args:
-        given: the ingredients.
+        inputs: the ingredients.
         value, dropout_p, impl, seed: as the user gave them; see `AttentionMatrix.matmul`.
     """
-    out, lse = output(given, value, dropout_p, impl, seed, needs_lse=True)
+    out, lse = output(inputs, value, dropout_p, impl, seed, needs_lse=True)
     assert lse is not None  # a kernel that gives none has been passed over
     return out, lse
 
 
 def output(
-    given: Ingredients,
+    inputs: AttentionInputs,
     value: Tensor,
     dropout_p: float = 0.0,
     impl: str | Kernel = "auto",
@@ -144,83 +144,85 @@ def output(
     needs_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The same where nobody reads the lse, which is None if the kernel gives none: torch's own has a faster one."""
-    if any_autocast() and is_autocast(given.query):
+    if any_autocast() and is_autocast(inputs.query):
         # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
-        value = autocast(value, given.dtype)
-        with without_autocast(given.device):
-            return output(given, value, dropout_p, impl, seed, needs_lse=needs_lse)
-    check_value(given.where, value, given.query, given.key, given.dtype)
+        value = autocast(value, inputs.dtype)
+        with without_autocast(inputs.device):
+            return output(inputs, value, dropout_p, impl, seed, needs_lse=needs_lse)
+    check_value(value, inputs.query, inputs.key, inputs.dtype)
     if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:
-        check_dropout(given.where, dropout_p, seed)
-    if value.dtype != given.query.dtype:  # prepared in float32, since scores are computed in float32 or wider
-        value = value.to(given.query.dtype)
-    given = given.current() if given.is_live else given
-    given.plan  # noqa: B018  made here, to be kept for the backward pass
+        check_dropout(dropout_p, seed)
+    if value.dtype != inputs.query.dtype:  # prepared in float32, since scores are computed in float32 or wider
+        value = value.to(inputs.query.dtype)
+    inputs = inputs.current() if inputs.is_live else inputs
+    inputs.plan  # noqa: B018  made here, to be kept for the backward pass
     dropped = None
-    if dropout_p and has_values(given.query):
+    if dropout_p and has_values(inputs.query):
         drawn = dropout.draw() if seed is None else None
         dropped = Dropped(dropout_p, cast("int", seed)) if drawn is None else Dropped.of(dropout_p, drawn)
         if drawn is not None and dropped.levels:  # samples that share all inputs have results of their own, too
-            given = given.replaced(query=given.query + torch.zeros_like(drawn).to(given.query))
+            inputs = inputs.replaced(query=inputs.query + torch.zeros_like(drawn).to(inputs.query))
     found = None
     while found is None:  # a kernel that is seen to err is not asked again
-        found = _tried(given, value, dropped, route_of(given, dropout_p, impl, needs_lse=needs_lse))
+        found = _tried(inputs, value, dropped, route_of(inputs, dropout_p, impl, needs_lse=needs_lse))
     out, lse = found
     if lse is None:
-        return out if out.dtype == given.dtype else out.to(given.dtype), None
-    if given.sink_logit is None and out.dtype == given.dtype:
+        return out if out.dtype == inputs.dtype else out.to(inputs.dtype), None
+    if inputs.sink_logit is None and out.dtype == inputs.dtype:
         return out, lse
-    return finished(given, out, lse)
+    return finished(inputs, out, lse)
 
 
 def _tried(
-    given: Ingredients, value: Tensor, dropped: Dropped | None, route: Route
+    inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, route: Route
 ) -> tuple[Tensor, Tensor | None] | None:
     """Output and lse; None where the kernel errs, which is then known of it."""
     kernel, _, order = route
-    own = given if order is None else order.given
-    if not has_values(given.query):
-        if autograd.is_recorded(given, value):
-            return autograd.differentiable(_TILED, given, value, None)
-        return autograd.results_like(given, value)
-    if not kernel_check.holds(kernel, given, value, own):
+    own = inputs if order is None else order.inputs
+    if not has_values(inputs.query):
+        if autograd.is_recorded(inputs, value):
+            return autograd.differentiable(_TILED, inputs, value, None)
+        return autograd.results_like(inputs, value)
+    if not kernel_check.holds(kernel, inputs, value, own):
         return None
     try:
         out, lse = _run(kernel, own, value, dropped)
     except Exception as error:
         # What else is raised here may be meant for others: checkpoints stop a run this way.
-        if not kernel.is_checked or not type(error).__module__.startswith(_COMPILERS) or not kernel_check.is_on(given):
+        if not kernel.is_checked or not type(error).__module__.startswith(_COMPILERS) or not kernel_check.is_on(inputs):
             raise
-        kernel_check.failed(kernel, given, value, own, error)
+        kernel_check.failed(kernel, inputs, value, own, error)
         return None
     return (out, lse) if order is None or lse is None else order.restored(out, lse)
 
 
-def _run(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
-    if not kernel.hides or kernel.reasons_of_lse(given):
-        found = nonfinite.forward_if_clean(kernel, given, value)
+def _run(
+    kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None
+) -> tuple[Tensor, Tensor | None]:
+    if not kernel.hides or kernel.reasons_of_lse(inputs):
+        found = nonfinite.forward_if_clean(kernel, inputs, value)
         if found is not None:
-            return found if kernel.has_second_derivatives else autograd.differentiable_again(given, value, *found)
+            return found if kernel.has_second_derivatives else autograd.differentiable_again(inputs, value, *found)
         kernel = _TILED
-    if kernel.by_hand and autograd.is_recorded(given, value):
-        return autograd.differentiable(kernel, given, value, dropped)
-    if not kernel.by_hand and are_mapped(given, value):
+    if kernel.by_hand and autograd.is_recorded(inputs, value):
+        return autograd.differentiable(kernel, inputs, value, dropped)
+    if not kernel.by_hand and are_mapped(inputs, value):
         if dropped is not None:
             reason = "it is run once for all samples, and its dropout does not tell them apart"
-            raise unsupported(given.where, "vmap", [reason], hint='impl="auto" has dropout under vmap')
-        out, lse = of_all_samples(given, partial(nonfinite.forward, kernel), value)
+            raise unsupported("vmap", [reason], hint='impl="auto" has dropout under vmap')
+        out, lse = of_all_samples(inputs, partial(nonfinite.forward, kernel), value)
         return out, lse
-    return nonfinite.forward(kernel, given, value, dropped)
+    return nonfinite.forward(kernel, inputs, value, dropped)
 
 
-def check_dropout(where: str, dropout_p: float, seed: int | None) -> None:
+def check_dropout(dropout_p: float, seed: int | None) -> None:
     """Raise unless both are what a product takes."""
-    dropout.check(dropout_p, where)
-    dropout.check_seed(seed, where)
+    dropout.check(dropout_p)
+    dropout.check_seed(seed)
 
 
-def finished(given: Ingredients, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+def finished(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """A kernel's results with the sink's share, in the dtype of the query."""
-    if given.sink_logit is not None:
-        out, lse = with_sink(out, lse, given.sink_logit)
-    return (out if out.dtype == given.dtype else out.to(given.dtype)), lse
+    if inputs.sink_logit is not None:
+        out, lse = with_sink(out, lse, inputs.sink_logit)
+    return (out if out.dtype == inputs.dtype else out.to(inputs.dtype)), lse

@@ -54,23 +54,23 @@ class Dropped(NamedTuple):
         return b
 
 
-def check(dropout_p: float, where: str) -> None:
+def check(dropout_p: float) -> None:
     """Raise unless ``dropout_p`` is a probability below 1."""
     if not is_number(dropout_p):
-        raise type_error(where, "dropout_p", "be a float", type(dropout_p).__name__)
+        raise type_error("dropout_p", "be a float", type(dropout_p).__name__)
     if not 0.0 <= dropout_p < 1.0:
-        raise value_error(where, "dropout_p", "be at least 0 and below 1", dropout_p)
+        raise value_error("dropout_p", "be at least 0 and below 1", dropout_p)
 
 
-def check_seed(seed: int | None, where: str) -> None:
+def check_seed(seed: int | None) -> None:
     """Raise unless ``seed`` is None, or an int that every generator takes: from 0 to 2**63 - 1."""
     if seed is None:
         return
     rule = "be an int from 0 to 2**63 - 1, or None"
     if not is_integer(seed):
-        raise type_error(where, "seed", rule, repr(seed))
+        raise type_error("seed", rule, repr(seed))
     if not 0 <= seed < 1 << 63:
-        raise value_error(where, "seed", rule, seed)
+        raise value_error("seed", rule, seed)
 
 
 def draw() -> Tensor:
@@ -78,7 +78,7 @@ def draw() -> Tensor:
     return torch.randint(0, 1 << 31, (), device="cpu")
 
 
-def draw_seed(where: str) -> int:
+def draw_seed() -> int:
     """Return a fresh seed from torch's generator, for products that ``vmap`` cannot see as one function.
 
     Raises:
@@ -87,7 +87,7 @@ def draw_seed(where: str) -> int:
     drawn = Dropped.of(0.0, draw())
     if drawn.levels:
         reason = "its dropout is drawn once for all samples"
-        raise unsupported(where, 'vmap with randomness="different"', [reason], hint='randomness="same" runs')
+        raise unsupported('vmap with randomness="different"', [reason], hint='randomness="same" runs')
     return drawn.seed
 
 

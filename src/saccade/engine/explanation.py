@@ -8,7 +8,7 @@ import math
 from saccade.engine import kernel_check, nonfinite
 from saccade.engine.bias.sink_logit import bytes_of_sink
 from saccade.engine.dispatch import Route
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.memory_accounting import Cost, Ledger
 from saccade.masks import Mask
 
@@ -54,24 +54,24 @@ class Explanation:
         return self.operations["QKᵀ"] + self.operations["AV"]
 
     @classmethod
-    def of(cls, given: Ingredients, route: Route, value_dim: int, dropout_p: float, *, mask: Mask) -> Explanation:
+    def of(cls, inputs: AttentionInputs, route: Route, value_dim: int, dropout_p: float, *, mask: Mask) -> Explanation:
         """Read off what is going to run; nothing is computed, but for what a rule holds per pair.
 
         Args:
-            given, route, value_dim, dropout_p: of the product.
+            inputs, route, value_dim, dropout_p: of the product.
             mask: as the user gave it; the ingredients hold what was found in its tensors.
         """
-        own = given if route.reordered is None else route.reordered.given
+        own = inputs if route.reordered is None else route.reordered.inputs
         cost = route.kernel.cost(own, value_dim, dropout_p)
         return cls(
             route.kernel.name,
             route.passed_over,
-            given.shape,
-            kernel_check.seen(route.kernel, given),
-            str(mask) if str(mask) == str(given.rule) else f"{mask}, the same as {given.rule}",
+            inputs.shape,
+            kernel_check.seen(route.kernel, inputs),
+            str(mask) if str(mask) == str(inputs.rule) else f"{mask}, the same as {inputs.rule}",
             cost.tiles,
             cost.pairs,
-            {"QKᵀ": 2 * cost.pairs * given.query.shape[3], "softmax": cost.pairs, "AV": 2 * cost.pairs * value_dim},
+            {"QKᵀ": 2 * cost.pairs * inputs.query.shape[3], "softmax": cost.pairs, "AV": 2 * cost.pairs * value_dim},
             _extra_bytes(own, route, cost, value_dim),
         )
 
@@ -93,15 +93,15 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _extra_bytes(given: Ingredients, route: Route, cost: Cost, value_dim: int) -> int:
+def _extra_bytes(inputs: AttentionInputs, route: Route, cost: Cost, value_dim: int) -> int:
     """What a whole product holds beside inputs and outputs: the kernel's part, and what is done before and after."""
-    (batch, heads, q_len, kv_len), query, wide = given.shape, given.query, given.compute_dtype
+    (batch, heads, q_len, kv_len), query, wide = inputs.shape, inputs.query, inputs.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize
-    look = nonfinite.bytes_of_look(route.kernel, given, value_dim)
-    if query.dtype != given.dtype:  # scores are computed in float32 or wider, and some are prepared in it
-        ledger.take(batch * given.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
-    bias = None if given.bias is None or given.bias.source.shape[2] == 1 else given.bias.source
+    look = nonfinite.bytes_of_look(route.kernel, inputs, value_dim)
+    if query.dtype != inputs.dtype:  # scores are computed in float32 or wider, and some are prepared in it
+        ledger.take(batch * inputs.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
+    bias = None if inputs.bias is None or inputs.bias.source.shape[2] == 1 else inputs.bias.source
     copied = query.numel() * query.dtype.itemsize + (0 if bias is None else bias.numel() * bias.dtype.itemsize)
     with ledger.holding(0 if route.reordered is None else copied):
         if not route.kernel.by_hand:
@@ -110,8 +110,8 @@ def _extra_bytes(given: Ingredients, route: Route, cost: Cost, value_dim: int) -
         if route.kernel.by_hand:
             ledger.touch(look)
         ledger.touch(0 if route.reordered is None else out + lse)
-    if given.sink_logit is not None:
+    if inputs.sink_logit is not None:
         ledger.touch(bytes_of_sink(rows, value_dim, wide))
-    if query.dtype != given.dtype:
-        ledger.touch(rows * value_dim * given.dtype.itemsize)
-    return ledger.most - rows * (value_dim * given.dtype.itemsize + wide.itemsize)
+    if query.dtype != inputs.dtype:
+        ledger.touch(rows * value_dim * inputs.dtype.itemsize)
+    return ledger.most - rows * (value_dim * inputs.dtype.itemsize + wide.itemsize)

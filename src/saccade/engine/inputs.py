@@ -1,4 +1,4 @@
-"""Ingredients: all that the scores of an attention are made of, checked once."""
+"""AttentionInputs: all that the scores of an attention are made of, checked once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import any_autocast, is_mapped, without_autocast
 from saccade.support.validation import is_causal_bias
 
-__all__ = ["Ingredients"]
+__all__ = ["AttentionInputs"]
 
 _FULL, _NOTHING = Full(), torch.empty(0)
 
@@ -37,20 +37,19 @@ _FULL, _NOTHING = Full(), torch.empty(0)
 class _Planned:
     """The tiles that hold every allowed pair, made when first asked for: a cached_property without its lock."""
 
-    def __get__(self, given: Ingredients, kind: type) -> Plan:
-        made = given.__dict__["plan"] = plan_of(given.rule, given.shape, *given.origin)
+    def __get__(self, inputs: AttentionInputs, kind: type) -> Plan:
+        made = inputs.__dict__["plan"] = plan_of(inputs.rule, inputs.shape, *inputs.origin)
         return made
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Ingredients:
+class AttentionInputs:
     """``modify(softcap(scale * score(query, key))) + bias`` where the mask allows, -inf elsewhere; nothing is computed.
 
     Kernels and statistics read from here. Whatever is handed on has been checked, and only here are positions
     translated to indices. They hold tensors, never modules: scores are prepared and bias tables read in `of`.
 
     Attributes:
-        where: the user's function, for error messages.
         shape: (batch, heads, q_len, kv_len).
         dtype: of the query as it was given, and of the output.
         query: ``[batch, heads, q_len, width]``, as the score has prepared it.
@@ -69,7 +68,6 @@ class Ingredients:
             again, and must hear the same.
     """
 
-    where: str
     shape: tuple[int, int, int, int]
     dtype: torch.dtype
     query: Tensor
@@ -102,40 +100,39 @@ class Ingredients:
         sink_logit: Tensor | None = None,
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
-        where: str = "attention",
-    ) -> Ingredients:
+    ) -> AttentionInputs:
         """Check what a user hands over; see `saccade.attention`."""
         if any_autocast():
             query, key = autocast(query), autocast(key)
-        score = None if score is None else as_score(score, where)
-        shape, dtype = check_query_key(query, key, score, where), query.dtype
+        score = None if score is None else as_score(score)
+        shape, dtype = check_query_key(query, key, score), query.dtype
         if softcap is not None:
-            softcap = checked_softcap(softcap, where)
+            softcap = checked_softcap(softcap)
         width = query.shape[3]
         if scale is not None or not width:
-            scale = checked_scale(scale, where)
+            scale = checked_scale(scale)
         else:
             scale = width**-0.5 if score is None else score.default_scale(width)
-        sink_logit = None if sink_logit is None else checked_sink(sink_logit, query, shape, where)
+        sink_logit = None if sink_logit is None else checked_sink(sink_logit, query, shape)
         has_positions = q_positions is not None or kv_positions is not None
         if bias is not None and is_causal_bias(bias):
-            mask, bias = _with_causal(mask, bias, shape, has_positions, where), None
+            mask, bias = _with_causal(mask, bias, shape, has_positions), None
         if mask is None:
             rule: Mask = _FULL
         else:
-            rule = mask if isinstance(mask, Mask) and mask.shape == (1, 1) else as_mask(mask, shape, where=where)
+            rule = mask if isinstance(mask, Mask) and mask.shape == (1, 1) else as_mask(mask, shape)
         tensors = () if mask is None else rule.tensors()
         for x in tensors:
             if is_mapped(x):
-                raise hidden_by_vmap(where, "tensors of the mask")
+                raise hidden_by_vmap("tensors of the mask")
         q: Positions | None = None
         kv: Positions | None = None
         if has_positions:
-            q, kv = checked_positions(q_positions, kv_positions, shape, where)
+            q, kv = checked_positions(q_positions, kv_positions, shape)
             if isinstance(mask, Tensor):
-                raise _refused_at_positions(mask, "mask", where)
-        rule, origin = placed(rule, q, kv, shape, query.device, where)
-        term = None if bias is None else bias_term(bias, query, shape, rule, origin, scale, where)
+                raise _refused_at_positions(mask, "mask")
+        rule, origin = placed(rule, q, kv, shape, query.device)
+        term = None if bias is None else bias_term(bias, query, shape, rule, origin, scale)
         tile_function: TileFunction | None = None
         parameters: tuple[Tensor, ...] = ()
         modification = None
@@ -143,18 +140,18 @@ class Ingredients:
             with without_autocast(query.device):
                 query, key, tile_function, parameters, modify = prepared(score, query, key)
                 place = () if modify is None else _first_pair(rule, origin, query, key)
-                modification = None if modify is None else Modification.of(modify, place, wide_dtype(dtype), where)
+                modification = None if modify is None else Modification.of(modify, place, wide_dtype(dtype))
         made = object.__new__(cls)  # and all fields at once: one by one, as a dataclass sets them, takes twice as long
         # fmt: off
         made.__dict__.update(
-            where=where, shape=shape, dtype=dtype, query=query, key=key, rule=rule, origin=origin, scale=scale,
+            shape=shape, dtype=dtype, query=query, key=key, rule=rule, origin=origin, scale=scale,
             softcap=softcap, bias=term, sink_logit=sink_logit, tile_function=tile_function, parameters=parameters,
             modification=modification, is_live=bool(tensors) and not isinstance(rule, AtPositions),
         )
         # fmt: on
         return made
 
-    def current(self) -> Ingredients:
+    def current(self) -> AttentionInputs:
         """The same with what the tensors of the mask hold now: the rules that are found in them, and a new plan."""
         return self.replaced(rule=found(self.rule, self.shape, self.origin), is_live=False) if self.is_live else self
 
@@ -197,15 +194,15 @@ class Ingredients:
         keys = Strip(range(kv_len), True if self.plan.is_full else "all pairs")
         return Tile(slice(0, batch), slice(0, heads), range(q_len), (keys,), self.rule)
 
-    def replaced(self, **changes: Any) -> Ingredients:
+    def replaced(self, **changes: Any) -> AttentionInputs:
         """The same with some fields replaced; the plan is kept where rule, shape and origin are."""
-        other = object.__new__(Ingredients)
+        other = object.__new__(AttentionInputs)
         other.__dict__.update(self.__dict__, **changes)
         if not changes.keys().isdisjoint(("rule", "shape", "origin")):
             other.__dict__.pop("plan", None)
         return other
 
-    def to(self, device: torch.device | None, dtype: torch.dtype | None) -> Ingredients:
+    def to(self, device: torch.device | None, dtype: torch.dtype | None) -> AttentionInputs:
         """The same on another device, or computed in another dtype."""
         own = self.dtype if dtype is None else dtype
         narrow = self.query.dtype == self.dtype and self.tile_function is None
@@ -225,34 +222,34 @@ class Ingredients:
         bias = None if self.bias is None else self.bias.source
         return (self.query, self.key, value, bias, *self.parameters, *self.captured)
 
-    def of_sources(self, sources: tuple[Tensor | None, ...]) -> tuple[Ingredients, Tensor]:
+    def of_sources(self, sources: tuple[Tensor | None, ...]) -> tuple[AttentionInputs, Tensor]:
         """The same made of other `sources`, and the value among them."""
         query, key, value, bias, *parameters = sources[: len(sources) - len(self.captured)]
         assert value is not None
         term = self.bias if self.bias is None or bias is None else self.bias.of(bias)
         return self.replaced(query=query, key=key, bias=term, parameters=tuple(parameters)), value
 
-    def emptied(self) -> Ingredients:
+    def emptied(self) -> AttentionInputs:
         """The same without its sources, so that who keeps it until the backward pass keeps no memory of theirs."""
         bias = None if self.bias is None else self.bias.of(_NOTHING)
         return self.replaced(query=_NOTHING, key=_NOTHING, parameters=(), bias=bias, answers={})
 
 
-def _with_causal(mask: object, bias: object, shape: tuple[int, int, int, int], has_positions: bool, where: str) -> Mask:
+def _with_causal(mask: object, bias: object, shape: tuple[int, int, int, int], has_positions: bool) -> Mask:
     """Return the mask of a call whose bias is torch's ``causal_lower_right`` or ``causal_upper_left``."""
     for name, x in (("mask", mask), ("bias", bias)):
         if has_positions and isinstance(x, Tensor):
-            raise _refused_at_positions(x, name, where)
-    causal = from_causal_bias(bias, shape[2], shape[3], where, "bias")
-    return causal if mask is None else as_mask(mask, shape, where=where) & causal
+            raise _refused_at_positions(x, name)
+    causal = from_causal_bias(bias, shape[2], shape[3], "bias")
+    return causal if mask is None else as_mask(mask, shape) & causal
 
 
-def _refused_at_positions(x: Tensor, name: str, where: str) -> Exception:
+def _refused_at_positions(x: Tensor, name: str) -> Exception:
     is_causal = is_causal_bias(x)
     hint = "wrap it as masks.Dense(tensor) if its rows and columns are to be read at positions"
     hint = "masks.Causal() is the rule on positions" if is_causal else hint
     what = "be a rule on positions (not a tensor) when positions are given"
-    return value_error(where, name, what, "a CausalBias" if is_causal else "a bool tensor", hint=hint)
+    return value_error(name, what, "a CausalBias" if is_causal else "a bool tensor", hint=hint)
 
 
 def _first_pair(rule: Mask, origin: tuple[int, int], query: Tensor, key: Tensor) -> tuple[Tensor, ...]:

@@ -27,7 +27,7 @@ def is_nested(*tensors: object) -> bool:
     return False
 
 
-def check_dense(where: str, **tensors: object) -> None:
+def check_dense(**tensors: object) -> None:
     """Refuse nested tensors where only dense ones are computed with.
 
     Raises:
@@ -37,10 +37,10 @@ def check_dense(where: str, **tensors: object) -> None:
         if is_nested(x):
             reason = f"{name} is a nested tensor, and this takes dense ones"
             hint = "saccade.attention and MultiHeadAttention take nested tensors; saccade.pack(x.unbind()) packs one"
-            raise unsupported(where, "a nested tensor", [reason], hint=hint)
+            raise unsupported("a nested tensor", [reason], hint=hint)
 
 
-def check_nested(where: str, mask: object, bias: object, score: object, **others: object) -> None:
+def check_nested(mask: object, bias: object, score: object, **others: object) -> None:
     """Refuse what is said in rows and columns of one matrix, beside nested tensors, whose items have one each.
 
     Raises:
@@ -54,9 +54,7 @@ def check_nested(where: str, mask: object, bias: object, score: object, **others
     if isinstance(score, Modified) or (callable(score) and not isinstance(score, Score)):
         reasons.append("score= is a function of items and positions, which packing changes")
     if reasons:
-        raise unsupported(
-            where, "a nested tensor", reasons, hint="torch.nested.to_padded_tensor(x, 0.0) is a dense one"
-        )
+        raise unsupported("a nested tensor", reasons, hint="torch.nested.to_padded_tensor(x, 0.0) is a dense one")
 
 
 class Nested(NamedTuple):
@@ -78,11 +76,10 @@ class Nested(NamedTuple):
     axis: int
 
     @classmethod
-    def of(cls, where: str, query: Tensor, key: Tensor, value: Tensor, axis: int) -> Nested:
+    def of(cls, query: Tensor, key: Tensor, value: Tensor, axis: int) -> Nested:
         """Pack the tensors of one call.
 
         Args:
-            where: the user's function, for the error.
             query, key, value: nested; items ``[len, width]`` or ``[heads, len, head_dim]``.
             axis: of the tokens in an item, 0 or 1.
 
@@ -94,14 +91,14 @@ class Nested(NamedTuple):
         lengths: dict[str, tuple[int, ...]] = {}
         for name, x in given.items():
             if not is_nested(x):
-                raise value_error(where, name, "be nested where another input is", "a dense tensor")
+                raise value_error(name, "be nested where another input is", "a dense tensor")
             packed[name], lengths[name] = (
-                (packed["key"], lengths["key"]) if name == "value" and value is key else _packed(where, name, x, axis)
+                (packed["key"], lengths["key"]) if name == "value" and value is key else _packed(name, x, axis)
             )
         if len(lengths["query"]) != len(lengths["key"]) or lengths["key"] != lengths["value"]:
             got = f"{len(lengths['query'])}, {len(lengths['key'])} and {len(lengths['value'])} items"
             rule = "hold the same number of items, with key and value of one length in each"
-            raise value_error(where, "query, key and value", rule, got)
+            raise value_error("query, key and value", rule, got)
         return cls(packed["query"], packed["key"], packed["value"], lengths["query"], lengths["key"], query, axis)
 
     @property
@@ -109,19 +106,18 @@ class Nested(NamedTuple):
         """Number of items, and their greatest lengths."""
         return len(self.q_lengths), max(self.q_lengths, default=0), max(self.kv_lengths, default=0)
 
-    def mask(self, mask: object, heads: int, where: str) -> Mask:
+    def mask(self, mask: object, heads: int) -> Mask:
         """Return the mask of the packed sequence: each item attends within itself, by a rule on its own positions.
 
         Args:
             mask: anything that `as_mask` takes, a tensor aside.
             heads: of the matrix.
-            where: the user's function, for the error.
         """
         batch, q_len, kv_len = self.shape
-        rule = as_mask(mask, (batch, heads, q_len, kv_len), where=where)
+        rule = as_mask(mask, (batch, heads, q_len, kv_len))
         for own in set(zip(self.q_lengths, self.kv_lengths, strict=True)):
             if all(own):
-                check_domain(rule, None, None, *own, where)
+                check_domain(rule, None, None, *own)
         if isinstance(rule, Full):
             return Documents(self._blocks)
         is_alike = rule.shape[0] == 1 and not rule.asks_functions
@@ -188,15 +184,15 @@ class _Packed:
         return self.rule.allows(item, h, q - first, kv - first)
 
 
-def _packed(where: str, name: str, x: Tensor, axis: int) -> tuple[Tensor, tuple[int, ...]]:
+def _packed(name: str, x: Tensor, axis: int) -> tuple[Tensor, tuple[int, ...]]:
     items = x.unbind()
     words = "[len, width]" if axis == 0 else "[heads, len, head_dim]"
     if not items:
-        raise value_error(where, name, "hold at least one item", "none")
+        raise value_error(name, "hold at least one item", "none")
     shapes = [tuple(item.shape) for item in items]
     if any(len(shape) != axis + 2 for shape in shapes) or len({s[:axis] + s[axis + 1 :] for s in shapes}) > 1:
         rule = f"be a nested tensor of items {words} that differ in length only"
-        raise value_error(where, name, rule, f"items {', '.join(map(str, map(list, shapes[:3])))}")
+        raise value_error(name, rule, f"items {', '.join(map(str, map(list, shapes[:3])))}")
     return torch.cat(items, axis)[None], tuple(shape[axis] for shape in shapes)
 
 

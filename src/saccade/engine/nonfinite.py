@@ -22,7 +22,7 @@ from torch import Tensor
 
 from saccade.engine.bias.term import HidingTerm
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand, Tensors
 from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.memory_accounting import bytes_widened
@@ -39,70 +39,72 @@ _TILED = Tiled()
 
 
 class Isolated(NamedTuple):
-    """Ingredients without non-finite rows, and the queries whose results are NaN all the same.
+    """AttentionInputs without non-finite rows, and the queries whose results are NaN all the same.
 
     Attributes:
-        given, value: the cleaned ingredients; rows of query and key that were not finite are hidden.
+        inputs, value: the cleaned ingredients; rows of query and key that were not finite are hidden.
         in_scores: queries with a score that is NaN, or that reach such a key; bool ``[batch, heads, q_len]``.
         in_output: these, and queries that may attend to such a value.
     """
 
-    given: Ingredients
+    inputs: AttentionInputs
     value: Tensor
     in_scores: Tensor
     in_output: Tensor
 
     def forward(self, kernel: Kernel, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse of the cleaned ingredients, NaN for the queries concerned; other rows stay as they are."""
-        out, lse = kernel.forward(self.given, self.value, dropped)
+        out, lse = kernel.forward(self.inputs, self.value, dropped)
         assert lse is not None  # a kernel that gives none is run by `forward_if_clean`
         if isinstance(kernel, KernelByHand) and not is_finite(out):
-            out, lse = _forward_again(kernel, self.given, self.value, dropped, (out, lse))
+            out, lse = _forward_again(kernel, self.inputs, self.value, dropped, (out, lse))
         return out.masked_fill(self.in_output[..., None], math.nan), lse.masked_fill(self.in_scores, math.nan)
 
 
-def forward(kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None = None) -> tuple[Tensor, Tensor]:
+def forward(
+    kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None = None
+) -> tuple[Tensor, Tensor]:
     """Output and lse of any kernel, in which NaN and inf are where they may be seen."""
     if isinstance(kernel, KernelByHand):
-        out, lse = kernel.forward(given, value, dropped)
+        out, lse = kernel.forward(inputs, value, dropped)
         # Where the output is finite, nothing that is not has had a part in it, unless scores could bring it back.
-        if given.plan.is_full or (is_finite(out) and (_keeps_infinity(given) or is_finite(given.query, given.key))):
+        if inputs.plan.is_full or (is_finite(out) and (_keeps_infinity(inputs) or is_finite(inputs.query, inputs.key))):
             return out, lse
-        isolated = isolate(given, value)
+        isolated = isolate(inputs, value)
         if isolated is not None:
             return isolated.forward(kernel, dropped)
-        return (out, lse) if is_finite(out) else _forward_again(kernel, given, value, dropped, (out, lse))
-    return _forward_by_autograd(kernel, given, value, dropped)
+        return (out, lse) if is_finite(out) else _forward_again(kernel, inputs, value, dropped, (out, lse))
+    return _forward_by_autograd(kernel, inputs, value, dropped)
 
 
 def _forward_by_autograd(
-    kernel: Kernel, given: Ingredients, value: Tensor, dropped: Dropped | None
+    kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None
 ) -> tuple[Tensor, Tensor]:
     # Autograd goes back through what is computed: what is hidden must not be part of it.
-    given, value = _without_large(given, value) or (given, value)
-    isolated = None if is_clean(given, given.query, given.key, value) else isolate(given, value)
+    inputs, value = _without_large(inputs, value) or (inputs, value)
+    isolated = None if is_clean(inputs, inputs.query, inputs.key, value) else isolate(inputs, value)
     if isolated is not None:
         return isolated.forward(kernel, dropped)
-    out, lse = kernel.forward(given, value, dropped)
+    out, lse = kernel.forward(inputs, value, dropped)
     assert lse is not None
     spoilt = lse.detach().isnan()
-    if out.requires_grad and not given.plan.is_full and bool(spoilt.any()):
-        isolated = isolate(given, value, spoilt)
+    if out.requires_grad and not inputs.plan.is_full and bool(spoilt.any()):
+        isolated = isolate(inputs, value, spoilt)
         assert isolated is not None  # there is a row to hide
         return isolated.forward(kernel, dropped)
     return out, lse
 
 
-def forward_if_clean(kernel: Kernel, given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
+def forward_if_clean(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
     """Output and lse of a kernel that can hide no rows; None where NaN or inf could pass: another one has to run."""
     # Even where nothing is hidden: kernels have been seen to answer a query of NaN with numbers.
-    if not is_finite(given.query, given.key, value):
+    if not is_finite(inputs.query, inputs.key, value):
         return None
-    out, lse = kernel.forward(given, value, None)
+    out, lse = kernel.forward(inputs, value, None)
     # A score can overflow though its query and its key are finite, and in a backward pass spread from there.
-    if out.requires_grad and not given.plan.is_full and bool(out.detach().isnan().any()):
+    if out.requires_grad and not inputs.plan.is_full and bool(out.detach().isnan().any()):
         return None
-    if out.requires_grad and lse is not None and not given.plan.is_full:
+    if out.requires_grad and lse is not None and not inputs.plan.is_full:
         # They are 0 and -inf already: what flows back to rows that see nothing, a NaN even, ends here.
         empty = lse.detach() == -math.inf
         return out.masked_fill(empty[..., None], 0.0), lse.masked_fill(empty, -math.inf)
@@ -111,57 +113,57 @@ def forward_if_clean(kernel: Kernel, given: Ingredients, value: Tensor) -> tuple
 
 def backward(
     kernel: KernelByHand,
-    given: Ingredients,
+    inputs: AttentionInputs,
     value: Tensor,
     dropped: Dropped | None,
     results: Backward,
     wanted: tuple[bool, ...],
 ) -> Tensors:
     """Gradients by a kernel's own backward pass."""
-    if not _is_plain(given, value, results.lse):
-        given, value, results = _kept_apart(kernel, given, value, dropped, results)
-    found = kernel.backward(given, value, dropped, results, wanted)
-    if given.plan.is_full or is_finite(*(x for x in found if x is not None)):
+    if not _is_plain(inputs, value, results.lse):
+        inputs, value, results = _kept_apart(kernel, inputs, value, dropped, results)
+    found = kernel.backward(inputs, value, dropped, results, wanted)
+    if inputs.plan.is_full or is_finite(*(x for x in found if x is not None)):
         return found
-    instead = _instead(kernel, given, value)
+    instead = _instead(kernel, inputs, value)
     return found if instead is None else instead[0].backward(*instead[1:], dropped, results, wanted)
 
 
 def contained(
-    given: Ingredients, value: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None
-) -> tuple[Ingredients, Tensor, Tensor, Tensor | None]:
+    inputs: AttentionInputs, value: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None
+) -> tuple[AttentionInputs, Tensor, Tensor, Tensor | None]:
     """Return the inputs of a differentiable backward pass such that NaN and inf spread to no row that is not theirs.
 
     Args:
-        given, value: of the product.
+        inputs, value: of the product.
         lse: its result; NaN for the rows that a bias makes so.
         grad_out, grad_lse: gradients of the results, which are zeroed for the rows that are NaN.
     """
-    given, value = _without_large(given, value) or (given, value)
+    inputs, value = _without_large(inputs, value) or (inputs, value)
     spoilt = lse.isnan()
-    if is_clean(given, given.query, given.key, value) and (given.plan.is_full or not bool(spoilt.any())):
-        return given, value, grad_out, grad_lse
-    isolated = isolate(given, value, spoilt)
+    if is_clean(inputs, inputs.query, inputs.key, value) and (inputs.plan.is_full or not bool(spoilt.any())):
+        return inputs, value, grad_out, grad_lse
+    isolated = isolate(inputs, value, spoilt)
     if isolated is None:
-        return given, value, grad_out, grad_lse
+        return inputs, value, grad_out, grad_lse
     grad_lse = None if grad_lse is None else grad_lse.masked_fill(isolated.in_scores, 0.0)
-    return isolated.given, isolated.value, grad_out.masked_fill(isolated.in_output[..., None], 0.0), grad_lse
+    return isolated.inputs, isolated.value, grad_out.masked_fill(isolated.in_output[..., None], 0.0), grad_lse
 
 
 def _kept_apart(
-    kernel: KernelByHand, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward
-) -> tuple[Ingredients, Tensor, Backward]:
+    kernel: KernelByHand, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, results: Backward
+) -> tuple[AttentionInputs, Tensor, Backward]:
     """What a backward pass starts from, such that nothing spreads from what is hidden or sees nothing."""
     # A finite output does not say that what is hidden was: here 0 * NaN and 0 * inf would spread from there.
     # Nor do finite inputs: a bias may be NaN where it is seen, and then all weights of the row are.
     spoilt = results.lse.isnan()
-    known = is_clean(given, given.query, given.key, value) and (given.plan.is_full or not bool(spoilt.any()))
-    isolated = None if known else isolate(given, value, spoilt)
+    known = is_clean(inputs, inputs.query, inputs.key, value) and (inputs.plan.is_full or not bool(spoilt.any()))
+    isolated = None if known else isolate(inputs, value, spoilt)
     if isolated is not None:
-        given, value = isolated.given, isolated.value
-        out, lse = kernel.forward(given, value, dropped)
+        inputs, value = isolated.inputs, isolated.value
+        out, lse = kernel.forward(inputs, value, dropped)
         if not is_finite(out):
-            out, lse = _forward_again(kernel, given, value, dropped, (out, lse))
+            out, lse = _forward_again(kernel, inputs, value, dropped, (out, lse))
         # The results of the queries concerned are NaN, whatever the inputs are.
         grad_lse = None if results.grad_lse is None else results.grad_lse.masked_fill(isolated.in_scores, 0.0)
         grad_out = results.grad_out.masked_fill(isolated.in_output[..., None], 0.0)
@@ -171,120 +173,120 @@ def _kept_apart(
         lse, grad_out = results.lse.masked_fill(empty, math.inf), results.grad_out.masked_fill(empty[..., None], 0.0)
         grad_lse = None if results.grad_lse is None else results.grad_lse.masked_fill(empty, 0.0)
         results = Backward(results.out, lse, grad_out, grad_lse)
-    return given, value, results
+    return inputs, value, results
 
 
 def _forward_again(
-    kernel: KernelByHand, given: Ingredients, value: Tensor, dropped: Dropped | None, found: tuple[Tensor, Tensor]
+    kernel: KernelByHand, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, found: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """The product where what is hidden may have overflowed; what was found if nothing could."""
-    instead = _instead(kernel, given, value)
+    instead = _instead(kernel, inputs, value)
     return found if instead is None else instead[0].forward(*instead[1:], dropped)
 
 
 def _instead(
-    kernel: KernelByHand, given: Ingredients, value: Tensor
-) -> tuple[KernelByHand, Ingredients, Tensor] | None:
+    kernel: KernelByHand, inputs: AttentionInputs, value: Tensor
+) -> tuple[KernelByHand, AttentionInputs, Tensor] | None:
     """What to run where what is hidden may have overflowed; None if nothing could."""
-    smaller = _without_large(given, value)
+    smaller = _without_large(inputs, value)
     if smaller is None and not kernel.adds_to_hidden:
         return None
-    return (_TILED if kernel.adds_to_hidden else kernel, *(smaller or (given, value)))
+    return (_TILED if kernel.adds_to_hidden else kernel, *(smaller or (inputs, value)))
 
 
-def _without_large(given: Ingredients, value: Tensor) -> tuple[Ingredients, Tensor] | None:
+def _without_large(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Tensor] | None:
     """Without keys and values that products overflow with; None if there are none, or somebody may attend to one."""
-    if given.plan.is_full:
+    if inputs.plan.is_full:
         return None
-    most = math.sqrt(torch.finfo(given.compute_dtype).max) / 16
-    large_key, large_value = ((x.detach().abs() > most).any(-1) for x in (given.key, value))
+    most = math.sqrt(torch.finfo(inputs.compute_dtype).max) / 16
+    large_key, large_value = ((x.detach().abs() > most).any(-1) for x in (inputs.key, value))
     if not bool(large_key.any() | large_value.any()):
         return None
-    nobody = torch.zeros(given.query.shape[:3], dtype=torch.bool, device=given.device)
+    nobody = torch.zeros(inputs.query.shape[:3], dtype=torch.bool, device=inputs.device)
     with torch.no_grad():
-        concerned = _concerned(given.replaced(answers=None), nobody, large_key, large_value)
+        concerned = _concerned(inputs.replaced(answers=None), nobody, large_key, large_value)
     if any(bool(x.any()) for x in concerned):
         return None
     # Nobody may attend to it by the mask, or since its score is -inf: that of zeros would not be.
-    bias = _hiding(given, nobody, large_key) if bool(large_key.any()) else given.bias
-    key = given.key.masked_fill(large_key[..., None], 0)
-    return given.replaced(key=key, bias=bias), value.masked_fill(large_value[..., None], 0)
+    bias = _hiding(inputs, nobody, large_key) if bool(large_key.any()) else inputs.bias
+    key = inputs.key.masked_fill(large_key[..., None], 0)
+    return inputs.replaced(key=key, bias=bias), value.masked_fill(large_value[..., None], 0)
 
 
-def _hiding(given: Ingredients, bad_query: Tensor, bad_key: Tensor) -> HidingTerm:
+def _hiding(inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor) -> HidingTerm:
     """The bias with -inf for some queries and keys, which is what a score of -inf means."""
-    hidden = bad_key.repeat_interleave(given.shape[1] // bad_key.shape[1], 1)
-    return HidingTerm(given.bias, bad_query, hidden, given.query.new_zeros(1, 1, 1, 1))
+    hidden = bad_key.repeat_interleave(inputs.shape[1] // bad_key.shape[1], 1)
+    return HidingTerm(inputs.bias, bad_query, hidden, inputs.query.new_zeros(1, 1, 1, 1))
 
 
-def is_clean(given: Ingredients, *tensors: Tensor) -> bool:
+def is_clean(inputs: AttentionInputs, *tensors: Tensor) -> bool:
     """Whether nothing that is not finite could pass where it must not: nothing is hidden, or all is finite."""
-    return given.plan.is_full or is_finite(*tensors)
+    return inputs.plan.is_full or is_finite(*tensors)
 
 
-def _is_plain(given: Ingredients, value: Tensor, lse: Tensor) -> bool:
+def _is_plain(inputs: AttentionInputs, value: Tensor, lse: Tensor) -> bool:
     """Whether nothing that is not finite could spread, and every row sees something: one look in place of several."""
-    if given.plan.is_full:
+    if inputs.plan.is_full:
         return lse.numel() > 0 and float(lse.amin()) > -math.inf
-    return is_finite(lse, given.query, given.key, value)
+    return is_finite(lse, inputs.query, inputs.key, value)
 
 
-def _keeps_infinity(given: Ingredients) -> bool:
+def _keeps_infinity(inputs: AttentionInputs) -> bool:
     """Whether a query or key that is not finite has no finite score; a cap, or a function, may make one of it."""
-    return given.softcap is None and given.tile_function is None and given.modification is None
+    return inputs.softcap is None and inputs.tile_function is None and inputs.modification is None
 
 
-def bytes_of_look(kernel: Kernel, given: Ingredients, value_dim: int) -> int:
+def bytes_of_look(kernel: Kernel, inputs: AttentionInputs, value_dim: int) -> int:
     """What is held beside a kernel's results, or instead of them, while `forward` looks whether all is finite."""
-    batch, heads, q_len, kv_len = given.shape
-    if given.plan.is_full:
+    batch, heads, q_len, kv_len = inputs.shape
+    if inputs.plan.is_full:
         return 0
-    width, groups = given.key.shape[3], given.key.shape[1]
+    width, groups = inputs.key.shape[3], inputs.key.shape[1]
     if not kernel.by_hand:
         entries = groups * kv_len * max(width, value_dim)
-    elif _keeps_infinity(given):
+    elif _keeps_infinity(inputs):
         entries = heads * q_len * value_dim
     else:
         entries = max(heads * q_len * max(width, value_dim), groups * kv_len * width)
-    return bytes_widened(batch * entries, given.query.dtype)
+    return bytes_widened(batch * entries, inputs.query.dtype)
 
 
-def isolate(given: Ingredients, value: Tensor, spoilt: Tensor | None = None) -> Isolated | None:
+def isolate(inputs: AttentionInputs, value: Tensor, spoilt: Tensor | None = None) -> Isolated | None:
     """Zero and hide the non-finite rows of query, key and value; None if there are none.
 
     Args:
-        given, value: as they are.
+        inputs, value: as they are.
         spoilt: bool ``[batch, heads, q_len]``, queries that are known to have a score of NaN, as a bias may give them.
 
     Cost: O(len * head_dim), and if there are such rows a look at the pairs of the plan that they have a part in.
     """
-    bad_query, bad_key, bad_value = (not_finite(x) for x in (given.query, given.key, value))
+    bad_query, bad_key, bad_value = (not_finite(x) for x in (inputs.query, inputs.key, value))
     bad_query = bad_query if spoilt is None else bad_query | spoilt
     if not bool(bad_query.any() | bad_key.any() | bad_value.any()):
         return None
     # A zeroed key has score 0; -inf in the bias hides it.
-    bias = _hiding(given, bad_query, bad_key) if bool(bad_query.any() | bad_key.any()) else given.bias
-    query, key = given.query.masked_fill(bad_query[..., None], 0), given.key.masked_fill(bad_key[..., None], 0)
-    clean = given.replaced(query=query, key=key, bias=bias)
+    bias = _hiding(inputs, bad_query, bad_key) if bool(bad_query.any() | bad_key.any()) else inputs.bias
+    query, key = inputs.query.masked_fill(bad_query[..., None], 0), inputs.key.masked_fill(bad_key[..., None], 0)
+    clean = inputs.replaced(query=query, key=key, bias=bias)
     with torch.no_grad():
-        by_scores, by_value = _concerned(given.replaced(answers=None), bad_query, bad_key, bad_value)
+        by_scores, by_value = _concerned(inputs.replaced(answers=None), bad_query, bad_key, bad_value)
     return Isolated(clean, value.masked_fill(bad_value[..., None], 0), by_scores, by_scores | by_value)
 
 
-def _concerned(given: Ingredients, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor) -> tuple[Tensor, Tensor]:
+def _concerned(inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor) -> tuple[Tensor, Tensor]:
     """Queries with a score above -inf, or NaN, that a bad query or key has a part in; the same for bad values."""
-    _, heads, _, _ = given.shape
+    _, heads, _, _ = inputs.shape
     groups = bad_key.shape[1]
     by_scores, by_value = torch.zeros_like(bad_query), torch.zeros_like(bad_query)
     bad_columns = (bad_key | bad_value).any(0).any(0).numpy(force=True)
-    for tile in given.row_plan.tiles:
+    for tile in inputs.row_plan.tiles:
         is_own = bool(at(bad_query[tile.batch, tile.heads], tile.rows, 2).any())
         columns = tile.columns if is_own else tuple(_picked(tile, bad_columns))
         if not columns:
             continue
         cut = tile._replace(columns=columns)
         for piece in pieces(cut, share=heads // groups, rows=cut.height, entries=_PAIRS_AT_ONCE):
-            seen = scores_of(given, piece) != -math.inf
+            seen = scores_of(inputs, piece) != -math.inf
             of_group = (piece.batch, groups_of(piece.heads, heads, groups))
             spans = joined(piece.spans)
             share = seen.shape[1] // (of_group[1].stop - of_group[1].start)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine.autograd import folded_into_batch, into_batch
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_mapped
 
@@ -18,38 +18,38 @@ __all__ = ["are_mapped", "of_all_samples"]
 Question = Callable[..., tuple[Tensor, ...]]
 
 
-def are_mapped(given: Ingredients, *others: Tensor) -> bool:
+def are_mapped(inputs: AttentionInputs, *others: Tensor) -> bool:
     """Whether ``vmap`` is at work on one of the tensors, so that they cannot be read."""
-    return any(is_mapped(x) for x in (*given.leaves, *others))
+    return any(is_mapped(x) for x in (*inputs.leaves, *others))
 
 
-def of_all_samples(given: Ingredients, question: Question, *others: Tensor) -> tuple[Tensor, ...]:
-    """Return ``question(given, *others)``, asked once of a batch of all samples.
+def of_all_samples(inputs: AttentionInputs, question: Question, *others: Tensor) -> tuple[Tensor, ...]:
+    """Return ``question(inputs, *others)``, asked once of a batch of all samples.
 
     Args:
-        given: the ingredients.
+        inputs: the ingredients.
         question: returns tensors whose first axis is the batch.
         others: more tensors that it reads, whose first axis is the batch.
 
     Cost: with gradients, the question is asked again in the backward pass.
     """
-    if given.sink_logit is not None and is_mapped(given.sink_logit):
+    if inputs.sink_logit is not None and is_mapped(inputs.sink_logit):
         reason = "vmap cannot map the logits of a sink, which batch items share"
-        raise unsupported(given.where, "vmap", [reason], hint="put the mapped axis into the heads")
-    sources = given.sources(given.key)  # a value is not needed
-    return _Asked.apply(question, given.emptied(), len(others), *others, *sources)
+        raise unsupported("vmap", [reason], hint="put the mapped axis into the heads")
+    sources = inputs.sources(inputs.key)  # a value is not needed
+    return _Asked.apply(question, inputs.emptied(), len(others), *others, *sources)
 
 
-def _answers(question: Question, given: Ingredients, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-    own, _ = given.of_sources(tensors[count:])
+def _answers(question: Question, inputs: AttentionInputs, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    own, _ = inputs.of_sources(tensors[count:])
     return question(own, *tensors[:count])
 
 
 def _folded(
-    given: Ingredients, count: int, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
-) -> tuple[Ingredients, list[Tensor | None]]:
+    inputs: AttentionInputs, count: int, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
+) -> tuple[AttentionInputs, list[Tensor | None]]:
     """The ingredients and all tensors with the mapped axis in their batch."""
-    folded, sources = folded_into_batch(given, tensors[count:], dims[count:], size)
+    folded, sources = folded_into_batch(inputs, tensors[count:], dims[count:], size)
     others = [into_batch(x, dim, size) for x, dim in zip(tensors[:count], dims[:count], strict=True)]
     return folded, [*others, *sources]
 
@@ -59,21 +59,26 @@ class _Asked(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.question, ctx.given, ctx.count, *tensors = inputs
+        ctx.question, ctx.inputs, ctx.count, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(*(x for x in output if not x.is_floating_point()))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        found = _Gradients.apply(ctx.question, ctx.given, ctx.count, len(grads), *grads, *ctx.saved_tensors)
+        found = _Gradients.apply(ctx.question, ctx.inputs, ctx.count, len(grads), *grads, *ctx.saved_tensors)
         return None, None, None, *found
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], question: Question, given: Ingredients, count: int, *tensors: Any
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        question: Question,
+        inputs: AttentionInputs,
+        count: int,
+        *tensors: Any,
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         size = info.batch_size
-        folded, own = _folded(given, count, tensors, in_dims[3:], size)
+        folded, own = _folded(inputs, count, tensors, in_dims[3:], size)
         found = _Asked.apply(question, folded, count, *own)
         return tuple(x.unflatten(0, (size, -1)) for x in found), (0,) * len(found)
 
@@ -83,12 +88,12 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        question: Question, given: Ingredients, count: int, several: int, *rest: Tensor | None
+        question: Question, inputs: AttentionInputs, count: int, several: int, *rest: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         grads, tensors = rest[:several], rest[several:]
         leaves = [None if x is None else x.detach().requires_grad_(x.is_floating_point()) for x in tensors]
         with torch.enable_grad():
-            answers = _answers(question, given, count, *leaves)
+            answers = _answers(question, inputs, count, *leaves)
         pairs = [(x, grad) for x, grad in zip(answers, grads, strict=True) if grad is not None and x.requires_grad]
         kept = [x for x in leaves if x is not None and x.requires_grad]
         if not pairs:
@@ -103,21 +108,21 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         reason = "what vmap asks of a matrix has first derivatives only"
-        raise unsupported("AttentionMatrix", "vmap", [reason], hint="sc.attention has second ones under vmap, too")
+        raise unsupported("vmap", [reason], hint="sc.attention has second ones under vmap, too")
 
     @staticmethod
     def vmap(
         info: Any,
         in_dims: tuple[int | None, ...],
         question: Question,
-        given: Ingredients,
+        inputs: AttentionInputs,
         count: int,
         several: int,
         *rest: Any,
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
         size, dims = info.batch_size, in_dims[4:]
         grads = [into_batch(x, dim, size) for x, dim in zip(rest[:several], dims[:several], strict=True)]
-        folded, own = _folded(given, count, rest[several:], dims[several:], size)
+        folded, own = _folded(inputs, count, rest[several:], dims[several:], size)
         found = _Gradients.apply(question, folded, count, several, *grads, *own)
         return (
             tuple(None if x is None else x.unflatten(0, (size, -1)) for x in found),

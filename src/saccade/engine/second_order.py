@@ -15,7 +15,7 @@ from torch import Tensor
 
 from saccade.engine.bias.term import HidingTerm, Term
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Tensors
 from saccade.engine.kernels.reference import weighted
 from saccade.engine.kernels.tiled_blocks import blocks_of
@@ -26,17 +26,19 @@ from saccade.plan import Tile
 
 __all__ = ["Backward", "derivatives"]
 
+CALLED_AS = "attention"  # in errors
+
 
 class Backward(NamedTuple):
     """Inputs and results of a product, from which its gradients are computed.
 
     Attributes:
-        given, value, dropped: of the product.
+        inputs, value, dropped: of the product.
         lse: its log-sum-exp.
         grad_out, grad_lse: gradients of its results.
     """
 
-    given: Ingredients
+    inputs: AttentionInputs
     value: Tensor
     dropped: Dropped | None
     lse: Tensor
@@ -45,7 +47,7 @@ class Backward(NamedTuple):
 
 
 def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_graph: bool = False) -> Tensors:
-    """Return the gradients of `Ingredients.sources`, ``grad_out`` and ``grad_lse`` from those of the first gradients.
+    """Return the gradients of `AttentionInputs.sources`, ``grad_out`` and ``grad_lse`` from those of the first pass.
 
     Args:
         of: what the first gradients were computed from.
@@ -56,16 +58,16 @@ def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_
     Cost: several times that of the first gradients, in blocks of complete rows; memory is that of one block. With
     ``create_graph``, a dozen tensors of all pairs are kept.
     """
-    given, value, grad_out, grad_lse = contained(of.given, of.value, of.lse, of.grad_out, of.grad_lse)
-    of = of._replace(given=given, value=value, grad_out=grad_out, grad_lse=grad_lse)
-    tensors = (*given.sources(value), grad_out, grad_lse)
+    inputs, value, grad_out, grad_lse = contained(of.inputs, of.value, of.lse, of.grad_out, of.grad_lse)
+    of = of._replace(inputs=inputs, value=value, grad_out=grad_out, grad_lse=grad_lse)
+    tensors = (*inputs.sources(value), grad_out, grad_lse)
     totals = [
-        torch.zeros_like(x, dtype=given.compute_dtype) if x is not None and need else None
+        torch.zeros_like(x, dtype=inputs.compute_dtype) if x is not None and need else None
         for x, need in zip(tensors, needed, strict=True)
     ]
-    for tile in [given.everything] if create_graph else blocks_of(given):
-        parts = _of_tile(of, _Slices(given, tile), tensors, grads, needed, create_graph)
-        _Slices(given, tile).add(totals, parts)
+    for tile in [inputs.everything] if create_graph else blocks_of(inputs):
+        parts = _of_tile(of, _Slices(inputs, tile), tensors, grads, needed, create_graph)
+        _Slices(inputs, tile).add(totals, parts)
     return tuple(
         None if total is None or x is None else total.to(x.dtype) for total, x in zip(totals, tensors, strict=True)
     )
@@ -75,27 +77,27 @@ class _Slices:
     """The parts of all tensors that a tile reads: query, key, value, bias, parameters, captured, then two gradients.
 
     Args:
-        given: the ingredients.
+        inputs: the ingredients.
         tile: complete rows.
     """
 
-    def __init__(self, given: Ingredients, tile: Tile):
-        self.given, self.tile, self._spans = given, tile, joined(tile.spans)
-        self._groups = groups_of(tile.heads, given.shape[1], given.key.shape[1])
+    def __init__(self, inputs: AttentionInputs, tile: Tile):
+        self.inputs, self.tile, self._spans = inputs, tile, joined(tile.spans)
+        self._groups = groups_of(tile.heads, inputs.shape[1], inputs.key.shape[1])
 
     @property
     def _term(self) -> Term | None:
-        bias = self.given.bias
+        bias = self.inputs.bias
         return bias.term if isinstance(bias, HidingTerm) else bias
 
     def of(self, tensors: Tensors) -> list[Tensor | None]:
         """Return the parts, in the compute dtype; what a function of scores captures is read whole, as it is."""
         query, key, value, bias, *others, grad_out, grad_lse = tensors
-        parameters, captured = others[: len(self.given.parameters)], others[len(self.given.parameters) :]
+        parameters, captured = others[: len(self.inputs.parameters)], others[len(self.inputs.parameters) :]
         term = None if bias is None or self._term is None else self._term.of(bias).read(self.tile)
         found = [self._rows(query), self._keys(key), self._keys(value), term, *parameters]
         both = [self._rows(grad_out), self._rows(grad_lse)]
-        wide = self.given.compute_dtype
+        wide = self.inputs.compute_dtype
         found, both = ([None if x is None else x.to(wide) for x in part] for part in (found, both))
         return [*found, *captured, *both]
 
@@ -126,7 +128,7 @@ def _of_tile(
 ) -> Tensors:
     """The parts of the result that the rows of a tile have a share in."""
     with torch.enable_grad():
-        captured = range(4 + len(of.given.parameters), len(tensors) - 2)
+        captured = range(4 + len(of.inputs.parameters), len(tensors) - 2)
         leaves = [
             x if x is None or place in captured else _leaf(x, create_graph)
             for place, x in enumerate(slices.of(tensors))
@@ -145,14 +147,14 @@ def _leaf(x: Tensor, create_graph: bool) -> Tensor:
 def _results(of: Backward, tile: Tile, sources: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
     """Output and lse of the rows of a tile."""
     query, key, value = cast("Sequence[Tensor]", sources[:3])
-    bias, *parameters = sources[3 : 4 + len(of.given.parameters)]
-    given = of.given.replaced(parameters=tuple(parameters))
-    scores = visible_scores(given, query, key, bias, tile)
-    seen = allowed(given, tile)
+    bias, *parameters = sources[3 : 4 + len(of.inputs.parameters)]
+    inputs = of.inputs.replaced(parameters=tuple(parameters))
+    scores = visible_scores(inputs, query, key, bias, tile)
+    seen = allowed(inputs, tile)
     scores = scores if seen is None else scores.masked_fill(~seen, -math.inf)
-    if isinstance(given.bias, HidingTerm):
-        scores = scores.masked_fill(given.bias.hidden(tile), -math.inf)
-    return weighted(given, tile, scores, value, of.dropped)
+    if isinstance(inputs.bias, HidingTerm):
+        scores = scores.masked_fill(inputs.bias.hidden(tile), -math.inf)
+    return weighted(inputs, tile, scores, value, of.dropped)
 
 
 def _gradients(

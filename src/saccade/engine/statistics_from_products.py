@@ -17,7 +17,7 @@ from torch import Tensor
 
 from saccade.engine.bias.term import DenseTerm
 from saccade.engine.dispatch import product, route_of
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.nonfinite import is_clean
 from saccade.masks import Mask
@@ -30,24 +30,24 @@ _KERNELS = ("varlen", "flex")  # for which this is the fastest way: others read 
 _LARGEST = 64.0  # of scores: their rounding, a few times 6e-8 of them, is all that the difference loses
 
 
-def can_ask(given: Ingredients, impl: str | Kernel) -> bool:
+def can_ask(inputs: AttentionInputs, impl: str | Kernel) -> bool:
     """Whether a kernel runs here that gives products alone, and the differences lose nothing that counts."""
-    if not (is_plain(given.query) and is_plain(given.key)) or 0 in given.shape:
+    if not (is_plain(inputs.query) and is_plain(inputs.key)) or 0 in inputs.shape:
         return False
-    if not given.is_plain or given.softcap is not None or given.sink_logit is not None:
+    if not inputs.is_plain or inputs.softcap is not None or inputs.sink_logit is not None:
         return False
-    if route_of(_wide(given), 0.0, impl, needs_lse=True).kernel.name not in _KERNELS:
+    if route_of(_wide(inputs), 0.0, impl, needs_lse=True).kernel.name not in _KERNELS:
         return False
-    longest = torch.stack([torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).max() for x in _tensors(given)])
-    return float(longest.prod()) * abs(given.scale) <= _LARGEST and is_clean(given, *_tensors(given))
+    longest = torch.stack([torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).max() for x in _tensors(inputs)])
+    return float(longest.prod()) * abs(inputs.scale) <= _LARGEST and is_clean(inputs, *_tensors(inputs))
 
 
 @torch.no_grad()
-def numbers(given: Ingredients, impl: str | Kernel, names: Collection[str]) -> dict[str, Tensor]:
+def numbers(inputs: AttentionInputs, impl: str | Kernel, names: Collection[str]) -> dict[str, Tensor]:
     """Those of `NAMES` that are asked for and can be had, of ingredients of which `can_ask` says yes.
 
     Args:
-        given, impl: of the matrix.
+        inputs, impl: of the matrix.
         names: which.
 
     Returns:
@@ -56,11 +56,11 @@ def numbers(given: Ingredients, impl: str | Kernel, names: Collection[str]) -> d
 
     Cost: one product, and one more for "received", with a copy of the keys for each head.
     """
-    wide, found = _wide(given), {}
-    exchanged = _transposed(given.rule) if "received" in names else None
+    wide, found = _wide(inputs), {}
+    exchanged = _transposed(inputs.rule) if "received" in names else None
     if "entropy" in names:
         seen, lse = product(wide, wide.key, impl=impl)
-        entropy = lse - given.scale * (wide.query * seen).sum(-1)
+        entropy = lse - inputs.scale * (wide.query * seen).sum(-1)
         found["entropy"] = entropy.masked_fill(lse == -math.inf, 0.0).clamp_min(0.0)
     elif exchanged is not None:
         lse = product(wide, wide.key.new_zeros(*wide.key.shape[:3], 1), impl=impl)[1]
@@ -69,28 +69,28 @@ def numbers(given: Ingredients, impl: str | Kernel, names: Collection[str]) -> d
     return found
 
 
-def _received(given: Ingredients, rule: Mask, lse: Tensor, impl: str | Kernel) -> Tensor:
-    batch, heads, q_len, kv_len = given.shape
-    exchanged = given.replaced(
+def _received(inputs: AttentionInputs, rule: Mask, lse: Tensor, impl: str | Kernel) -> Tensor:
+    batch, heads, q_len, kv_len = inputs.shape
+    exchanged = inputs.replaced(
         rule=rule,
         shape=(batch, heads, kv_len, q_len),
-        origin=(given.origin[1], given.origin[0]),
-        query=given.key.repeat_interleave(heads // given.key.shape[1], 1),
-        key=given.query,
+        origin=(inputs.origin[1], inputs.origin[0]),
+        query=inputs.key.repeat_interleave(heads // inputs.key.shape[1], 1),
+        key=inputs.query,
         bias=DenseTerm(-lse.masked_fill(lse == -math.inf, 0.0)[:, :, None]),
     )
     return product(exchanged, lse.new_zeros(batch, heads, q_len, 1), impl=impl)[1].exp()
 
 
-def _wide(given: Ingredients) -> Ingredients:
+def _wide(inputs: AttentionInputs) -> AttentionInputs:
     """In float32 or wider, as all statistics are."""
-    return given.replaced(
-        query=given.query.to(given.compute_dtype), key=given.key.to(given.compute_dtype), dtype=given.compute_dtype
+    return inputs.replaced(
+        query=inputs.query.to(inputs.compute_dtype), key=inputs.key.to(inputs.compute_dtype), dtype=inputs.compute_dtype
     )
 
 
-def _tensors(given: Ingredients) -> tuple[Tensor, Tensor]:
-    return given.query, given.key
+def _tensors(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    return inputs.query, inputs.key
 
 
 def _transposed(rule: Mask) -> Mask | None:

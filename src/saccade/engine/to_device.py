@@ -17,14 +17,12 @@ __all__ = ["moved", "target_of"]
 T = TypeVar("T")
 
 
-def target_of(
-    where: str, target: tuple[Any, ...], named: Mapping[str, Any]
-) -> tuple[torch.device | None, torch.dtype | None]:
+def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
     """What stands between the brackets of ``A.to(...)``: a device, a float dtype, or both, also by these names."""
     device, dtype = None, None
     for name in named:
         if name not in ("device", "dtype"):
-            raise type_error(where, "an argument", "be device= or dtype=", f"{name}=")
+            raise type_error("an argument", "be device= or dtype=", f"{name}=")
     for own in (*target, *(x for x in named.values() if x is not None)):
         if isinstance(own, torch.dtype) and own.is_floating_point:
             dtype = own
@@ -32,7 +30,7 @@ def target_of(
             device = torch.device(own)
         else:
             got = str(own) if isinstance(own, torch.dtype) else kind(own)
-            raise type_error(where, "what a matrix is moved to", "be a device, a float dtype, or both", got)
+            raise type_error("what a matrix is moved to", "be a device, a float dtype, or both", got)
     return device, dtype
 
 

@@ -66,7 +66,7 @@ UNSUPPORTED = {
 """Arguments that change the matrix in a way that is not supported, each with a way out."""
 
 
-def check_supported(where: str, module: nn.Module, facts: Mapping[str, Any]) -> None:
+def check_supported(module: nn.Module, facts: Mapping[str, Any]) -> None:
     """Raise if an argument changes the matrix in a way that is not supported here."""
     unknown = [name for name in facts if name not in SUPPORTED and name not in WITHOUT_EFFECT]
     if not unknown:
@@ -76,17 +76,17 @@ def check_supported(where: str, module: nn.Module, facts: Mapping[str, Any]) -> 
     if refused:
         reasons = [f"the model passes {name}, which is not supported here" for name in refused]
         hints = [UNSUPPORTED[name] for name in refused if name in UNSUPPORTED]
-        raise unsupported(where, type(module).__name__, reasons, hint=hints[0] if hints else _OTHER)
+        raise unsupported(type(module).__name__, reasons, hint=hints[0] if hints else _OTHER)
 
 
-def check_ends(where: str, module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) -> None:
+def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) -> None:
     """Raise if the ends of packed texts are not those of the texts that the mask keeps apart."""
     texts = placed.texts or ((len(placed.kv_positions),),)
     wrong = [name for name, own in ends.items() if texts != (tuple(own.diff().tolist()),)]
     if wrong:
         reasons = [f"the model passes {name}, and its mask does not keep these texts apart" for name in wrong]
         hint = "pass position_ids that restart with each text, and use_cache=False"
-        raise unsupported(where, type(module).__name__, reasons, hint=hint)
+        raise unsupported(type(module).__name__, reasons, hint=hint)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -41,13 +41,11 @@ class AttentionCall(NamedTuple):
     softcap: float | None
     bias: Tensor | None
     sink_logit: Tensor | None
-    where: str
     position_ids: Tensor | None
 
     @classmethod
     def of(
         cls,
-        where: str,
         module: nn.Module,
         query: Tensor,
         key: Tensor,
@@ -78,30 +76,30 @@ class AttentionCall(NamedTuple):
             name: fact for name, fact in facts.items() if not (fact is None or fact is False or name == "is_causal")
         }
         ends = {name: facts.pop(name) for name in ENDS if name in facts}
-        check_supported(where, module, facts)
+        check_supported(module, facts)
         if query.shape[0] != key.shape[0]:  # learned queries, the same for all items
             query = query.expand(key.shape[0], -1, -1, -1)
         if is_flash:
             window, ids, added = facts.get("sliding_window"), facts.get("position_ids"), None
             lengths = query.shape[2], key.shape[2]
-            placed = _placed_for_flash(where, *lengths, attention_mask, window, ids, is_causal=is_causal)
+            placed = _placed_for_flash(*lengths, attention_mask, window, ids, is_causal=is_causal)
         else:
-            placed, added = _placed(where, query, key, attention_mask, is_causal)
-        check_ends(where, module, ends, placed)
+            placed, added = _placed(query, key, attention_mask, is_causal)
+        check_ends(module, ends, placed)
         if "indices" in facts:
-            placed = _selected(where, placed, facts["indices"])
+            placed = _selected(placed, facts["indices"])
         bias = facts.get("position_bias")
         if bias is not None:
             bias = bias[..., : key.shape[2]]
             added = bias if added is None else bias + added
         scale, softcap, sink = facts.get("scaling"), facts.get("softcap"), facts.get("s_aux")
-        return cls(query, key, placed, scale, softcap, added, sink, where, facts.get("position_ids"))
+        return cls(query, key, placed, scale, softcap, added, sink, facts.get("position_ids"))
 
     def matrix(self, mask: Mask | None = None) -> AttentionMatrix:
         """Return the attention matrix of this call; its rule joined with a pattern that counts inside of each text."""
         rule, q, kv = self.placed[:3]
         if mask is not None:
-            rule = with_pattern(self.where, self.placed, mask, self.position_ids)
+            rule = with_pattern(self.placed, mask, self.position_ids)
         return AttentionMatrix(
             self.query,
             self.key,
@@ -115,9 +113,7 @@ class AttentionCall(NamedTuple):
         )
 
 
-def _placed(
-    where: str, query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool
-) -> tuple[Placed, Tensor | None]:
+def _placed(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) -> tuple[Placed, Tensor | None]:
     """Return the rule with its positions, and the terms that the mask adds to the scores."""
     q_len, kv_len = query.shape[2], key.shape[2]
     # Positions of queries do not matter to a rule that allows all, but a pattern that is joined may read them.
@@ -132,7 +128,7 @@ def _placed(
         if isinstance(placed.rule, Full):  # of an encoder that the call says nothing about
             return Placed(Full(), q, kv), None
         reason = f"the mask was made for {list(attention_mask.shape[2:])}, and there are {[q_len, kv_len]}"
-        raise unsupported(where, "a mask", [reason])
+        raise unsupported("a mask", [reason])
     if attention_mask is None:
         if not (is_causal and q_len > 1):
             return Placed(Full(), q, kv), None
@@ -143,13 +139,13 @@ def _placed(
     if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 4:
         got = type(attention_mask).__name__
         got += f" of shape {list(attention_mask.shape)}" if isinstance(attention_mask, Tensor) else ""
-        raise unsupported(where, "a mask", [f"it is a {got}, which is not supported here"])
+        raise unsupported("a mask", [f"it is a {got}, which is not supported here"])
     allowed, added = mask_of_tensor(attention_mask[..., :kv_len])
     rule = Full() if allowed is None else dense_at(allowed.expand(*allowed.shape[:-1], kv_len), q, kv)
     return Placed(rule, q, kv), added
 
 
-def _selected(where: str, placed: Placed, indices: Tensor) -> Placed:
+def _selected(placed: Placed, indices: Tensor) -> Placed:
     """Return the same with the keys hidden that an indexer did not select.
 
     Args:
@@ -160,14 +156,13 @@ def _selected(where: str, placed: Placed, indices: Tensor) -> Placed:
     q, kv = placed.q_positions, placed.kv_positions
     if indices.dim() != 3 or indices.shape[1] != len(q):
         reason = f"its indices have shape {list(indices.shape)}, not [batch, {len(q)}, selected]"
-        raise unsupported(where, "an indexer", [reason])
+        raise unsupported("an indexer", [reason])
     is_selected = torch.zeros(len(indices), len(q), len(kv), dtype=torch.bool, device=indices.device)
     is_selected = is_selected.scatter(2, indices.long(), True)[:, None]
     return placed._replace(rule=both(placed.rule, dense_at(is_selected, q, kv)))
 
 
 def _placed_for_flash(
-    where: str,
     q_len: int,
     kv_len: int,
     padding: Tensor | None,
@@ -192,7 +187,7 @@ def _placed_for_flash(
     packed = padding is None and position_ids is not None and position_ids.dim() == 2 and q_len > 1
     if packed and position_ids is not None and bool((position_ids.diff(dim=1) != 1).any()):
         reason = "flash attention tells packed documents apart by kernels of its own"
-        raise unsupported(where, "a packed batch", [reason], hint='set_attn_implementation("sdpa") to record it')
+        raise unsupported("a packed batch", [reason], hint='set_attn_implementation("sdpa") to record it')
     rule: Mask = Causal() if is_causal else Full()
     if sliding_window is not None and kv_len > sliding_window:
         near = Window(sliding_window - 1, sliding_window - 1)

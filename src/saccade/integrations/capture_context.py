@@ -27,6 +27,8 @@ __all__ = [
     "speaks_attention_interface",
 ]
 
+CALLED_AS = "record"  # in errors
+
 Make = Callable[[], Matrix]
 """Makes the matrix of the call that has just been run."""
 
@@ -135,7 +137,7 @@ def refuse_compiled() -> None:
     if torch.compiler.is_compiling():
         reason = "a compiled graph runs no Python between its kernels"
         hint = "record the model before it is compiled, or under torch.compiler.set_stance('force_eager')"
-        raise unsupported("record", "a compiled model", [reason], hint=hint)
+        raise unsupported("a compiled model", [reason], hint=hint)
 
 
 def names_of(model: nn.Module) -> dict[nn.Module, str]:

@@ -8,7 +8,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from saccade.engine.kernels.block_mask import blocks_of
 from saccade.masks import Mask
 from saccade.support.errors import value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["block_mask"]
 
@@ -49,9 +49,9 @@ def block_mask(
     kv_len = q_len if kv_len is None else kv_len
     sizes = block_size if isinstance(block_size, tuple) else (block_size, block_size)
     if len(sizes) != 2:
-        raise value_error("block_mask", "block_size", "be one int or two", block_size)
-    height, width = (integer("block_mask", "block_size", size) for size in sizes)
+        raise value_error("block_size", "be one int or two", block_size)
+    height, width = (check_int("block_size", size) for size in sizes)
     if batch is not None and mask.shape[0] not in (1, batch):
-        raise value_error("block_mask", "mask", f"tell apart 1 or {batch} batch items", mask.shape[0])
+        raise value_error("mask", f"tell apart 1 or {batch} batch items", mask.shape[0])
     shape = (mask.shape[0], 1, q_len, kv_len)
     return blocks_of(mask, shape, (kv_len - q_len, 0), torch.device(device), (height, width))

@@ -16,6 +16,8 @@ from saccade.support.errors import unsupported
 
 __all__ = ["function_matrix", "layer_matrix"]
 
+CALLED_AS = "record"  # in errors
+
 _FUNCTION = inspect.signature(F.multi_head_attention_forward)
 
 
@@ -30,7 +32,7 @@ def function_matrix(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionM
     given = SimpleNamespace(**call.arguments)
     if given.static_k is not None:
         reason = "static_k= are keys that have been projected before, perhaps for heads of another size"
-        raise unsupported("record", "F.multi_head_attention_forward", [reason])
+        raise unsupported("F.multi_head_attention_forward", [reason])
     if given.use_separate_proj_weight:
         given.in_proj_weight = None
     masks = {"attn_mask": given.attn_mask, "key_padding_mask": given.key_padding_mask}

@@ -189,7 +189,7 @@ def _check_readable(operation: str, tensors: list[Tensor]) -> None:
     if is_bool and operation.startswith(_SUMS) and any(x.is_floating_point() for x in tensors):
         reasons.append("the model adds its mask to its scores, and this mask is bool: True would add 1")
     if reasons:
-        raise unsupported("LazyMask", operation, reasons, hint='set_attn_implementation("eager") for this model')
+        raise unsupported(operation, reasons, hint='set_attn_implementation("eager") for this model')
 
 
 def _reached(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
@@ -213,4 +213,4 @@ def dense_at(allowed: Tensor, q: range, kv: range) -> Mask:
 
 def _refused(what: str) -> Exception:
     hint = "mask.clone() is an ordinary tensor, with which anything can be done"
-    return unsupported("LazyMask", what, ["a mask that is not written out keeps its form and its memory"], hint=hint)
+    return unsupported(what, ["a mask that is not written out keeps its form and its memory"], hint=hint)

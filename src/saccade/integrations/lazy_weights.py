@@ -18,6 +18,8 @@ from saccade.support.numerics import wide_dtype
 
 __all__ = ["LazyWeights", "weights_of"]
 
+CALLED_AS = "nn.MultiheadAttention"  # in errors
+
 _LIMIT = 1 << 30  # most weights that are written out, 4 GB in float32
 # What is known of weights that nobody has computed.
 _KNOWN = {
@@ -48,7 +50,7 @@ class _Content:
                 reasons.append("a tensor that they depend on, such as a mask, was written into since the call")
             if reasons:
                 hint = "saccade.record(model) keeps matrices without building them; need_weights=False asks for none"
-                raise unsupported("nn.MultiheadAttention", "need_weights=True", reasons, hint=hint)
+                raise unsupported("need_weights=True", reasons, hint=hint)
             with torch.set_grad_enabled(self.has_grad):
                 self._weights = self._make()
             self._make, self._sources = None, []
@@ -153,7 +155,7 @@ def weights_of(
         return make()
     if torch.compiler.is_compiling():
         reason = f"{math.prod(matrix.shape):,} weights are asked for while a program is compiled"
-        raise unsupported("nn.MultiheadAttention", "need_weights=True", [reason], hint="need_weights=False")
+        raise unsupported("need_weights=True", [reason], hint="need_weights=False")
     batch, heads, q_len, kv_len = matrix.shape
     if items is not None:
         batch, q_len, kv_len = items.shape

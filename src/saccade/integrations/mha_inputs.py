@@ -14,6 +14,8 @@ from saccade.support.validation import check_holds_values
 
 __all__ = ["Projected", "projected", "rule_of", "with_added_keys"]
 
+CALLED_AS = "nn.MultiheadAttention"  # in errors
+
 
 class Projected(NamedTuple):
     """``[batch, heads, len, head_dim]`` each, with the keys and values that the layer adds; value None if not asked."""
@@ -62,7 +64,7 @@ def rule_of(
     bias: Tensor | None = None
     if attn_mask is not None:
         hint = "a bool tensor, True = ignore; after saccade.replace_attention(model) a CausalBias is taken as a mask"
-        check_holds_values("nn.MultiheadAttention", "attn_mask", attn_mask, causal_hint=hint)
+        check_holds_values("attn_mask", attn_mask, causal_hint=hint)
         mask = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
         mask = mask.unflatten(0, (batch, heads)) if mask.dim() == 3 else mask[None, None]
         rule, bias = rule_of_tensor(_wider(mask, kv_len), kv_len)

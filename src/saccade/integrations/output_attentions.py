@@ -17,7 +17,7 @@ __all__ = ["check_no_weights"]
 _FLAG = "output_attentions"
 
 
-def check_no_weights(where: str, module: nn.Module, facts: Mapping[str, Any]) -> None:
+def check_no_weights(module: nn.Module, facts: Mapping[str, Any]) -> None:
     """Refuse a call that was asked for weights, which a kernel does not build.
 
     Args:
@@ -32,7 +32,7 @@ def check_no_weights(where: str, module: nn.Module, facts: Mapping[str, Any]) ->
         return
     reason = f"{_FLAG}=True asks for all weights, which are not built here"
     hint = "saccade.record(model) gives the matrices of every layer without building them"
-    raise unsupported(where, type(module).__name__, [reason], hint=hint)
+    raise unsupported(type(module).__name__, [reason], hint=hint)
 
 
 def _is_collected() -> bool:

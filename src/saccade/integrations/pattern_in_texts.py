@@ -19,7 +19,7 @@ from saccade.support.errors import unsupported
 __all__ = ["with_pattern"]
 
 
-def with_pattern(where: str, placed: Placed, pattern: Mask, position_ids: Tensor | None = None) -> Mask:
+def with_pattern(placed: Placed, pattern: Mask, position_ids: Tensor | None = None) -> Mask:
     """Return the rule of a call joined with a pattern that counts from the first token of each text.
 
     Texts are those that the model's mask keeps apart; where it keeps none apart, those whose ``position_ids`` restart
@@ -51,7 +51,7 @@ def with_pattern(where: str, placed: Placed, pattern: Mask, position_ids: Tensor
     if placed.left_padding is not None:
         stop = placed.kv_positions.stop
         return both(_inside(tuple((before, stop - before) for before in placed.left_padding), pattern), placed.rule)
-    _check_start(where, placed, pattern, position_ids)
+    _check_start(placed, pattern, position_ids)
     return both(placed.rule, pattern)
 
 
@@ -84,7 +84,7 @@ def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tup
     return tuple(tuple(stop - start for start, stop in itertools.pairwise(row)) for row in starts)
 
 
-def _check_start(where: str, placed: Placed, pattern: Mask, position_ids: Tensor | None) -> None:
+def _check_start(placed: Placed, pattern: Mask, position_ids: Tensor | None) -> None:
     """Raise if the queries continue one of several texts in a cache, so that its first position is unknown."""
     q, kv = placed.q_positions, placed.kv_positions
     if not placed.rule.is_causal or len(q) == len(kv) or not _are_of_row(position_ids, len(q)):
@@ -92,7 +92,7 @@ def _check_start(where: str, placed: Placed, pattern: Mask, position_ids: Tensor
     if bool((position_ids[:, 0] < q.start).any()):
         reason = f"position_ids start before {q.start}, so the cache holds other texts than that of the queries"
         reasons = [reason, f"{pattern} depends on where a text starts, which a cache does not say"]
-        raise unsupported(where, "a continued batch", reasons, hint="give each text a cache of its own, in a batch")
+        raise unsupported("a continued batch", reasons, hint="give each text a cache of its own, in a batch")
 
 
 def _are_of_row(position_ids: Tensor | None, length: int) -> TypeGuard[Tensor]:

@@ -18,6 +18,8 @@ from saccade.support.numerics import wide_dtype
 
 __all__ = ["ATTRIBUTES", "FUNCTIONS", "Function", "Tokens", "lightning_tokens"]
 
+CALLED_AS = "record"  # in errors
+
 Given = Mapping[str, Any]
 """The arguments of a call, by name."""
 
@@ -122,7 +124,7 @@ def lightning_tokens(projected: Tensor, slopes: Tensor) -> Tokens:
 
 def _packed(name: str) -> Exception:
     reason = f"it hands {name} to its kernel, which tells packed documents apart"
-    return unsupported("record", "a recurrence", [reason], hint="a padded batch is heard")
+    return unsupported("a recurrence", [reason], hint="a padded batch is heard")
 
 
 def _second(given: Given, out: Any) -> Tensor | None:

@@ -14,6 +14,8 @@ from saccade.support.errors import unsupported
 
 __all__ = ["Past"]
 
+CALLED_AS = "record"  # in errors
+
 
 class _Held(NamedTuple):
     """All tokens so far, and the state after them."""
@@ -73,7 +75,7 @@ class Past:
         if not before.any():
             return None
         reason = f"{name} goes on from a state that no call recorded here has left, and its keys cannot be read from it"
-        raise unsupported("record", "a recurrence", [reason], hint="begin to record before the prompt")
+        raise unsupported("a recurrence", [reason], hint="begin to record before the prompt")
 
 
 def _rows(known: Tensor, wanted: Tensor) -> list[int] | None:

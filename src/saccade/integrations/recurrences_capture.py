@@ -22,6 +22,8 @@ from saccade.matrix import Matrix
 
 __all__ = ["is_recurrence", "tapped_recurrences"]
 
+CALLED_AS = "record"  # in errors
+
 _LIGHTNING = "MiniMaxLightningAttention"
 
 _running = Running()

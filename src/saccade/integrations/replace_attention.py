@@ -22,7 +22,7 @@ from saccade.mechanisms import Mechanism
 from saccade.nn import MultiHeadAttention
 from saccade.support.argument_hints import answers
 from saccade.support.errors import kind, shown, type_error, unsupported, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["Replaced", "replace_attention"]
 
@@ -43,7 +43,7 @@ class Replaced(NamedTuple):
     after: str
 
 
-@answers("replace_attention", {})
+@answers({})
 def replace_attention(
     model: nn.Module,
     *,
@@ -93,14 +93,11 @@ def replace_attention(
         >>> [one.name for one in replace_attention(model, mask=Window(128, 128))]
         ['layers.0.self_attn', 'layers.1.self_attn']
     """
-    where = "replace_attention"
-    instance(where, "model", model, nn.Module, "be a module")
-    instance(where, "mask", mask, (Mask, type(None)), "be a saccade mask or None", hint="a tensor goes to each call")
+    check_type("model", model, nn.Module, "be a module")
+    check_type("mask", mask, (Mask, type(None)), "be a saccade mask or None", hint="a tensor goes to each call")
     if isinstance(mechanism, type):
-        raise type_error(
-            where, "mechanism", "be a saccade Mechanism or None", kind(mechanism), hint="make one: Linear()"
-        )
-    instance(where, "mechanism", mechanism, (Mechanism, type(None)), "be a saccade Mechanism or None")
+        raise type_error("mechanism", "be a saccade Mechanism or None", kind(mechanism), hint="make one: Linear()")
+    check_type("mechanism", mechanism, (Mechanism, type(None)), "be a saccade Mechanism or None")
     left = _left(model, leave)
     found = [one for one in _found(model) if one[0] not in left]
     found += [one for one in _written_out(model, [name for name, _, _ in found]) if one[0] not in left]
@@ -117,7 +114,7 @@ def replace_attention(
         names = ", ".join(repr(name) for name, _, why in found if why and name)
         hint = f"leave=[{names}] leaves them as they are; `saccade.mechanisms` and `saccade.nn` build one's own"
         hint = hint if names else "`saccade.mechanisms` and `saccade.nn` build attention of one's own"
-        raise unsupported(where, type(model).__name__, reasons, hint=hint)
+        raise unsupported(type(model).__name__, reasons, hint=hint)
     replaced: list[Replaced] = []
     for name, part, _ in found:
         if is_pretrained(part):
@@ -176,15 +173,15 @@ def _left(model: nn.Module, leave: Collection[str] | None) -> set[str]:
     Raises:
         TypeError, ValueError: no names of modules.
     """
-    where, rule = "replace_attention", "be a list of names, or None"
+    rule = "be a list of names, or None"
     if isinstance(leave, str) or not isinstance(leave, Collection | None):
-        raise type_error(where, "leave", rule, kind(leave), hint="[name]")
+        raise type_error("leave", rule, kind(leave), hint="[name]")
     names, left = [name for name, _ in model.named_modules() if name], set[str]()
     for pattern in leave or ():
-        instance(where, "leave", pattern, str, rule)
+        check_type("leave", pattern, str, rule)
         own = [name for name in names if fnmatchcase(name, pattern)]
         if not own:
-            raise value_error(where, "leave", "hold names of modules of the model", repr(pattern))
+            raise value_error("leave", "hold names of modules of the model", repr(pattern))
         left.update(name for name in names if f"{name}.".startswith(tuple(f"{one}." for one in own)))
     return left
 
@@ -266,15 +263,15 @@ def _cross(
     known: dict[nn.Module, bool] = {}
     names = {name: part for name, part, _ in found if isinstance(part, nn.MultiheadAttention)}
     if cross_attention is not None:
-        where, rule = "replace_attention", "be a list of names, or None"
+        rule = "be a list of names, or None"
         if isinstance(cross_attention, str) or not isinstance(cross_attention, Collection):
-            raise type_error(where, "cross_attention", rule, shown(cross_attention), hint="[name]")
+            raise type_error("cross_attention", rule, shown(cross_attention), hint="[name]")
         for pattern in cross_attention:
-            instance(where, "cross_attention", pattern, str, rule)
+            check_type("cross_attention", pattern, str, rule)
             if not any(fnmatchcase(name, pattern) for name in names):
                 hint = f"its nn.MultiheadAttention are {', '.join(names) or 'none'}"
                 rule = "hold names of nn.MultiheadAttention in the model"
-                raise value_error(where, "cross_attention", rule, repr(pattern), hint=hint)
+                raise value_error("cross_attention", rule, repr(pattern), hint=hint)
         known = {part: any(fnmatchcase(name, own) for own in cross_attention) for name, part in names.items()}
     decoders = (part for part in model.modules() if isinstance(part, nn.TransformerDecoderLayer))
     return known | {layer.multihead_attn: True for layer in decoders}

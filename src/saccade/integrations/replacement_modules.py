@@ -22,6 +22,8 @@ from saccade.support.validation import check_holds_values, is_causal_bias
 
 __all__ = ["FusedAttention", "TorchAttention", "is_fused"]
 
+CALLED_AS = "nn.MultiheadAttention"  # in errors
+
 _FUSED = ("qkv", "proj", "num_heads")  # as timm names the parts of its attentions
 
 
@@ -46,7 +48,7 @@ class TorchAttention(StandIn):
         """Refuse; torch's encoder layer calls this before its fused code, when somebody removed the hook."""
         reason = "its fused code leaves out what replace_attention put in, and the hook that prevents it was removed"
         hint = "torch.backends.mha.set_fastpath_enabled(False)"
-        raise unsupported("replace_attention", "nn.TransformerEncoderLayer", [reason], hint=hint)
+        raise unsupported("nn.TransformerEncoderLayer", [reason], hint=hint)
 
     def forward(
         self,
@@ -62,9 +64,7 @@ class TorchAttention(StandIn):
         """As ``nn.MultiheadAttention``: in its layouts, with its masks, where True means *ignore*."""
         if is_causal and attn_mask is None:
             reason = "is_causal is a hint about attn_mask, which is not given"
-            raise unsupported(
-                "nn.MultiheadAttention", "is_causal=True", [reason], hint="mask=masks.Causal() is a pattern"
-            )
+            raise unsupported("is_causal=True", [reason], hint="mask=masks.Causal() is a pattern")
         if is_nested(query, key, value):
             _check_nested(self, attn_mask, key_padding_mask)
             return self._of_nested(query, key, value, need_weights, average_attn_weights)
@@ -79,7 +79,7 @@ class TorchAttention(StandIn):
         num_added = k.shape[2] - kv_len
         q_len, patterns = q.shape[2], [self.mask] if self.mask is not None and is_self else []
         if is_causal_bias(attn_mask):
-            patterns.append(from_causal_bias(attn_mask, q_len, kv_len, "nn.MultiheadAttention", "attn_mask"))
+            patterns.append(from_causal_bias(attn_mask, q_len, kv_len, "attn_mask"))
             attn_mask = None
         rule, bias = rule_of(attn_mask, key_padding_mask, (*q.shape[:3], k.shape[2]))
         for pattern in patterns:
@@ -99,12 +99,12 @@ class TorchAttention(StandIn):
         if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
             outside: Any = torch.compiler.disable(self._of_nested)
             return outside(query, key, value, need_weights, average_attn_weights)
-        items = Nested.of("nn.MultiheadAttention", query, key, value, axis=0)
+        items = Nested.of(query, key, value, axis=0)
         is_alike = self.mask is not None and items.q_lengths == items.kv_lengths
         is_self = is_alike and self._is_self(items.query, items.query if key is query else items.key)
         q, k, v = projected(self, *items[:3])
         assert v is not None  # it was asked for
-        rule = items.mask(self.mask if is_self else None, self.num_heads, "nn.MultiheadAttention")
+        rule = items.mask(self.mask if is_self else None, self.num_heads)
         out, matrix = self.attend(q, k, v, rule, None, self.dropout, **items.positions)
         out = items.unpacked(self.out_proj(out))
         if not need_weights:
@@ -134,7 +134,7 @@ class TorchAttention(StandIn):
             return True
         reason = "query and key are equally long and differ, so that this may be self-attention or cross-attention"
         hint = "replace_attention(..., cross_attention=[names of modules]); with [] there is none"
-        raise unsupported("replace_attention", f"mask={self.mask}", [reason], hint=hint)
+        raise unsupported(f"mask={self.mask}", [reason], hint=hint)
 
 
 class FusedAttention(StandIn):
@@ -152,7 +152,7 @@ class FusedAttention(StandIn):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """``x [batch, len, width]``; a bool mask with True = may attend, or float terms; and whether it is causal."""
-        check_dense("attention", x=x)
+        check_dense(x=x)
         q, k, v = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = self._part("q_norm", q), self._part("k_norm", k)
         rule, bias = self._rule_of(attn_mask, k.shape[2])
@@ -166,8 +166,8 @@ class FusedAttention(StandIn):
         if attn_mask is None:
             return Full(), None
         if is_causal_bias(attn_mask):
-            return from_causal_bias(attn_mask, length, length, "attention", "attn_mask"), None
-        check_holds_values("attention", "attn_mask", attn_mask)
+            return from_causal_bias(attn_mask, length, length, "attn_mask"), None
+        check_holds_values("attn_mask", attn_mask)
         return rule_of_tensor(_four(attn_mask), length)
 
     def _part(self, name: str, x: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tenso
     if module.bias_k is not None or module.add_zero_attn:
         reasons.append("the layer adds keys of its own (add_bias_kv, add_zero_attn)")
     if reasons:
-        raise unsupported("nn.MultiheadAttention", "a nested tensor", reasons, hint="x.to_padded_tensor(0.0) is dense")
+        raise unsupported("a nested tensor", reasons, hint="x.to_padded_tensor(0.0) is dense")
 
 
 def _keep_in_python(module: nn.Module, args: Any) -> None:

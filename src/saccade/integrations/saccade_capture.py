@@ -21,6 +21,8 @@ from saccade.support.errors import unsupported
 
 __all__ = ["tapped_mechanisms"]
 
+CALLED_AS = "record"  # in errors
+
 
 @contextmanager
 def tapped_mechanisms(model: nn.Module, valve: Valve) -> Iterator[None]:
@@ -66,11 +68,11 @@ def _check_cache(module: nn.Module, name: str, cache: object) -> None:
     if isinstance(cache, RecurrentCache) and cache.length:
         reason = f"the cache of {name} holds a sum, in which the keys of earlier tokens cannot be told apart"
         hint = "caches.KVCache() keeps the tokens, and fits every mechanism"
-        raise unsupported("record", type(module).__name__, [reason], hint=hint)
+        raise unsupported(type(module).__name__, [reason], hint=hint)
     if isinstance(cache, LayerCache) and not isinstance(cache, RecurrentCache) and not cache.hands_on_all:
         reason = f"the {type(cache).__name__} of {name} hands on some of the keys, in an order of its own"
         hint = "caches.KVCache() hands on all, and what the other would leave out can be asked of its matrix"
-        raise unsupported("record", type(module).__name__, [reason], hint=hint)
+        raise unsupported(type(module).__name__, [reason], hint=hint)
 
 
 class _Hook:

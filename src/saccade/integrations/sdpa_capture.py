@@ -31,6 +31,8 @@ from saccade.support.validation import is_causal_bias
 
 __all__ = ["hearing_products", "tapped_products", "without_mode"]
 
+CALLED_AS = "record"  # in errors
+
 _NAMED = frozenset({"softmax", "Softmax", "scaled_dot_product_attention", "multi_head_attention_forward"})
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
@@ -169,16 +171,15 @@ def _matrix(given: dict[str, Any]) -> AttentionMatrix:
 
 def _nested_matrix(query: Tensor, key: Tensor, given: dict[str, Any]) -> AttentionMatrix:
     """Return the matrix of a fused product of nested tensors, packed; torch takes no mask beside them."""
-    items, is_causal = Nested.of("record", query, key, key, axis=1), bool(given.get("is_causal"))
+    items, is_causal = Nested.of(query, key, key, axis=1), bool(given.get("is_causal"))
     if is_causal and items.q_lengths != items.kv_lengths:
         reason = "is_causal=True with nested queries and keys of different lengths depends on torch's kernel"
         raise unsupported(
-            "record",
             "scaled_dot_product_attention",
             [reason],
             hint="dense tensors, or saccade.attention(..., masks.Causal())",
         )
-    rule = items.mask(Causal() if is_causal else None, items.query.shape[1], "record")
+    rule = items.mask(Causal() if is_causal else None, items.query.shape[1])
     places: dict[str, Any] = {**items.positions}
     return AttentionMatrix(items.query, items.key, rule, scale=given.get("scale"), **places)
 

@@ -16,6 +16,8 @@ from saccade.support.errors import unsupported
 
 __all__ = ["StandIn", "put_in", "tried"]
 
+CALLED_AS = "replace_attention"  # in errors
+
 
 class StandIn(nn.Module):
     """Attention of saccade on the parameters of the module whose class it extends; made by `put_in`.
@@ -57,7 +59,7 @@ class StandIn(nn.Module):
         joined = None if isinstance(rule, Full) else rule
         reasons = self.mechanism.reasons(joined) if joined is not None else ()
         if reasons:
-            raise unsupported("replace_attention", type(self.mechanism).__name__, reasons)
+            raise unsupported(type(self.mechanism).__name__, reasons)
         mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)
         matrix: Matrix = mechanism(query, key, mask=joined, **positions)
         out = matrix.matmul(value, dropout_p=dropout_p if self.training else 0.0)

@@ -20,7 +20,7 @@ def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     Returns:
         A bool tensor, or None if all may attend; a float tensor, or None if nothing is added.
     """
-    check_holds_values("attention", "attn_mask", mask)
+    check_holds_values("attn_mask", mask)
     if mask.dtype == torch.bool:
         return mask, None
     # Halves of the lowest number are what is left of it when a score or another term was added to it.

@@ -18,6 +18,8 @@ from saccade.matrix import AttentionMatrix
 
 __all__ = ["tapped_torch_layers"]
 
+CALLED_AS = "record"  # in errors
+
 _ATTENTION = inspect.signature(nn.MultiheadAttention.forward)
 _LAYER = inspect.signature(nn.TransformerEncoderLayer.forward)
 # What may take torch's fast path, which leaves Python.

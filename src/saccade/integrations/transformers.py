@@ -18,7 +18,7 @@ from saccade.integrations.run_matrices import report_matrix
 from saccade.integrations.transformers_layers import from_transformers
 from saccade.masks import Full, Mask
 from saccade.support.errors import kind, missing_extra, type_error, unsupported, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["MaskOfLayer", "from_transformers", "install"]
 
@@ -70,17 +70,17 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
     """
     check(name, mask)
     mask_function = lazy_mask if mask is None else functools.partial(lazy_mask, has_pattern=True)
-    return registered("install", name, Attention(name, mask), mask_function)
+    return registered(name, Attention(name, mask), mask_function)
 
 
 def registered(
-    where: str, name: str, function: Callable[..., Any], mask_function: Callable[..., LazyMask | None] | None = None
+    name: str, function: Callable[..., Any], mask_function: Callable[..., LazyMask | None] | None = None
 ) -> str:
     """The name, under which transformers finds an attention function and a mask function from now on."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415  imported when used
     except ImportError as error:
-        raise missing_extra(where, "transformers", "transformers") from error
+        raise missing_extra("transformers", "transformers") from error
     AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, lazy_mask if mask_function is None else mask_function)
     return name
@@ -111,7 +111,7 @@ def lazy_mask(
     """
     del kwargs  # when a causal mask may be left out: it never is
     if mask_function is None:
-        raise value_error("lazy_mask", "mask_function", "be given", None)
+        raise value_error("mask_function", "be given", None)
     placed = place(
         mask_function,
         attention_mask,
@@ -145,8 +145,8 @@ class Attention:
         dropout: float = 0.0,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        check_no_weights(self.__name__, module, kwargs)
-        call = AttentionCall.of(self.__name__, module, query, key, attention_mask, kwargs)
+        check_no_weights(module, kwargs)
+        call = AttentionCall.of(module, query, key, attention_mask, kwargs)
         matrix = call.matrix(self._own_mask(module))
         report_matrix(matrix)
         out = matrix.matmul(value, dropout_p=float(dropout))
@@ -158,19 +158,19 @@ class Attention:
             if self._mask is not None and getattr(config, "is_encoder_decoder", False):
                 reason = "the model has cross-attention, for which one mask for all layers is not meant"
                 hint = "install(mask=function), which is given the attention module and returns its mask or None"
-                raise unsupported(self.__name__, f"{self._mask}", [reason], hint=hint)
+                raise unsupported(f"{self._mask}", [reason], hint=hint)
             return self._mask
-        return instance("install", "mask", self._mask(module), (Mask, type(None)), "return a saccade mask or None")
+        return check_type("mask", self._mask(module), (Mask, type(None)), "return a saccade mask or None")
 
 
 def check(name: str, mask: object) -> None:
     """Raise unless these are the name of an implementation and what it may be given for a mask."""
-    instance("install", "name", name, str, "be a str")
+    check_type("name", name, str, "be a str")
     taken = [part for part in _TAKEN if part in name]
     if taken or name in _OWN_NAMES or not name:
         rule = f"be new, and without {', '.join(_TAKEN)}"
         hint = "transformers expects of such a name what its own functions do"
-        raise value_error("install", "name", rule, repr(name), hint=hint)
+        raise value_error("name", rule, repr(name), hint=hint)
     if mask is not None and not isinstance(mask, Mask) and (isinstance(mask, type | Tensor) or not callable(mask)):
         rule = "be a saccade mask, a function of the attention module, or None"
-        raise type_error("install", "mask", rule, kind(mask))
+        raise type_error("mask", rule, kind(mask))

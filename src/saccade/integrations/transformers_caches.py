@@ -15,7 +15,7 @@ from saccade.integrations.transformers import Attention, check, registered
 from saccade.masks import Full
 from saccade.mechanisms import Softmax
 from saccade.support.errors import missing_extra, unsupported
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 if TYPE_CHECKING:
     from transformers import Cache as TransformersCache
@@ -49,7 +49,7 @@ def install_caches(name: str = _NAME) -> str:
         'saccade-cache'
     """
     check(name, None)
-    return registered("install_caches", name, _attend)
+    return registered(name, _attend)
 
 
 def transformers_cache(cache: Cache) -> TransformersCache:
@@ -76,10 +76,9 @@ def transformers_cache(cache: Cache) -> TransformersCache:
         >>> len(past), past.get_seq_length()
         (2, 0)
     """
-    where = "transformers_cache"
     hint = "Cache(KVCache() for _ in range(model.config.num_hidden_layers))"
-    instance(where, "cache", cache, Cache, "be a saccade.caches.Cache", hint=hint)
-    layers = [instance(where, "cache", layer, LayerCache, "hold one cache for each layer") for layer in cache]
+    check_type("cache", cache, Cache, "be a saccade.caches.Cache", hint=hint)
+    layers = [check_type("cache", layer, LayerCache, "hold one cache for each layer") for layer in cache]
     whole, layer_class = _classes()
     return whole([layer_class(layer) for layer in layers])
 
@@ -97,8 +96,8 @@ def _attend(
     held = getattr(key, "saccade_cache", None)
     if held is None:
         return _WITHOUT_CACHE(module, query, key, value, attention_mask, dropout, **kwargs)
-    check_no_weights(_NAME, module, kwargs)
-    call = AttentionCall.of(_NAME, module, query, key, None, kwargs)
+    check_no_weights(module, kwargs)
+    call = AttentionCall.of(module, query, key, None, kwargs)
     reasons = []
     if not isinstance(attention_mask, LazyMask):
         reasons.append("it got a mask that is written out, and caches read rules at positions")
@@ -108,7 +107,7 @@ def _attend(
     if isinstance(held, SinkWindowCache) and not rule.is_relative:
         reasons.append(f"its first tokens would be padding, or belong to another text: {rule}")
     if reasons:
-        raise unsupported(_NAME, type(held).__name__, reasons, hint="transformers' own cache, and install()")
+        raise unsupported(type(held).__name__, reasons, hint="transformers' own cache, and install()")
     assert isinstance(attention_mask, LazyMask)
     mechanism = _softmax(scale=call.scale, softcap=call.softcap)
     positions = attention_mask.placed.q_positions
@@ -169,7 +168,7 @@ class _Layer:
 
     def offload(self) -> None:
         reason = "our caches stay where the model is"
-        raise unsupported("transformers_cache", "offloading", [reason], hint="caches.save_cache writes them to a file")
+        raise unsupported("offloading", [reason], hint="caches.save_cache writes them to a file")
 
     prefetch = offload
 
@@ -181,6 +180,6 @@ def _classes() -> tuple[Any, Any]:
         from transformers import Cache as Theirs  # noqa: PLC0415  imported when used
         from transformers.cache_utils import CacheLayerMixin  # noqa: PLC0415
     except ImportError as error:
-        raise missing_extra("transformers_cache", "transformers", "transformers") from error
+        raise missing_extra("transformers", "transformers") from error
 
     return Theirs, type("SaccadeLayer", (_Layer, CacheLayerMixin), {})

@@ -34,6 +34,8 @@ from saccade.support.errors import unsupported
 
 __all__ = ["speaks_attention_interface", "tapped_interface"]
 
+CALLED_AS = "record"  # in errors
+
 _REMEMBERED = 8
 _SMALL = 1 << 20
 _STANDARD = ("eager", "sdpa", "flex_attention")  # and those named "flash...": they honour their arguments
@@ -189,16 +191,16 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool) -
             return out
         if args:
             reason = f"{type(module).__name__} gives {len(args)} further arguments without names"
-            raise unsupported("record", "a transformers model", [reason])
+            raise unsupported("a transformers model", [reason])
         facts = {name: fact for name, fact in kwargs.items() if name not in ("dropout", "output_attentions")}
         if getattr(key, "saccade_cache", None) is not None:
             reason = "its cache is one of ours, which is handed the new keys alone"
-            raise unsupported("record", "a transformers model", [reason], hint="transformers' own caches are heard")
+            raise unsupported("a transformers model", [reason], hint="transformers' own caches are heard")
 
         def making(listener: _Listener) -> Make:
             def make() -> AttentionMatrix:
                 mask = listener.meaning_of(attention_mask, len(key), key.device)
-                return AttentionCall.of("record", module, query, key, mask, facts, is_flash=is_flash).matrix()
+                return AttentionCall.of(module, query, key, mask, facts, is_flash=is_flash).matrix()
 
             return make
 

@@ -13,7 +13,7 @@ from saccade.nn import DifferentialAttention, LatentAttention
 from saccade.nn.projections import reasons_against_plain
 from saccade.positions import Rotary
 from saccade.support.errors import type_error, unsupported
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["from_transformers"]
 
@@ -40,16 +40,16 @@ def from_transformers(module: nn.Module) -> LatentAttention | DifferentialAttent
         TypeError: none of these.
         UnsupportedError: a rotation that changes with the length, or projections that are no plain linear layers.
     """
-    where, kind = "from_transformers", type(module).__name__
-    instance(where, "module", module, nn.Module, "be a module")
+    kind = type(module).__name__
+    check_type("module", module, nn.Module, "be a module")
     if kind not in (*_LATENT, _DIFFERENTIAL):
-        raise type_error(where, "module", f"be a {', '.join(_LATENT)} or {_DIFFERENTIAL}", kind)
+        raise type_error("module", f"be a {', '.join(_LATENT)} or {_DIFFERENTIAL}", kind)
     own: Any = module
     reasons = rope_reasons(own.config.to_dict())
     linear = {name: part for name, part in own.named_children() if name.endswith(("_proj", "_with_mqa"))}
     reasons += reasons_against_plain(linear, "saccade's layer")
     if reasons:
-        raise unsupported(where, kind, reasons)
+        raise unsupported(kind, reasons)
     ours = _differential(own) if kind == _DIFFERENTIAL else _latent(own)
     return ours.to(own.o_proj.weight.device, own.o_proj.weight.dtype).train(own.training)
 

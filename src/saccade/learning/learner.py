@@ -8,7 +8,7 @@ from saccade.learning.convolutions import ShortConvolution
 from saccade.learning.mixers import Mixer
 from saccade.nn import FeedForward
 from saccade.support.errors import value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Learner"]
 
@@ -33,7 +33,7 @@ class Learner(nn.Module):
 
     def __init__(self, mixer: Mixer, vocab_size: int, length: int, *, width: int = 64, num_layers: int = 2):
         super().__init__()
-        integer("Learner", "num_layers", num_layers)
+        check_int("num_layers", num_layers)
         self.tokens = nn.Embedding(vocab_size, width)
         self.places = nn.Embedding(length, width)
         for table in (self.tokens, self.places):
@@ -64,7 +64,7 @@ class _Layer(nn.Module):
         own, most = sum(x.numel() for x in mixer.parameters()), _BESIDE * width**2
         hidden = (most - own) // (2 * width)
         if hidden < 1:
-            raise value_error("Learner", "mixer", f"have fewer than {most} parameters", own)
+            raise value_error("mixer", f"have fewer than {most} parameters", own)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.nearby = ShortConvolution(width, 4)
         self.mixer = mixer

@@ -19,7 +19,7 @@ from saccade.learning.mixers import MIXERS
 from saccade.learning.task_presets import QUESTIONS
 from saccade.learning.training import DEFAULT, Outcome, Settings, train
 from saccade.support.errors import value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Run", "planned", "run_all"]
 
@@ -41,7 +41,7 @@ def planned(mixers: Sequence[str], questions: Sequence[str], seeds: int) -> list
     """All runs that are possible: mixers that see later tokens are not asked what stands there."""
     return [
         Run(mixer, question, seed)
-        for seed in range(integer("planned", "seeds", seeds))
+        for seed in range(check_int("seeds", seeds))
         for question in questions
         for mixer in mixers
         if not MIXERS[mixer].sees_later or QUESTIONS[question].hides_answers
@@ -68,7 +68,7 @@ def run_all(
     Raises:
         ValueError: a file in the folder that is no outcome, or one of other settings.
     """
-    integer("run_all", "workers", workers)
+    check_int("workers", workers)
     folder.mkdir(parents=True, exist_ok=True)
     found = {run: outcome for run in runs if (outcome := _kept(folder / run.file_name, settings)) is not None}
     for run in found:
@@ -124,11 +124,11 @@ def _kept(path: Path, settings: Settings) -> Outcome | None:
         kept = json.loads(path.read_text(encoding="utf-8"))
         outcome, others, checksum = Outcome(**kept["outcome"]), kept["settings"], kept["checksum"]
     except (ValueError, KeyError, TypeError) as error:
-        raise value_error("run_all", "folder", "hold outcomes of runs", f"{path}: {error}", hint=hint) from None
+        raise value_error("folder", "hold outcomes of runs", f"{path}: {error}", hint=hint) from None
     if checksum != _checksum(outcome._asdict(), others):
-        raise value_error("run_all", "folder", "hold outcomes of runs", f"{path}, which was changed", hint=hint)
+        raise value_error("folder", "hold outcomes of runs", f"{path}, which was changed", hint=hint)
     if others != settings._asdict():
-        raise value_error("run_all", "folder", f"hold runs of {settings}", f"{path} of others", hint=hint)
+        raise value_error("folder", f"hold runs of {settings}", f"{path} of others", hint=hint)
     return outcome
 
 

@@ -13,7 +13,7 @@ from saccade.learning.learner import Learner
 from saccade.learning.mixers import Mixer
 from saccade.learning.task_presets import Question
 from saccade.support.errors import value_error
-from saccade.support.validation import integer, number
+from saccade.support.validation import check_int, check_number
 from saccade.tasks import IGNORED, Recall
 
 __all__ = ["DEFAULT", "SOLVED", "Outcome", "Settings", "train"]
@@ -79,12 +79,12 @@ def train(mixer: Mixer, question: Question, seed: int, settings: Settings = DEFA
     """
     for name, given in settings._asdict().items():
         if name == "learning_rate":
-            number("train", f"settings.{name}", given, above=0)
+            check_number(f"settings.{name}", given, above=0)
         else:
-            integer("train", f"settings.{name}", given)
+            check_int(f"settings.{name}", given)
     if mixer.sees_later and not question.hides_answers:
         hint = "it would read them"
-        raise value_error("train", "mixer", "see no later tokens where answers stand among them", "one", hint=hint)
+        raise value_error("mixer", "see no later tokens where answers stand among them", "one", hint=hint)
     began = time.process_time()
     learned, fresh = question.make(settings.texts, 2 * seed), question.make(settings.fresh, 2 * seed + 1)
     with torch.random.fork_rng(devices=[]):

@@ -18,7 +18,7 @@ from saccade.masks.validation import SIZE_BITS, check_field, items_of
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
 from saccade.support.errors import kind, type_error, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["After", "And", "Not", "Or"]
 
@@ -48,7 +48,7 @@ class _Joined(_Formula):
 
     def __post_init__(self) -> None:
         flat: list[Mask] = []
-        for part in _masks(type(self).__name__, self.parts):
+        for part in _masks(self.parts):
             flat += part.parts if type(part) is type(self) and isinstance(part, _Joined) else [part]
         object.__setattr__(self, "parts", tuple(flat))
         told = [part.shape for part in flat if part.shape != (1, 1)]
@@ -57,7 +57,7 @@ class _Joined(_Formula):
             sizes = [shape[axis] for shape in told if shape[axis] != 1]
             if any(size != sizes[0] for size in sizes):
                 rule = f"tell apart the same number of {name} (or none)"
-                raise value_error("masks", "masks that are joined", rule, sorted(set(sizes)))
+                raise value_error("masks that are joined", rule, sorted(set(sizes)))
         batch, heads = zip(*told, strict=True) if told else ((1,), (1,))
         object.__setattr__(self, "_shape", (max(batch), max(heads)))
 
@@ -158,7 +158,7 @@ class Not(_Formula):
     part: Mask
 
     def __post_init__(self) -> None:
-        instance("Not", "part", self.part, Mask, "be a mask")
+        check_type("part", self.part, Mask, "be a mask")
 
     @property
     def made_of(self) -> tuple[Mask, ...]:
@@ -196,7 +196,7 @@ class After(Mask):
     length: int
 
     def __post_init__(self) -> None:
-        instance("After", "rule", self.rule, Mask, "be a mask")
+        check_type("rule", self.rule, Mask, "be a mask")
         check_field(self, "length", 0, bits=SIZE_BITS)
         if isinstance(self.rule, After):
             object.__setattr__(self, "length", self.length + self.rule.length)
@@ -257,12 +257,12 @@ class After(Mask):
         return f"{text}.after({self.length})"
 
 
-def _masks(where: str, parts: object) -> tuple[Mask, ...]:
+def _masks(parts: object) -> tuple[Mask, ...]:
     rule = "be masks, at least one, in a tuple"
-    given = parts if isinstance(parts, tuple) else tuple(items_of(where, "parts", parts, rule))
+    given = parts if isinstance(parts, tuple) else tuple(items_of("parts", parts, rule))
     for part in given:
         if Mask not in type(part).__mro__:  # isinstance takes five times as long for a class that is abstract
-            raise type_error(where, "parts", rule, f"{kind(part)} among them")
+            raise type_error("parts", rule, f"{kind(part)} among them")
     if not given:
-        raise value_error(where, "parts", rule, "none")
+        raise value_error("parts", rule, "none")
     return given

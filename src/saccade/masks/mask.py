@@ -162,10 +162,9 @@ class Mask(NoArithmetic, ABC):
                 apart, or positions of another shape.
             TypeError: positions that are neither a range nor an int tensor.
         """
-        where = "Mask.to_dense"
-        batch, heads, q_len, kv_len = self._sizes(where, q_len, kv_len, batch, heads)
-        q = written_out(q_positions, where, "q_positions", kv_len - q_len, q_len, batch)[:, None, :, None]
-        kv = written_out(kv_positions, where, "kv_positions", 0, kv_len, batch)[:, None, None, :]
+        batch, heads, q_len, kv_len = self._sizes(q_len, kv_len, batch, heads)
+        q = written_out(q_positions, "q_positions", kv_len - q_len, q_len, batch)[:, None, :, None]
+        kv = written_out(kv_positions, "kv_positions", 0, kv_len, batch)[:, None, None, :]
         b, h = (torch.arange(count, device="cpu") for count in (batch, heads))
         allowed = self.allows(b[:, None, None, None], h[None, :, None, None], q, kv)
         for given, own in ((q_positions, q), (kv_positions, kv)):
@@ -178,8 +177,8 @@ class Mask(NoArithmetic, ABC):
 
         Cost: see `saccade.plan.make`.
         """
-        heads = max(size_of("Mask.plan", "heads", heads), self.shape[1])
-        shape = self._sizes("Mask.plan", q_len, kv_len, batch, None)
+        heads = max(size_of("heads", heads), self.shape[1])
+        shape = self._sizes(q_len, kv_len, batch, None)
         return plan_of(self, (shape[0], heads, *shape[2:]), shape[3] - shape[2], 0)
 
     def density(
@@ -189,7 +188,7 @@ class Mask(NoArithmetic, ABC):
 
         Cost: what the plan is sure of is counted without looking; of the rest each distinct piece is looked at once.
         """
-        shape = self._sizes("Mask.density", q_len, kv_len, batch, heads)
+        shape = self._sizes(q_len, kv_len, batch, heads)
         first = shape[3] - shape[2]
         counted: dict[Hashable, int] = {}
         total = 0
@@ -217,16 +216,15 @@ class Mask(NoArithmetic, ABC):
         Raises:
             ValueError: more rows or columns, or a batch item or head that is not there.
         """
-        where = "Mask.picture"
-        batch, head = size_of(where, "batch", batch), size_of(where, "head", head)
+        batch, head = size_of("batch", batch), size_of("head", head)
         for name, index, most in zip(("batch", "head"), (batch, head), self.shape, strict=True):
             if most > 1 and index >= most:
-                raise value_error(where, name, f"be below {most}, since the mask tells {most} apart", index)
+                raise value_error(name, f"be below {most}, since the mask tells {most} apart", index)
         items, heads = max(self.shape[0], batch + 1), max(self.shape[1], head + 1)
-        shape = self._sizes(where, q_len, kv_len, items, heads)
+        shape = self._sizes(q_len, kv_len, items, heads)
         if max(shape[2:]) > _LARGEST_PICTURE:
             got = f"{shape[2]} and {shape[3]}"
-            raise value_error(where, "q_len and kv_len", f"be 0 to {_LARGEST_PICTURE}", got)
+            raise value_error("q_len and kv_len", f"be 0 to {_LARGEST_PICTURE}", got)
         rows = self.to_dense(q_len, kv_len, batch=items, heads=heads)
         return "\n".join(" ".join("1" if seen else "." for seen in row) for row in rows[batch, head].tolist())
 
@@ -246,7 +244,7 @@ class Mask(NoArithmetic, ABC):
         Raises:
             ValueError: no int of at least 0.
         """
-        length = size_of("Mask.after", "length", length)
+        length = size_of("length", length)
         return masks.After(self, length) if length else self
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -280,21 +278,19 @@ class Mask(NoArithmetic, ABC):
     def __ror__(self, other: object) -> Mask:
         return masks.Or((_checked(other, "|"), self))
 
-    def _sizes(
-        self, where: str, q_len: object, kv_len: object, batch: object, heads: object
-    ) -> tuple[int, int, int, int]:
+    def _sizes(self, q_len: object, kv_len: object, batch: object, heads: object) -> tuple[int, int, int, int]:
         """Checked sizes; None for as many items and heads as the rule tells apart, and as many keys as queries."""
         told: list[int] = []
         for name, size, most in (("batch", batch, self.shape[0]), ("heads", heads, self.shape[1])):
-            told.append(most if size is None else size_of(where, name, size))
+            told.append(most if size is None else size_of(name, size))
             if most > 1 and told[-1] > most:
-                raise value_error(where, name, f"be at most {most}, since the mask tells {most} apart", size)
-        rows = size_of(where, "q_len", q_len)
-        return told[0], told[1], rows, rows if kv_len is None else size_of(where, "kv_len", kv_len)
+                raise value_error(name, f"be at most {most}, since the mask tells {most} apart", size)
+        rows = size_of("q_len", q_len)
+        return told[0], told[1], rows, rows if kv_len is None else size_of("kv_len", kv_len)
 
 
 def _checked(other: object, sign: str) -> Mask:
     if isinstance(other, Mask):
         return other
     hint = "wrap a bool tensor as masks.Dense(tensor) and a function as masks.Predicate(function)"
-    raise type_error("masks", sign, "join two masks", kind(other), hint=hint)
+    raise type_error(sign, "join two masks", kind(other), hint=hint)

@@ -36,7 +36,7 @@ from saccade.masks.rules.segments import Segments
 from saccade.masks.rules.strided import Strided
 from saccade.masks.rules.window import Window
 from saccade.support.errors import unsupported
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["through_layers"]
 
@@ -50,7 +50,7 @@ def through_layers(rule: Mask, layers: int) -> Mask:
         TypeError, ValueError: ``layers`` that is no int of at least 1.
         UnsupportedError: a rule that has none of the forms above.
     """
-    layers = integer("Mask ** layers", "layers", layers)
+    layers = check_int("layers", layers)
     if isinstance(rule, Or):  # what is joined with I is joined with it again below
         rest = tuple(part for part in rule.parts if part != _ITSELF) or (_ITSELF,)
         rule = rest[0] if len(rest) == 1 else Or(rest)
@@ -69,7 +69,7 @@ def through_layers(rule: Mask, layers: int) -> Mask:
             return Causal()
     reason = f"{rule} has no power that is exact and one rule again"
     hint = "saccade.auditing.Reach moves sets of tokens through the layers of any rule"
-    raise unsupported("Mask ** layers", f"layers={layers}", [reason], hint=hint)
+    raise unsupported(f"layers={layers}", [reason], hint=hint)
 
 
 def _with_itself(rule: Mask) -> Mask:

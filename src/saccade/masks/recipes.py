@@ -17,7 +17,7 @@ from saccade.masks.rules.window import Window
 from saccade.masks.validation import POSITION_BITS, SIZE_BITS
 from saccade.support.argument_hints import answers
 from saccade.support.errors import value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = [
     "bigbird",
@@ -34,7 +34,7 @@ __all__ = [
 _GLOBAL_BITS = 20  # each global token is kept as a position of its own
 
 
-@answers("sliding_window")
+@answers()
 def sliding_window(window: int) -> Mask:
     """Causal attention to the last ``window`` keys, the query's own included.
 
@@ -49,11 +49,11 @@ def sliding_window(window: int) -> Mask:
 
     Reference: Jiang et al. 2023, arXiv:2310.06825, section 2, whose window counts the same way.
     """
-    integer("sliding_window", "window", window)
+    check_int("window", window)
     return Causal() & Window(window - 1, 0)
 
 
-@answers("longformer")
+@answers()
 def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
     """A window on both sides, and global tokens that see all and that all see.
 
@@ -71,11 +71,11 @@ def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
 
     Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
     """
-    integer("longformer", "each_side", each_side, 0)
-    return Window(each_side, each_side) | Global(global_positions("longformer", positions))
+    check_int("each_side", each_side, 0)
+    return Window(each_side, each_side) | Global(global_positions(positions))
 
 
-@answers("bigbird")
+@answers()
 def bigbird(
     block_size: int, *, window_blocks: int = 3, global_blocks: int = 2, random_blocks: int = 3, seed: int = 0
 ) -> Mask:
@@ -103,23 +103,23 @@ def bigbird(
 
     Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2.
     """
-    integer("bigbird", "block_size", block_size, below=1 << SIZE_BITS)
-    integer("bigbird", "window_blocks", window_blocks)
-    integer("bigbird", "global_blocks", global_blocks, 0, below=1 << SIZE_BITS)
-    integer("bigbird", "random_blocks", random_blocks, 0, below=1 << DRAW_BITS)
-    integer("bigbird", "seed", seed, 0, below=1 << SEED_BITS)
+    check_int("block_size", block_size, below=1 << SIZE_BITS)
+    check_int("window_blocks", window_blocks)
+    check_int("global_blocks", global_blocks, 0, below=1 << SIZE_BITS)
+    check_int("random_blocks", random_blocks, 0, below=1 << DRAW_BITS)
+    check_int("seed", seed, 0, below=1 << SEED_BITS)
     if window_blocks % 2 == 0:
-        raise value_error("bigbird", "window_blocks", "be odd", window_blocks, hint="it counts the block itself")
+        raise value_error("window_blocks", "be odd", window_blocks, hint="it counts the block itself")
     if global_blocks * block_size >> _GLOBAL_BITS:
         rule = f"hold fewer than 2**{_GLOBAL_BITS} tokens"
-        raise value_error("bigbird", "global_blocks", rule, f"{global_blocks} of {block_size}")
+        raise value_error("global_blocks", rule, f"{global_blocks} of {block_size}")
     mask: Mask = Coarse(Window(window_blocks // 2, window_blocks // 2), block_size)
     if global_blocks:
         mask = mask | Global(range(global_blocks * block_size))
     return mask | Random(random_blocks, block_size, seed) if random_blocks else mask
 
 
-@answers("streaming")
+@answers()
 def streaming(sink_tokens: int, window: int) -> Mask:
     """Causal attention to the first tokens and the last ones.
 
@@ -137,13 +137,13 @@ def streaming(sink_tokens: int, window: int) -> Mask:
     Reference: Xiao et al. 2024, arXiv:2309.17453, section 3.2. Its cache counts positions inside the cache; here
     they stay where they are.
     """
-    integer("streaming", "sink_tokens", sink_tokens, 0, below=1 << POSITION_BITS)
-    integer("streaming", "window", window)
+    check_int("sink_tokens", sink_tokens, 0, below=1 << POSITION_BITS)
+    check_int("window", window)
     near = Window(window - 1, 0)
     return Causal() & (near | Prefix(sink_tokens)) if sink_tokens else Causal() & near
 
 
-@answers("sparse_transformer")
+@answers()
 def sparse_transformer(step: int) -> Mask:
     """Causal attention to the last ``step`` keys and to every step-th key before.
 
@@ -161,11 +161,11 @@ def sparse_transformer(step: int) -> Mask:
 
     Reference: Child et al. 2019, arXiv:1904.10509, section 4.3 (the strided pattern, both heads' sets joined).
     """
-    integer("sparse_transformer", "step", step, below=1 << POSITION_BITS)
+    check_int("step", step, below=1 << POSITION_BITS)
     return Causal() & (Window(step, 0) | Strided(step))
 
 
-@answers("prefix_lm")
+@answers()
 def prefix_lm(length: int) -> Mask:
     """Causal attention, but the first ``length`` positions see each other, and all see them.
 
@@ -180,11 +180,11 @@ def prefix_lm(length: int) -> Mask:
 
     Reference: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1.
     """
-    integer("prefix_lm", "length", length, 0, below=1 << POSITION_BITS)
+    check_int("length", length, 0, below=1 << POSITION_BITS)
     return Causal() | Prefix(length)
 
 
-@answers("image_rows")
+@answers()
 def image_rows(text_len: int, height: int, width: int) -> Mask:
     """A text, then the cells of an image row by row: a cell sees the text, and the cells of its row up to itself.
 
@@ -209,11 +209,11 @@ def image_rows(text_len: int, height: int, width: int) -> Mask:
 
     Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
     """
-    _check_image("image_rows", text_len, height, width)
+    _check_image(text_len, height, width)
     return _behind_text(text_len, Axial(height, width, "rows"))
 
 
-@answers("image_columns")
+@answers()
 def image_columns(text_len: int, height: int, width: int) -> Mask:
     """A text, then the cells of an image row by row: a cell sees the text, and the cells above it and itself.
 
@@ -234,11 +234,11 @@ def image_columns(text_len: int, height: int, width: int) -> Mask:
 
     Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
     """
-    _check_image("image_columns", text_len, height, width)
+    _check_image(text_len, height, width)
     return _behind_text(text_len, Axial(height, width, "columns"))
 
 
-@answers("image_neighbors")
+@answers()
 def image_neighbors(text_len: int, height: int, width: int, radius: int | tuple[int, int]) -> Mask:
     """A text, then the cells of an image row by row: a cell sees the text, and earlier cells near itself.
 
@@ -261,14 +261,14 @@ def image_neighbors(text_len: int, height: int, width: int, radius: int | tuple[
 
     Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
     """
-    _check_image("image_neighbors", text_len, height, width)
-    return _behind_text(text_len, Neighborhood(height, width, radii_of("image_neighbors", radius)))
+    _check_image(text_len, height, width)
+    return _behind_text(text_len, Neighborhood(height, width, radii_of(radius)))
 
 
-def _check_image(where: str, text_len: int, height: int, width: int) -> None:
-    integer(where, "text_len", text_len, 0, below=1 << SIZE_BITS)
-    integer(where, "height", height, below=1 << SIZE_BITS)
-    integer(where, "width", width, below=1 << SIZE_BITS)
+def _check_image(text_len: int, height: int, width: int) -> None:
+    check_int("text_len", text_len, 0, below=1 << SIZE_BITS)
+    check_int("height", height, below=1 << SIZE_BITS)
+    check_int("width", width, below=1 << SIZE_BITS)
 
 
 def _behind_text(text_len: int, rule: Mask) -> Mask:

@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import hidden_by_vmap, shown, type_error, value_error
 from saccade.support.torch_modes import is_mapped
-from saccade.support.validation import check_holds_values, integer, is_integer
+from saccade.support.validation import check_holds_values, check_int, is_integer
 
 __all__ = [
     "POSITION_BITS",
@@ -37,13 +37,11 @@ def check_field(mask: object, name: str, least: int, *, bits: int = POSITION_BIT
     Raises:
         ValueError: anything else.
     """
-    value = integer(type(mask).__name__, name, getattr(mask, name), least, below=1 << bits)
+    value = check_int(name, getattr(mask, name), least, below=1 << bits)
     object.__setattr__(mask, name, value)
 
 
-def items_of(
-    where: str, name: str, given: object, rule: str, *, is_ordered: bool = True, hint: str | None = None
-) -> list[Any]:
+def items_of(name: str, given: object, rule: str, *, is_ordered: bool = True, hint: str | None = None) -> list[Any]:
     """The items of a list, a tensor, an array or another iterable, which are yet to be checked.
 
     Args:
@@ -57,61 +55,59 @@ def items_of(
     """
     items = given
     if isinstance(given, Tensor):
-        check_readable(where, name, given)
+        check_readable(name, given)
         if is_mapped(given):
-            raise hidden_by_vmap(where, name)
+            raise hidden_by_vmap(name)
     if isinstance(given, Tensor | np.ndarray):
         items = given.tolist()  # a number where there is no dimension
     unfit = (str, bytes, Mapping, Set) if is_ordered else (str, bytes, Mapping)
     if not isinstance(items, Iterable) or isinstance(items, unfit):
-        raise type_error(where, name, rule, shown(given), hint=hint)
+        raise type_error(name, rule, shown(given), hint=hint)
     return list(items)
 
 
-def ints_of(
-    where: str, name: str, given: object, *, is_ordered: bool = True, hint: str | None = None
-) -> tuple[int, ...]:
+def ints_of(name: str, given: object, *, is_ordered: bool = True, hint: str | None = None) -> tuple[int, ...]:
     """Ints of at least 0 and below 2**62, from a list, a tensor, an array or another iterable; see `items_of`.
 
     Raises:
         TypeError, ValueError: anything else.
     """
     rule = "be ints of at least 0"
-    items = items_of(where, name, given, rule, is_ordered=is_ordered, hint=hint)
+    items = items_of(name, given, rule, is_ordered=is_ordered, hint=hint)
     if not all(is_integer(item) and item >= 0 for item in items):
-        raise value_error(where, name, rule, shown(given))
+        raise value_error(name, rule, shown(given))
     if items and max(items) >> POSITION_BITS:
-        raise value_error(where, name, f"be below 2**{POSITION_BITS}", shown(given))
+        raise value_error(name, f"be below 2**{POSITION_BITS}", shown(given))
     return tuple(map(int, items))
 
 
-def check_readable(where: str, name: str, tensor: Tensor) -> None:
+def check_readable(name: str, tensor: Tensor) -> None:
     """Accept only a tensor that holds its values, one after another.
 
     Raises:
         ValueError: a tensor without values (device "meta"), a sparse or a nested one.
         TypeError: a subclass that keeps its values elsewhere; torch's ``CausalBias``.
     """
-    check_holds_values(where, name, tensor)
+    check_holds_values(name, tensor)
     if tensor.is_meta:
-        raise value_error(where, name, "hold values", "a tensor on device meta")
+        raise value_error(name, "hold values", "a tensor on device meta")
     if tensor.layout != torch.strided or tensor.is_nested:
         got = "a nested tensor" if tensor.is_nested else f"layout {str(tensor.layout).removeprefix('torch.')}"
-        raise value_error(where, name, "be a dense tensor", got, hint=f"{name}.to_dense()")
+        raise value_error(name, "be a dense tensor", got, hint=f"{name}.to_dense()")
 
 
-def size_of(where: str, name: str, size: object) -> int:
+def size_of(name: str, size: object) -> int:
     """A length or a number of items or heads: also NumPy's, or a symbol while a program is traced."""
     if isinstance(size, torch.SymInt):
         return size  # type: ignore[return-value]
-    return integer(where, name, size, 0, below=1 << SIZE_BITS)
+    return check_int(name, size, 0, below=1 << SIZE_BITS)
 
 
-def written_out(given: GivenPositions, where: str, name: str, first: int, length: int, batch: int) -> Tensor:
+def written_out(given: GivenPositions, name: str, first: int, length: int, batch: int) -> Tensor:
     """Positions, int64 ``[batch | 1, length]``; from ``first`` on when None. In a tensor all below 0 mean no token."""
     if given is None:
         return torch.arange(first, first + length, device="cpu")[None]
     if isinstance(given, Tensor):
-        check_readable(where, name, given)
+        check_readable(name, given)
         given = given.clamp(min=-1) if given.dtype == torch.int64 else given
-    return Positions.of(given, where, name, length=length, batch=batch).on()
+    return Positions.of(given, name, length=length, batch=batch).on()

@@ -1,6 +1,6 @@
 """Lazy matrices: exact softmax attention, parts of it, and matrices derived from others."""
 
-from saccade.matrix.attention_matrix import AttentionMatrix, Impl, from_ingredients
+from saccade.matrix.attention_matrix import AttentionMatrix, Impl, matrix_from_inputs
 from saccade.matrix.functions import attention, attention_with_lse
 from saccade.matrix.matrix import DENSE_LIMIT, Block, Matrix, Transposed
 from saccade.matrix.score_matrix import ScoreMatrix
@@ -15,5 +15,5 @@ __all__ = [
     "Transposed",
     "attention",
     "attention_with_lse",
-    "from_ingredients",
+    "matrix_from_inputs",
 ]

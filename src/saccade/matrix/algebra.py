@@ -206,7 +206,7 @@ def _check_weights(matrix: Matrix) -> None:
     """Raise for scores: what is hidden of them is -inf, and a sum or a multiple of that says nothing."""
     if matrix.hidden:
         reason = f"what is hidden is {matrix.hidden} there, and not 0"
-        raise unsupported("A.scores", "a sum or a product", [reason], hint="A.scores.to_dense() is a tensor")
+        raise unsupported("a sum or a product", [reason], hint="A.scores.to_dense() is a tensor")
 
 
 def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str) -> None:
@@ -214,13 +214,11 @@ def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str
     facts = [f"{matrix!r}" for matrix in (first, other)]
     if tuple(other.shape) != tuple(shape):
         rule = f"have shape {list(shape)} to stand behind {sign}"
-        raise value_error("Matrix", "the other matrix", rule, list(other.shape), facts=facts)
+        raise value_error("the other matrix", rule, list(other.shape), facts=facts)
     if (first.dtype, first.device) != (other.dtype, other.device):
         rule = f"be {first.dtype} on {first.device}, like the first"
         hint = "A.to(device, dtype) moves a matrix"
-        raise value_error(
-            "Matrix", "the other matrix", rule, f"{other.dtype} on {other.device}", facts=facts, hint=hint
-        )
+        raise value_error("the other matrix", rule, f"{other.dtype} on {other.device}", facts=facts, hint=hint)
 
 
 def _factor(factor: object, matrix: Matrix) -> float | Tensor:
@@ -234,6 +232,4 @@ def _factor(factor: object, matrix: Matrix) -> float | Tensor:
         return factor.reshape(heads, 1, 1)
     got = f"a tensor {list(factor.shape)}" if isinstance(factor, Tensor) else kind(factor)
     hint = "weights that are changed one by one are a tensor: A.to_dense() * x; A @ (x * value) scales keys"
-    raise type_error(
-        "Matrix", "a factor", f"be a number, or a tensor [{heads}, 1, 1], one for each head", got, hint=hint
-    )
+    raise type_error("a factor", f"be a number, or a tensor [{heads}, 1, 1], one for each head", got, hint=hint)

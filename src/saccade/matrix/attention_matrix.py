@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.engine import custom_op, dropout
 from saccade.engine.dispatch import output, product, route_of
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.nonfinite import is_clean, isolate
 from saccade.engine.tiles.grouped_heads import joined
@@ -19,7 +19,7 @@ from saccade.engine.tiles.tile_scores import softmax_rows
 from saccade.engine.tiles.tile_splitting import part_of
 from saccade.engine.to_device import target_of
 from saccade.masks import Mask
-from saccade.matrix.from_inputs import OfIngredients
+from saccade.matrix.from_inputs import OfInputs
 from saccade.matrix.score_matrix import ScoreMatrix
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from saccade.engine.explanation import Explanation
     from saccade.statistics import Parts, Summary
 
-__all__ = ["AttentionMatrix", "Impl", "from_ingredients"]
+__all__ = ["AttentionMatrix", "Impl", "matrix_from_inputs"]
 
 Impl = Literal["auto", "native", "fused", "sdpa", "varlen", "flex", "tiled", "reference"] | Kernel
 
 
-class AttentionMatrix(OfIngredients):
+class AttentionMatrix(OfInputs):
     r"""The matrix of exact softmax attention, held as its ingredients: O(n·d) memory, nothing is computed yet.
 
     .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in V(i)} \exp(s_{ij'})},\quad j \in V(i), \qquad
@@ -87,7 +87,7 @@ class AttentionMatrix(OfIngredients):
     Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
     """
 
-    @answers("AttentionMatrix", value="A @ value takes the values")
+    @answers(value="A @ value takes the values")
     def __init__(
         self,
         query: Tensor,
@@ -103,7 +103,7 @@ class AttentionMatrix(OfIngredients):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ):
-        self.ingredients = Ingredients.of(
+        self.inputs = AttentionInputs.of(
             query,
             key,
             mask,
@@ -114,7 +114,6 @@ class AttentionMatrix(OfIngredients):
             sink_logit=sink_logit,
             q_positions=q_positions,
             kv_positions=kv_positions,
-            where="AttentionMatrix",
         )
         self.impl = impl
         self._lse: Tensor | None = None
@@ -122,7 +121,7 @@ class AttentionMatrix(OfIngredients):
     @property
     def mask(self) -> Mask:
         """Who may attend to whom."""
-        return self.ingredients.rule
+        return self.inputs.rule
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         """``A @ value`` by the fastest exact kernel.
@@ -137,7 +136,7 @@ class AttentionMatrix(OfIngredients):
             ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
         """
         run = custom_op.output if torch.compiler.is_compiling() else output
-        out, lse = run(self.ingredients, value, dropout_p, self.impl, seed)
+        out, lse = run(self.inputs, value, dropout_p, self.impl, seed)
         if lse is not None and not lse.requires_grad and is_plain(lse):
             self._lse = lse
         return out
@@ -153,55 +152,55 @@ class AttentionMatrix(OfIngredients):
         """
         if self._lse is not None and not self._wants_grad():
             return self._lse
-        key = self.ingredients.key
+        key = self.inputs.key
         nothing = key.new_zeros(*key.shape[:3], 1, dtype=self.dtype)
         run = custom_op.product if torch.compiler.is_compiling() else product
-        return run(self.ingredients, nothing, impl=self.impl)[1]
+        return run(self.inputs, nothing, impl=self.impl)[1]
 
     @property
     def scores(self) -> ScoreMatrix:
         """What the softmax is taken of: scaled, capped and biased, -inf at hidden pairs; lazy like the weights."""
-        return ScoreMatrix(self.ingredients)
+        return ScoreMatrix(self.inputs)
 
     def to(
         self, *target: torch.device | str | torch.dtype, **kwargs: torch.device | str | torch.dtype | None
     ) -> AttentionMatrix:
-        return from_ingredients(self.ingredients.to(*target_of("AttentionMatrix.to", target, kwargs)), self.impl)
+        return matrix_from_inputs(self.inputs.to(*target_of(target, kwargs)), self.impl)
 
     @property
     def is_stochastic(self) -> bool:
         """Whether rows sum to 1 (or 0): True, unless a sink takes a share."""
-        return self.ingredients.sink_logit is None
+        return self.inputs.sink_logit is None
 
     def summary(self, parts: Parts | None = None) -> Summary:
         from saccade.statistics.summary import summary_of  # noqa: PLC0415  nothing but this needs it
 
-        return summary_of(self, self.ingredients.current(), parts)
+        return summary_of(self, self.inputs.current(), parts)
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
         """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
         from saccade.engine.explanation import Explanation  # noqa: PLC0415  nothing but this needs it
 
-        dropout.check(dropout_p, "AttentionMatrix.explain")
-        given = self.ingredients.current()
-        route = route_of(given, dropout_p, self.impl)
-        value_dim = given.query.shape[3] if value_dim is None else value_dim
-        return Explanation.of(given, route, value_dim, dropout_p, mask=self.mask)
+        dropout.check(dropout_p)
+        inputs = self.inputs.current()
+        route = route_of(inputs, dropout_p, self.impl)
+        value_dim = inputs.query.shape[3] if value_dim is None else value_dim
+        return Explanation.of(inputs, route, value_dim, dropout_p, mask=self.mask)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
         return self._blocks(batch, head, rows)  # what is refused is refused at once, not with the first block
 
     def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
-        given, bad = self.ingredients.current(), None
-        if not is_clean(given, given.query, given.key):
-            isolated = isolate(given, given.key)
+        inputs, bad = self.inputs.current(), None
+        if not is_clean(inputs, inputs.query, inputs.key):
+            isolated = isolate(inputs, inputs.key)
             if isolated:
-                given, bad = isolated.given, isolated.in_scores
-        for tile in given.row_plan.tiles:
+                inputs, bad = isolated.inputs, isolated.in_scores
+        for tile in inputs.row_plan.tiles:
             for piece in part_of(tile, batch, head, rows):
                 with without_autocast(self.device):
-                    weights, logs, lse = softmax_rows(given, piece, differentiable=self._wants_grad())
+                    weights, logs, lse = softmax_rows(inputs, piece, differentiable=self._wants_grad())
                 span = piece.rows
                 if bad is not None:
                     marked = bad[piece.batch, piece.heads, as_slice(span)]
@@ -210,18 +209,18 @@ class AttentionMatrix(OfIngredients):
                 columns = joined(piece.spans)
                 yield Block(piece.batch, piece.heads, span, columns, weights, logs, lse)
 
-    def _of(self, given: Ingredients) -> AttentionMatrix:
-        return from_ingredients(given, self.impl)
+    def _of(self, inputs: AttentionInputs) -> AttentionMatrix:
+        return matrix_from_inputs(inputs, self.impl)
 
     def _by_sweep(self, folds: Sequence[Fold[Any, Any]], outline: Outline) -> dict[int, Any]:
-        return answers_by_sweep(self.ingredients.current(), self.impl, folds, outline)
+        return answers_by_sweep(self.inputs.current(), self.impl, folds, outline)
 
     def _wants_grad(self) -> bool:
-        return any(wants_gradient(x) for x in self.ingredients.leaves)
+        return any(wants_gradient(x) for x in self.inputs.leaves)
 
 
-def from_ingredients(given: Ingredients, impl: Impl = "auto") -> AttentionMatrix:
+def matrix_from_inputs(inputs: AttentionInputs, impl: Impl = "auto") -> AttentionMatrix:
     """The matrix of ingredients that have been checked."""
     matrix = object.__new__(AttentionMatrix)
-    matrix.ingredients, matrix.impl, matrix._lse = given, impl, None
+    matrix.inputs, matrix.impl, matrix._lse = inputs, impl, None
     return matrix

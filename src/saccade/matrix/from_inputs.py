@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.samples import are_mapped, of_all_samples
 from saccade.engine.tiles.tile_scores import positions
 from saccade.matrix.indexing import Index
@@ -18,69 +18,69 @@ from saccade.plan import Ranges, Strip, Tile
 from saccade.statistics.fold import Fold
 from saccade.support.errors import unsupported
 
-__all__ = ["OfIngredients"]
+__all__ = ["OfInputs"]
 
 
-class OfIngredients(Matrix):
+class OfInputs(Matrix):
     """A matrix that is computed from checked queries, keys and a rule."""
 
-    ingredients: Ingredients
+    inputs: AttentionInputs
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        return self.ingredients.shape
+        return self.inputs.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.ingredients.dtype
+        return self.inputs.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.ingredients.query.device
+        return self.inputs.query.device
 
     @property
     def kv_heads(self) -> int:
-        return self.ingredients.key.shape[1]
+        return self.inputs.key.shape[1]
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         batch, heads, _, _ = self.shape
         strips = tuple(Strip(span, True) for span in columns)
-        given = self.ingredients
-        return positions(given, Tile(slice(0, batch), slice(0, heads), rows, strips, given.rule))
+        inputs = self.inputs
+        return positions(inputs, Tile(slice(0, batch), slice(0, heads), rows, strips, inputs.rule))
 
     # Under vmap nothing can be read, nor written in place: all samples are then one batch.
 
     @abstractmethod
-    def _of(self, given: Ingredients) -> Self:
+    def _of(self, inputs: AttentionInputs) -> Self:
         """Return the same matrix of other ingredients."""
 
     def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
-        if not are_mapped(self.ingredients):
+        if not are_mapped(self.inputs):
             return super().ask(*folds)
         made: list[Any] = []
 
-        def question(given: Ingredients) -> tuple[Tensor, ...]:
-            tensors, spec = tree_flatten(self._of(given).ask(*folds))
+        def question(inputs: AttentionInputs) -> tuple[Tensor, ...]:
+            tensors, spec = tree_flatten(self._of(inputs).ask(*folds))
             for x in tensors:
-                if not isinstance(x, Tensor) or x.shape[:1] != (given.shape[0],):
+                if not isinstance(x, Tensor) or x.shape[:1] != (inputs.shape[0],):
                     reason = "an answer is no tensor with the batch as its first axis"
-                    raise unsupported("Matrix.ask", "vmap", [reason], hint="put the mapped axis into the batch")
+                    raise unsupported("vmap", [reason], hint="put the mapped axis into the batch")
             made.append(spec)
             return tuple(tensors)
 
         with torch.no_grad():
-            tensors = of_all_samples(self.ingredients, question)
+            tensors = of_all_samples(self.inputs, question)
         return cast("tuple[Any, ...]", tree_unflatten(tensors, made[-1]))
 
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
-        if not are_mapped(self.ingredients):
+        if not are_mapped(self.inputs):
             return super().to_dense(limit=limit)
-        return of_all_samples(self.ingredients, lambda given: (self._of(given).to_dense(limit=limit),))[0]
+        return of_all_samples(self.inputs, lambda inputs: (self._of(inputs).to_dense(limit=limit),))[0]
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        if not are_mapped(self.ingredients, x):
+        if not are_mapped(self.inputs, x):
             return super().rmatmul(x)
-        return of_all_samples(self.ingredients, lambda given, own: (self._of(given).rmatmul(own),), x)[0]
+        return of_all_samples(self.inputs, lambda inputs, own: (self._of(inputs).rmatmul(own),), x)[0]
 
     def __getitem__(self, index: Index) -> Tensor:
-        return self.to_dense()[index] if are_mapped(self.ingredients) else super().__getitem__(index)
+        return self.to_dense()[index] if are_mapped(self.inputs) else super().__getitem__(index)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.engine import custom_op
 from saccade.engine.dispatch import output, product
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.nested import Nested, check_nested, is_nested
 from saccade.matrix.attention_matrix import Impl
 from saccade.positions import Bias
@@ -22,7 +22,7 @@ from saccade.support.argument_hints import answers
 __all__ = ["attention", "attention_with_lse"]
 
 
-@answers("attention", value="attention(query, key, value); self-attention gives the same tensor three times")
+@answers(value="attention(query, key, value); self-attention gives the same tensor three times")
 def attention(
     query: Tensor,
     key: Tensor,
@@ -72,15 +72,15 @@ def attention(
             attention, query, key, value, mask, q_positions, kv_positions, score=score, bias=bias, scale=scale,
             softcap=softcap, sink_logit=sink_logit, dropout_p=dropout_p, impl=impl,
         )
-    given = Ingredients.of(
+    inputs = AttentionInputs.of(
         query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
-        q_positions=q_positions, kv_positions=kv_positions, where="attention",
+        q_positions=q_positions, kv_positions=kv_positions,
     )
     # fmt: on
-    return (custom_op.output if torch.compiler.is_compiling() else output)(given, value, dropout_p, impl)[0]
+    return (custom_op.output if torch.compiler.is_compiling() else output)(inputs, value, dropout_p, impl)[0]
 
 
-@answers("attention_with_lse")
+@answers()
 def attention_with_lse(
     query: Tensor,
     key: Tensor,
@@ -109,12 +109,12 @@ def attention_with_lse(
             attention_with_lse, query, key, value, mask, q_positions, kv_positions, score=score, bias=bias, scale=scale,
             softcap=softcap, sink_logit=sink_logit, dropout_p=dropout_p, impl=impl,
         )
-    given = Ingredients.of(
+    inputs = AttentionInputs.of(
         query, key, mask, score=score, bias=bias, scale=scale, softcap=softcap, sink_logit=sink_logit,
-        q_positions=q_positions, kv_positions=kv_positions, where="attention_with_lse",
+        q_positions=q_positions, kv_positions=kv_positions,
     )
     # fmt: on
-    return (custom_op.product if torch.compiler.is_compiling() else product)(given, value, dropout_p, impl)
+    return (custom_op.product if torch.compiler.is_compiling() else product)(inputs, value, dropout_p, impl)
 
 
 def _of_nested(
@@ -131,10 +131,9 @@ def _of_nested(
     if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
         outside = torch.compiler.disable(_of_nested)
         return outside(run, query, key, value, mask, q_positions, kv_positions, **options)
-    where = run.__name__
     positions = {"q_positions": q_positions, "kv_positions": kv_positions}
-    check_nested(where, mask, options["bias"], options["score"], **positions)
-    items = Nested.of(where, query, key, value, axis=1)
-    joined = items.mask(mask, items.query.shape[1], where)
+    check_nested(mask, options["bias"], options["score"], **positions)
+    items = Nested.of(query, key, value, axis=1)
+    joined = items.mask(mask, items.query.shape[1])
     out = run(items.query, items.key, items.value, joined, **options, **items.positions)
     return items.unpacked(out) if isinstance(out, Tensor) else tuple(map(items.unpacked, out))

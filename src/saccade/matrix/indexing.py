@@ -43,7 +43,7 @@ def part_of(matrix: Matrix, index: object) -> Tensor:
     size = math.prod(map(len, spans))
     if size > DENSE_LIMIT:
         hint = "A[b, h, i] gives a row, A[b, h, i:j] some; A.pooled(bins) a map of all"
-        raise value_error("Matrix", "a part by index", f"be at most {DENSE_LIMIT:,} weights", f"{size:,}", hint=hint)
+        raise value_error("a part by index", f"be at most {DENSE_LIMIT:,} weights", f"{size:,}", hint=hint)
     batch, heads, rows, columns = spans
     out = torch.full([len(span) for span in spans], matrix.hidden, dtype=wide_dtype(matrix.dtype), device=matrix.device)
     if size:
@@ -77,7 +77,7 @@ def _four(index: object) -> tuple[int | slice, int | slice, int | slice, int | s
         if not (is_integer(own) or isinstance(own, slice) or own is ...):
             hint = "A[b, h], A[b, h, i], A[b, h, i:j], A[..., i, j]; A.to_dense() gives a tensor, which takes any index"
             got = f"{own}" if isinstance(own, bool) or own is None else kind(own)
-            raise type_error("Matrix", "index", "be made of whole numbers, slices and ...", got, hint=hint)
+            raise type_error("index", "be made of whole numbers, slices and ...", got, hint=hint)
     dots = sum(own is ... for own in given)
     if len(given) - dots > len(_AXES) or dots > 1:
         raise IndexError(f"Matrix: index must name at most {', '.join(_AXES)}, with one ...; got {len(given)} parts.")
@@ -91,9 +91,9 @@ def _span(own: int | slice, axis: int, size: int) -> range:
     if isinstance(own, slice):
         for edge in (own.start, own.stop, own.step):
             if edge is not None and not is_integer(edge):
-                raise type_error("Matrix", "edges of a slice", "be whole numbers", kind(edge))
+                raise type_error("edges of a slice", "be whole numbers", kind(edge))
         if own.step == 0:
-            raise value_error("Matrix", "step of a slice", "not be 0", 0)
+            raise value_error("step of a slice", "not be 0", 0)
         return range(*own.indices(size))
     if not -size <= own < size:
         raise IndexError(f"Matrix: {_AXES[axis]} index must be in [{-size}, {size}); got {own}.")

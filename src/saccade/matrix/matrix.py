@@ -25,7 +25,7 @@ from saccade.statistics.transposed import Transposed
 from saccade.support.errors import describe, kind, type_error, unsupported, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import without_autocast
-from saccade.support.validation import instance, is_integer
+from saccade.support.validation import check_type, is_integer
 
 if TYPE_CHECKING:
     from saccade.statistics.pooled import How
@@ -97,9 +97,9 @@ class Matrix(Operators, ABC):
             ``[batch, heads, q_len, value_dim]`` in the value's dtype.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
-        dropout.check(dropout_p, type(self).__name__)
-        dropout.check_seed(seed, type(self).__name__)
-        seed = dropout.draw_seed(type(self).__name__) if seed is None and dropout_p > 0.0 else seed
+        dropout.check(dropout_p)
+        dropout.check_seed(seed)
+        seed = dropout.draw_seed() if seed is None and dropout_p > 0.0 else seed
         batch, heads, q_len, _ = self.shape
         shape, wide = (batch, heads, q_len, value.shape[3]), wide_dtype(value.dtype)
         out: Tensor | None = None  # made like the first part: under vmap, of all samples
@@ -160,11 +160,11 @@ class Matrix(Operators, ABC):
         for fold in folds:
             if not isinstance(fold, Fold):
                 rule, hint = "be questions of saccade.statistics", "give an instance: ask(Entropy())"
-                raise type_error("Matrix.ask", "folds", rule, kind(fold), hint=hint)
+                raise type_error("folds", rule, kind(fold), hint=hint)
             if fold.needs_distributions and not self.is_stochastic:
                 reason = f"the rows of this {type(self).__name__} do not sum to 1 (is_stochastic is False)"
                 hint = "A.topk and A.received need no distributions"
-                raise unsupported("Matrix.ask", type(fold).__name__, [reason], hint=hint)
+                raise unsupported(type(fold).__name__, [reason], hint=hint)
         if not folds:
             return ()
         outline = Outline.of(self)
@@ -232,7 +232,7 @@ class Matrix(Operators, ABC):
 
     def to(self, *target: torch.device | str | torch.dtype, **kwargs: torch.device | str | torch.dtype | None) -> Self:
         """The same matrix on another ``device``, of another float ``dtype``, or both: ``A.to("cuda", torch.half)``."""
-        return moved(self, *target_of(f"{type(self).__name__}.to", target, kwargs))
+        return moved(self, *target_of(target, kwargs))
 
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
         """All weights, ``[batch, heads, q_len, kv_len]`` in float32 or wider.
@@ -246,7 +246,7 @@ class Matrix(Operators, ABC):
         if math.prod(self.shape) > limit:
             got = f"{math.prod(self.shape):,} weights, {list(self.shape)}"
             hint = "A[b, h, i] gives a row, A @ value and A.mT @ x products; to_dense(limit=...) insists"
-            raise value_error("Matrix.to_dense", "size", f"be at most {limit:,} weights", got, hint=hint)
+            raise value_error("size", f"be at most {limit:,} weights", got, hint=hint)
         dense = torch.full(self.shape, self.hidden, dtype=wide_dtype(self.dtype), device=self.device)
         for block in self.blocks():
             for span, weights in block.by_range(block.weights):
@@ -274,30 +274,29 @@ class Matrix(Operators, ABC):
 
     def _check_part(self, batch: object, head: object, rows: object) -> None:
         """Raise unless `blocks` can be restricted to these."""
-        where = f"{type(self).__name__}.blocks"
         for name, index, size in (("batch", batch, self.shape[0]), ("head", head, self.shape[1])):
             if index is None:
                 continue
             if not is_integer(index):
-                raise type_error(where, name, "be an int or None", repr(index))
+                raise type_error(name, "be an int or None", repr(index))
             if not 0 <= index < size:
-                raise value_error(where, name, f"be at least 0 and below {size}", index)
+                raise value_error(name, f"be at least 0 and below {size}", index)
         if rows is None:
             return
         if not isinstance(rows, range):
-            raise type_error(where, "rows", "be a range or None", repr(rows))
+            raise type_error("rows", "be a range or None", repr(rows))
         if rows.step != 1:
-            raise value_error(where, "rows", "be a range with step 1", rows)
+            raise value_error("rows", "be a range with step 1", rows)
 
     def _operand(self, x: Tensor, name: str, heads: int, length: int) -> Tensor:
         """What the matrix is multiplied with, checked; in its dtype under autocast."""
-        instance("Matrix", name, x, Tensor, "be a tensor")
+        check_type(name, x, Tensor, "be a tensor")
         expected = (self.shape[0], heads, length)
         if x.dim() != 4 or x.shape[:3] != expected:
             rule = f"have shape [{', '.join(map(str, expected))}, width]"
-            raise value_error("Matrix", name, rule, list(x.shape), facts=[f"matrix {list(self.shape)}"])
+            raise value_error(name, rule, list(x.shape), facts=[f"matrix {list(self.shape)}"])
         x = autocast(x, self.dtype)
         if x.dtype != self.dtype or x.device != self.device:
             rule = f"be {self.dtype} on {self.device}, like the matrix"
-            raise value_error("Matrix", name, rule, f"{x.dtype} on {x.device}", facts=[describe(name, x)])
+            raise value_error(name, rule, f"{x.dtype} on {x.device}", facts=[describe(name, x)])
         return x

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import kind, type_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 if TYPE_CHECKING:
     from saccade.matrix.matrix import Matrix
@@ -54,7 +54,7 @@ class Operators:
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
         """``x @ A``, for ``x [batch, heads, width, q_len]``: ``[batch, heads, width, kv_len]``."""
-        return self.rmatmul(instance("Matrix", "x", x, Tensor, "be a tensor").mT).mT
+        return self.rmatmul(check_type("x", x, Tensor, "be a tensor").mT).mT
 
     def __add__(self, other: Matrix) -> Matrix:
         return _made("Sum", (1.0, self), (1.0, _matrix(other, "+")))
@@ -112,7 +112,7 @@ class Operators:
         name = getattr(function, "__name__", "function")
         own = next(iter(types)).__name__
         hint = f"{_HINTS.get(name, _ASKED)}; {_PARTS if name not in _HINTS else _BUILT}"
-        raise type_error(f"torch's {name}", "an argument", "be a tensor", f"a lazy {own}", hint=hint)
+        raise type_error("an argument", "be a tensor", f"a lazy {own}", hint=hint, where=f"torch's {name}")
 
 
 def _made(name: str, *parts: Any) -> Matrix:
@@ -124,7 +124,7 @@ def _made(name: str, *parts: Any) -> Matrix:
 def _matrix(other: object, sign: str) -> Any:
     if not isinstance(other, Operators):
         hint = "a term of the scores is bias=; what is added to weights is added to a tensor, A.to_dense()"
-        raise type_error("Matrix", f"what stands behind {sign}", "be a matrix", kind(other), hint=hint)
+        raise type_error(f"what stands behind {sign}", "be a matrix", kind(other), hint=hint)
     return other
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.tiles.grouped_heads import joined
 from saccade.engine.tiles.tile_scores import scores_of
 from saccade.engine.tiles.tile_splitting import part_of
-from saccade.matrix.from_inputs import OfIngredients
+from saccade.matrix.from_inputs import OfInputs
 from saccade.statistics.row_block import Block, as_slice
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import without_autocast
@@ -22,7 +22,7 @@ __all__ = ["ScoreMatrix"]
 _ENTRIES = 1 << 18  # scores that are held at once: a megabyte
 
 
-class ScoreMatrix(OfIngredients):
+class ScoreMatrix(OfInputs):
     """Scores of an `AttentionMatrix`, scaled, capped and biased; -inf where the mask hides a pair. Lazy, like weights.
 
     Any part by index, `to_dense`, `topk` and ``pooled(bins, how="max")`` are what one asks of it; sums are -inf where
@@ -38,8 +38,8 @@ class ScoreMatrix(OfIngredients):
                 [0., 1.]])
     """
 
-    def __init__(self, given: Ingredients):
-        self.ingredients = given
+    def __init__(self, inputs: AttentionInputs):
+        self.inputs = inputs
 
     @property
     def is_stochastic(self) -> bool:
@@ -49,8 +49,8 @@ class ScoreMatrix(OfIngredients):
     def hidden(self) -> float:
         return -math.inf
 
-    def _of(self, given: Ingredients) -> ScoreMatrix:
-        return ScoreMatrix(given)
+    def _of(self, inputs: AttentionInputs) -> ScoreMatrix:
+        return ScoreMatrix(inputs)
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         raise _no_product()
@@ -63,7 +63,7 @@ class ScoreMatrix(OfIngredients):
         return self._blocks(batch, head, rows)
 
     def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
-        given = self.ingredients.current()
+        inputs = self.inputs.current()
         items, heads, q_len, kv_len = self.shape
         b, h = (slice(0, size) if one is None else slice(one, one + 1) for one, size in ((batch, items), (head, heads)))
         rows = range(q_len) if rows is None else range(q_len)[as_slice(rows)]
@@ -72,11 +72,11 @@ class ScoreMatrix(OfIngredients):
         for start in range(rows.start, rows.stop, step):
             some = range(start, min(start + step, rows.stop))
             shape = (b.stop - b.start, h.stop - h.start, len(some), kv_len)
-            scores = torch.full(shape, -math.inf, dtype=given.compute_dtype, device=self.device)
-            for tile in given.row_plan.tiles:
+            scores = torch.full(shape, -math.inf, dtype=inputs.compute_dtype, device=self.device)
+            for tile in inputs.row_plan.tiles:
                 for piece in part_of(tile, batch, head, some):
                     with without_autocast(self.device):
-                        found = scores_of(given, piece)
+                        found = scores_of(inputs, piece)
                     items_of, heads_of = (
                         _moved(own, first.start) for own, first in ((piece.batch, b), (piece.heads, h))
                     )
@@ -93,4 +93,4 @@ def _moved(own: slice, by: int) -> slice:
 
 
 def _no_product() -> Exception:
-    return unsupported("A.scores", "a product", ["values are multiplied with weights"], hint="A @ value")
+    return unsupported("a product", ["values are multiplied with weights"], hint="A @ value")

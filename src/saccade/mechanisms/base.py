@@ -54,7 +54,7 @@ class Mechanism(AnswersCalls, nn.Module):
         """
         name = type(self).__name__
         raise unsupported(
-            name, "bias", [f"{name} has no scores to which it could be added"], hint="mechanism=Softmax() adds it"
+            "bias", [f"{name} has no scores to which it could be added"], hint="mechanism=Softmax() adds it"
         )
 
     def _stood_in_for_by(self, other: M) -> M:

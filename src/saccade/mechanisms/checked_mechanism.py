@@ -73,7 +73,7 @@ class Approximate(Mechanism):
     """A mechanism that makes its matrix of checked inputs."""
 
     @abstractmethod
-    def _made(self, given: Inputs) -> Matrix:
+    def _made(self, inputs: Inputs) -> Matrix:
         """The matrix."""
 
     def forward(
@@ -91,21 +91,20 @@ class Approximate(Mechanism):
         self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
     ) -> Inputs:
         """What was given, checked."""
-        where = type(self).__name__
         query, key = autocast(query), autocast(key)
-        shape = check_query_key(query, key, None, where)
-        rule = as_mask(mask, shape, where=where)
+        shape = check_query_key(query, key, None)
+        rule = as_mask(mask, shape)
         batch, _, q_len, kv_len = shape
         q = kv = None
         if q_positions is not None:
-            q = Positions.of(q_positions, where, "q_positions", length=q_len, batch=batch)
+            q = Positions.of(q_positions, "q_positions", length=q_len, batch=batch)
         if kv_positions is not None:
-            kv = Positions.of(kv_positions, where, "kv_positions", length=kv_len, batch=batch)
-        check_domain(rule, q, kv, shape[2], shape[3], where)
+            kv = Positions.of(kv_positions, "kv_positions", length=kv_len, batch=batch)
+        check_domain(rule, q, kv, shape[2], shape[3])
         reasons = self.reasons(rule)
         if reasons:
             hint = "saccade.mechanisms.Softmax() takes every mask"
-            raise unsupported(where, f"mask={type(rule).__name__}", reasons, hint=hint)
+            raise unsupported(f"mask={type(rule).__name__}", reasons, hint=hint)
         return Inputs(query, key, rule, shape, q, kv)
 
 

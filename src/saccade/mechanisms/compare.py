@@ -29,7 +29,7 @@ _ROUNDS = 3
 _PATIENCE = 1.0  # seconds of one exact product, from which on no longer one is timed
 
 
-@answers("compare", {}, mechanisms="a list, as [mechanisms.Performer(64)]")
+@answers({}, mechanisms="a list, as [mechanisms.Performer(64)]")
 def compare(
     query: Tensor,
     key: Tensor,
@@ -68,19 +68,18 @@ def compare(
         >>> [row.verdict[:11] for row in comparison.rows]
         ['rough: anot', 'too far off', 'close to ex']
     """
-    where = "compare"
     if not isinstance(mechanisms, Sequence) or not all(isinstance(one, Mechanism) for one in mechanisms):
         hint = "[saccade.mechanisms.Performer(256)]"
-        raise type_error(where, "mechanisms", "be a list of mechanisms", repr(mechanisms)[:80], hint=hint)
+        raise type_error("mechanisms", "be a list of mechanisms", repr(mechanisms)[:80], hint=hint)
     given = tuple(mechanisms)
     softmax = Softmax()
     exact = softmax(query, key, mask=mask)
-    check_value(where, value, query, key, exact.dtype)
+    check_value(value, query, key, exact.dtype)
     if 0 in exact.shape:
         facts = [describe("query", query), describe("key", key)]
-        raise value_error(where, "tensors", "hold at least one query and one key", list(exact.shape), facts=facts)
+        raise value_error("tensors", "hold at least one query and one key", list(exact.shape), facts=facts)
     case = _Case(query.detach(), key.detach(), value.detach(), mask)
-    rule = as_mask(mask, exact.shape, where=where)
+    rule = as_mask(mask, exact.shape)
     with torch.no_grad():
         expected = (exact @ value).to(widest_dtype(value.device))
         reasons = [one.reasons(rule) for one in given]
@@ -179,11 +178,11 @@ def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int
     if lengths is None:
         lengths = [kv_len // 8, kv_len // 4, kv_len // 2, kv_len, 2 * kv_len, 4 * kv_len]
     else:
-        where, what, must = "compare", "timed_lengths", "be a list of ints of at least 1"
+        what, must = "timed_lengths", "be a list of ints of at least 1"
         if isinstance(lengths, str) or not isinstance(lengths, Sequence) or not lengths:
-            raise type_error(where, what, must, repr(lengths))
+            raise type_error(what, must, repr(lengths))
         if not all(is_integer(n) and n >= 1 for n in lengths):
-            raise value_error(where, what, must, list(lengths))
+            raise value_error(what, must, list(lengths))
     if not (case.mask is None or isinstance(case.mask, Mask)):
         lengths = []
     elif rule.is_fact_of_batch:

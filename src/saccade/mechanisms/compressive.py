@@ -19,7 +19,7 @@ from saccade.mechanisms.value_access import is_readable
 from saccade.positions import Rotary
 from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import wide_dtype
-from saccade.support.validation import instance, integer, number, one_of
+from saccade.support.validation import check_choice, check_int, check_number, check_type
 
 __all__ = ["CompressiveMatrix", "CompressiveMemory"]
 
@@ -104,15 +104,13 @@ class CompressiveMemory(Approximate):
         rotary: Rotary | None = None,
     ):
         super().__init__()
-        where, hint = "CompressiveMemory", "MultiHeadAttention(rotary=...) turns what the memory sees too"
-        self.gate = nn.Parameter(torch.zeros(integer(where, "num_heads", num_heads)))
-        self.segment = Segments(integer(where, "segment", segment), 0).segment
-        self.update: Update = one_of(where, "update", update, ("linear", "delta"))
-        self.scale = None if scale is None else number(where, "scale", scale)
+        hint = "MultiHeadAttention(rotary=...) turns what the memory sees too"
+        self.gate = nn.Parameter(torch.zeros(check_int("num_heads", num_heads)))
+        self.segment = Segments(check_int("segment", segment), 0).segment
+        self.update: Update = check_choice("update", update, ("linear", "delta"))
+        self.scale = None if scale is None else check_number("scale", scale)
         self.rotary = (
-            None
-            if rotary is None
-            else instance(where, "rotary", rotary, Rotary, "be a saccade Rotary or None", hint=hint)
+            None if rotary is None else check_type("rotary", rotary, Rotary, "be a saccade Rotary or None", hint=hint)
         )
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
@@ -130,28 +128,28 @@ class CompressiveMemory(Approximate):
         """An empty `saccade.caches.CompressiveCache`: the memory, and the open segment."""
         return CompressiveCache(max_len)
 
-    def _made(self, given: Inputs) -> CompressiveMatrix:
-        if len(self.gate) != given.shape[1]:
-            raise value_error("CompressiveMemory", "heads of query", f"be num_heads {len(self.gate)}", given.shape[1])
-        q, kv = given.written_out()
-        if None in given.starts and not is_readable(q, kv):
+    def _made(self, inputs: Inputs) -> CompressiveMatrix:
+        if len(self.gate) != inputs.shape[1]:
+            raise value_error("heads of query", f"be num_heads {len(self.gate)}", inputs.shape[1])
+        q, kv = inputs.written_out()
+        if None in inputs.starts and not is_readable(q, kv):
             reason = "which segments there are is read off the positions, which may not be read here"
-            raise unsupported("CompressiveMemory", "a table of positions", [reason], hint="a range can be read")
-        query, key = given.query, given.key
+            raise unsupported("a table of positions", [reason], hint="a range can be read")
+        query, key = inputs.query, inputs.key
         if self.rotary is not None:
             query, key = self.rotary(query, q), self.rotary(key, kv)
         own = AttentionMatrix(
             query,
             key,
-            given.rule & Segments(self.segment, 0),
+            inputs.rule & Segments(self.segment, 0),
             scale=self.scale,
-            q_positions=given.q_positions,
-            kv_positions=given.kv_positions,
+            q_positions=inputs.q_positions,
+            kv_positions=inputs.kv_positions,
         )
-        visible = Visible.of(given)
-        rows, columns = Tokens.pair(given, q, kv, self.segment)
+        visible = Visible.of(inputs)
+        rows, columns = Tokens.pair(inputs, q, kv, self.segment)
         earlier = EarlierSegments(
-            given.query, given.key, rows, columns, hidden=visible.hidden_keys, is_delta=self.update == "delta"
+            inputs.query, inputs.key, rows, columns, hidden=visible.hidden_keys, is_delta=self.update == "delta"
         )
         return CompressiveMatrix(own, earlier, self.gate.to(wide_dtype(self.gate.dtype)).sigmoid()[:, None, None])
 

@@ -13,7 +13,7 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import wide_dtype
-from saccade.support.validation import integer, number
+from saccade.support.validation import check_int, check_number
 
 __all__ = ["Differential"]
 
@@ -55,9 +55,9 @@ class Differential(Mechanism):
 
     def __init__(self, head_dim: int, *, layer: int = 0, scale: float | None = None):
         super().__init__()
-        self.head_dim = integer("Differential", "head_dim", head_dim)
-        self.layer = integer("Differential", "layer", layer, 0)
-        self.scale = None if scale is None else number("Differential", "scale", scale)
+        self.head_dim = check_int("head_dim", head_dim)
+        self.layer = check_int("layer", layer, 0)
+        self.scale = None if scale is None else check_number("scale", scale)
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * self.layer)
         self.bias: Tensor | Bias | None = None
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
@@ -93,7 +93,7 @@ class Differential(Mechanism):
         for name, x in (("query", query), ("key", key)):
             if x.shape[-1] != 2 * self.head_dim:
                 rule = f"have a width of {2 * self.head_dim}, two heads of head_dim {self.head_dim} side by side"
-                raise value_error("Differential", name, rule, x.shape[-1])
+                raise value_error(name, rule, x.shape[-1])
         halves = zip(query.split(self.head_dim, -1), key.split(self.head_dim, -1), strict=True)
         first, second = (
             AttentionMatrix(
@@ -107,7 +107,7 @@ class Differential(Mechanism):
         """The same with a bias added to the scores of both maps, for one call."""
         if self.bias is not None:
             reason = "it has a bias already"
-            raise unsupported("Differential", "bias", [reason])
+            raise unsupported("bias", [reason])
         made = Differential(self.head_dim, layer=self.layer, scale=self.scale)
         made.bias = bias
         for name, parameter in self.named_parameters():

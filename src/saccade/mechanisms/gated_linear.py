@@ -9,7 +9,7 @@ from saccade.mechanisms.checked_mechanism import Inputs
 from saccade.mechanisms.recurrences.mechanism import GatedRecurrence
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.support.errors import value_error
-from saccade.support.validation import instance, integer, register_tensor
+from saccade.support.validation import check_int, check_type, register_tensor
 
 __all__ = ["GatedLinear"]
 
@@ -56,10 +56,10 @@ class GatedLinear(GatedRecurrence):
     def __init__(self, decay: Tensor | None = None, *, scale: float | None = None):
         super().__init__(scale=scale)
         if decay is not None:
-            instance("GatedLinear", "decay", decay, Tensor, "be a tensor [heads]")
+            check_type("decay", decay, Tensor, "be a tensor [heads]")
             if decay.dim() != 1 or not decay.is_floating_point() or (not decay.is_meta and bool((decay > 0).any())):
                 got = f"{list(decay.shape)}, at most {float(decay.max()):.3g}" if decay.numel() else "nothing"
-                raise value_error("GatedLinear", "decay", "be floats [heads] of at most 0", got)
+                raise value_error("decay", "be floats [heads] of at most 0", got)
         register_tensor(self, "decay", decay)
 
     @classmethod
@@ -68,7 +68,7 @@ class GatedLinear(GatedRecurrence):
 
         Queries and keys are to be rotated before, as RetNet has it (`saccade.positions.Rotary`).
         """
-        heads = torch.arange(integer("GatedLinear.retnet", "num_heads", num_heads), dtype=torch.float64)
+        heads = torch.arange(check_int("num_heads", num_heads), dtype=torch.float64)
         return cls(torch.log1p(-(2.0 ** (-5.0 - heads))))
 
     @classmethod
@@ -79,15 +79,14 @@ class GatedLinear(GatedRecurrence):
             num_heads: a power of two.
             layer, num_layers: which layer, from 0, of how many.
         """
-        where = "GatedLinear.lightning"
-        integer(where, "num_layers", num_layers)
-        integer(where, "layer", layer, 0, below=num_layers)
-        base = 1.0 / 2.0 ** (8.0 / integer(where, "num_heads", num_heads))
+        check_int("num_layers", num_layers)
+        check_int("layer", layer, 0, below=num_layers)
+        base = 1.0 / 2.0 ** (8.0 / check_int("num_heads", num_heads))
         rates = base ** (torch.arange(num_heads, dtype=torch.float64) + 1.0)
         return cls(-rates * (1.0 - layer / (num_layers - 1 + 1e-5) + 1e-5), scale=1.0)
 
-    def _matrix(self, given: Inputs, decay: Tensor | None, beta: Tensor | None) -> RecurrenceMatrix:
+    def _matrix(self, inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> RecurrenceMatrix:
         if decay is None and self.decay is not None:
-            batch, _, _, length = given.shape
-            decay = self.decay[None, :, None].to(given.wide).expand(batch, -1, length)
-        return super()._matrix(given, decay, beta)
+            batch, _, _, length = inputs.shape
+            decay = self.decay[None, :, None].to(inputs.wide).expand(batch, -1, length)
+        return super()._matrix(inputs, decay, beta)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from saccade.mechanisms.features.feature_matrix import Features
 from saccade.mechanisms.features.mechanism import FeatureMechanism
 from saccade.support.errors import kind, type_error, value_error
-from saccade.support.validation import instance, number, one_of
+from saccade.support.validation import check_choice, check_number, check_type
 
 __all__ = ["Linear"]
 
@@ -67,21 +67,21 @@ class Linear(FeatureMechanism):
         super().__init__()
         self.feature_map = feature_map
         self._map = _map_of(feature_map)
-        self.eps = number("Linear", "eps", eps, least=0.0)
+        self.eps = check_number("eps", eps, least=0.0)
 
     def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, None]:
         made = self._features(query), self._features(key)
         counts = [of.values.shape[3] for of in made]
         if counts[0] != counts[1]:
             got = f"{counts[0]} and {counts[1]}"
-            raise value_error("Linear", "features", "be as many for queries as for keys", got)
+            raise value_error("features", "be as many for queries as for keys", got)
         return *made, None
 
     def _features(self, x: Tensor) -> Features:
-        values = instance("Linear", "feature_map", self._map(x), Tensor, "return a tensor")
+        values = check_type("feature_map", self._map(x), Tensor, "return a tensor")
         if values.dim() != 4 or values.shape[:3] != x.shape[:3]:
             rule = f"return [{', '.join(map(str, x.shape[:3]))}, features]"
-            raise value_error("Linear", "feature_map", rule, list(values.shape))
+            raise value_error("feature_map", rule, list(values.shape))
         return Features(values.to(x.dtype))
 
     def extra_repr(self) -> str:
@@ -93,9 +93,7 @@ def _map_of(feature_map: FeatureMapName | FeatureMap) -> FeatureMap:
     """The function of a name, or the function given."""
     if isinstance(feature_map, str):
         hint = "a function of your own will do, too"
-        return _MAPS[one_of("Linear", "feature_map", feature_map, _MAPS, hint=hint)]
+        return _MAPS[check_choice("feature_map", feature_map, _MAPS, hint=hint)]
     if not callable(feature_map):
-        raise type_error(
-            "Linear", "feature_map", f"be one of {', '.join(map(repr, _MAPS))}, or a function", kind(feature_map)
-        )
+        raise type_error("feature_map", f"be one of {', '.join(map(repr, _MAPS))}, or a function", kind(feature_map))
     return feature_map

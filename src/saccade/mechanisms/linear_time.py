@@ -39,8 +39,8 @@ class LinearTimeMatrix(Matrix):
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         """``A @ value`` in linear time; see `Matrix.matmul`. With dropout, pair by pair: in quadratic time."""
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
-        dropout.check(dropout_p, type(self).__name__)
-        dropout.check_seed(seed, type(self).__name__)
+        dropout.check(dropout_p)
+        dropout.check_seed(seed)
         if dropout_p > 0.0:
             return super().matmul(value, dropout_p=dropout_p, seed=seed)
         with without_autocast(self.device):

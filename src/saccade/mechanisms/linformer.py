@@ -17,7 +17,7 @@ from saccade.mechanisms.value_access import unless_none
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
 from saccade.support.torch_modes import without_autocast
-from saccade.support.validation import integer, number, one_of
+from saccade.support.validation import check_choice, check_int, check_number
 
 __all__ = ["Linformer", "LinformerMatrix"]
 
@@ -72,15 +72,15 @@ class Linformer(Approximate):
         scale: float | None = None,
     ):
         super().__init__()
-        self.kv_len, self.rank = integer("Linformer", "kv_len", kv_len), integer("Linformer", "rank", rank)
+        self.kv_len, self.rank = check_int("kv_len", kv_len), check_int("rank", rank)
         if rank > kv_len:
-            raise value_error("Linformer", "rank", f"be at most kv_len {kv_len}", rank)
+            raise value_error("rank", f"be at most kv_len {kv_len}", rank)
         if (num_kv_heads is not None) != (share == "none"):
             rule = "be given with share='none', and only then"
-            raise value_error("Linformer", "num_kv_heads", rule, f"{num_kv_heads} with share={share!r}")
-        self.share: Share = one_of("Linformer", "share", share, ("none", "heads", "key_value"))
-        self.num_kv_heads = 1 if num_kv_heads is None else integer("Linformer", "num_kv_heads", num_kv_heads)
-        self.scale = None if scale is None else number("Linformer", "scale", scale)
+            raise value_error("num_kv_heads", rule, f"{num_kv_heads} with share={share!r}")
+        self.share: Share = check_choice("share", share, ("none", "heads", "key_value"))
+        self.num_kv_heads = 1 if num_kv_heads is None else check_int("num_kv_heads", num_kv_heads)
+        self.scale = None if scale is None else check_number("scale", scale)
         self.key_projection = nn.Parameter(torch.empty(self.num_kv_heads, rank, kv_len))
         value_projection = None if share == "key_value" else nn.Parameter(torch.empty(self.num_kv_heads, rank, kv_len))
         self.register_parameter("value_projection", value_projection)
@@ -98,21 +98,21 @@ class Linformer(Approximate):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return why_not_keys_only(mask, "a slot mixes keys of the whole sequence, some of which a query would not see")
 
-    def _made(self, given: Inputs) -> LinformerMatrix:
-        kv_heads = given.key.shape[1]
+    def _made(self, inputs: Inputs) -> LinformerMatrix:
+        kv_heads = inputs.key.shape[1]
         if self.share == "none" and kv_heads != self.num_kv_heads:
-            raise value_error("Linformer", "key heads", f"be {self.num_kv_heads}, as num_kv_heads says", kv_heads)
-        tokens = Tokens.of(given)
-        self._check_last(given.kv_positions, given.shape[3])
-        scale = scale_of(self.scale, given.query.shape[3])
-        with without_autocast(given.query.device):
-            pool = self._columns(self.key_projection, tokens).to(given.wide)
+            raise value_error("key heads", f"be {self.num_kv_heads}, as num_kv_heads says", kv_heads)
+        tokens = Tokens.of(inputs)
+        self._check_last(inputs.kv_positions, inputs.shape[3])
+        scale = scale_of(self.scale, inputs.query.shape[3])
+        with without_autocast(inputs.query.device):
+            pool = self._columns(self.key_projection, tokens).to(inputs.wide)
             other = self.value_projection
-            projection = self._columns(other, tokens).to(given.wide) if isinstance(other, Tensor) else pool
-            is_empty = ((pool == 0) & (projection == 0)).all(-1).all(1).expand(given.shape[0], -1)
+            projection = self._columns(other, tokens).to(inputs.wide) if isinstance(other, Tensor) else pool
+            is_empty = ((pool == 0) & (projection == 0)).all(-1).all(1).expand(inputs.shape[0], -1)
             slots = (pool @ tokens.key).expand(-1, kv_heads, -1, -1)
             left = NarrowSoftmax(tokens.query, slots, is_empty, scale)
-        return LinformerMatrix(left, projection, tokens, dtype=given.query.dtype)
+        return LinformerMatrix(left, projection, tokens, dtype=inputs.query.dtype)
 
     def _check_last(self, positions: Positions | None, kv_len: int) -> None:
         """Raise if a key stands too far; where positions may not be looked at, reading the projection there does."""
@@ -120,7 +120,7 @@ class Linformer(Approximate):
         last = -1 if ends is None else ends[1]
         if last >= self.kv_len:
             rule = f"stand before position {self.kv_len}, the kv_len of this Linformer"
-            raise value_error("Linformer", "keys", rule, f"one at {last}", hint="Performer and Nystrom take any length")
+            raise value_error("keys", rule, f"one at {last}", hint="Performer and Nystrom take any length")
 
     def extra_repr(self) -> str:
         own = f"{self.kv_len}, {self.rank}, share={self.share!r}"

@@ -11,7 +11,7 @@ from saccade.mechanisms.low_rank.key_padding import Tokens, hidden_at, why_not_k
 from saccade.mechanisms.low_rank.low_rank_matrix import LowRankMatrix
 from saccade.mechanisms.low_rank.thin_softmax import NarrowSoftmax
 from saccade.support.torch_modes import without_autocast
-from saccade.support.validation import integer, number
+from saccade.support.validation import check_int, check_number
 
 __all__ = ["Nystrom", "NystromMatrix", "pseudo_inverse", "segment_means"]
 
@@ -61,20 +61,20 @@ class Nystrom(Approximate):
 
     def __init__(self, num_landmarks: int = 64, *, iterations: int | None = 6, scale: float | None = None):
         super().__init__()
-        self.num_landmarks = integer("Nystrom", "num_landmarks", num_landmarks)
-        self.iterations = None if iterations is None else integer("Nystrom", "iterations", iterations)
-        self.scale = None if scale is None else number("Nystrom", "scale", scale)
+        self.num_landmarks = check_int("num_landmarks", num_landmarks)
+        self.iterations = None if iterations is None else check_int("iterations", iterations)
+        self.scale = None if scale is None else check_number("scale", scale)
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return why_not_keys_only(mask, "landmarks are means of tokens, some of which a query would not see")
 
-    def _made(self, given: Inputs) -> NystromMatrix:
-        batch, heads, q_len, kv_len = given.shape
-        tokens = Tokens.of(given)
+    def _made(self, inputs: Inputs) -> NystromMatrix:
+        batch, heads, q_len, kv_len = inputs.shape
+        tokens = Tokens.of(inputs)
         q, k, hidden = tokens.query, tokens.key, tokens.hidden
-        left_out = hidden_at(given, tokens.rows) if q_len == kv_len else tokens.lost
-        scale = scale_of(self.scale, given.query.shape[3])
-        with without_autocast(given.query.device):
+        left_out = hidden_at(inputs, tokens.rows) if q_len == kv_len else tokens.lost
+        scale = scale_of(self.scale, inputs.query.shape[3])
+        with without_autocast(inputs.query.device):
             q_means, no_rows = segment_means(q, left_out, min(self.num_landmarks, q_len))
             k_means, no_keys = segment_means(k, hidden, min(self.num_landmarks, kv_len))
             k_means = k_means.repeat_interleave(heads // max(1, k.shape[1]), 1)
@@ -82,7 +82,7 @@ class Nystrom(Approximate):
             everything = slice(0, batch), slice(0, heads), range(q_means.shape[2])
             middle = NarrowSoftmax(q_means, k_means, no_keys, scale).weights(*everything)
             inner = pseudo_inverse(middle.masked_fill(no_rows[:, None, :, None], 0.0), self.iterations)
-        return NystromMatrix(left, inner, right, dtype=given.query.dtype, lost=tokens.lost)
+        return NystromMatrix(left, inner, right, dtype=inputs.query.dtype, lost=tokens.lost)
 
     def extra_repr(self) -> str:
         own = f"{self.num_landmarks}, iterations={self.iterations}"

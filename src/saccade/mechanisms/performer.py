@@ -17,7 +17,7 @@ from saccade.mechanisms.features.random_features import KINDS, Kind, drawn, draw
 from saccade.mechanisms.value_access import is_readable
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import unobserved, without_autocast
-from saccade.support.validation import flag, instance, integer, number, one_of, register_tensor
+from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type, register_tensor
 
 __all__ = ["Performer"]
 
@@ -96,12 +96,12 @@ class Performer(FeatureMechanism):
         given = None if directions is None else _checked(directions, num_features, redraw)
         register_tensor(self, "directions", given, torch.float64)
         count = 256 if num_features is None else num_features
-        self.num_features = integer("Performer", "num_features", count) if given is None else len(given)
-        self.orthogonal = flag("Performer", "orthogonal", orthogonal)
-        self.kind = one_of("Performer", "kind", kind, KINDS)
-        self.scale = None if scale is None else number("Performer", "scale", scale)
-        self.seed = integer("Performer", "seed", seed, 0)
-        self.redraw = None if redraw is None else integer("Performer", "redraw", redraw)
+        self.num_features = check_int("num_features", count) if given is None else len(given)
+        self.orthogonal = check_bool("orthogonal", orthogonal)
+        self.kind = check_choice("kind", kind, KINDS)
+        self.scale = None if scale is None else check_number("scale", scale)
+        self.seed = check_int("seed", seed, 0)
+        self.redraw = None if redraw is None else check_int("redraw", redraw)
         self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         self._drawn: tuple[tuple[int, int], Tensor] | None = None
@@ -113,7 +113,7 @@ class Performer(FeatureMechanism):
             UnsupportedError: the directions were given.
         """
         if self.directions is not None:
-            raise unsupported("Performer.draw", "directions", ["they were given, and are not drawn"])
+            raise unsupported("directions", ["they were given, and are not drawn"])
         self.draws += 1
         self.calls.zero_()
 
@@ -122,7 +122,7 @@ class Performer(FeatureMechanism):
         if self.directions is not None:
             if self.directions.shape[1] != head_dim:
                 rule = f"have shape [num_features, {head_dim}], the width of queries and keys"
-                raise value_error("Performer", "directions", rule, list(self.directions.shape))
+                raise value_error("directions", rule, list(self.directions.shape))
             return self.directions
         if not is_readable(self.draws):
             return drawn_unread(self.seed, self.draws, self.num_features, head_dim, orthogonal=self.orthogonal)
@@ -171,15 +171,13 @@ class Performer(FeatureMechanism):
 
 def _checked(directions: object, num_features: int | None, redraw: int | None) -> Tensor:
     """Return the directions; raise unless they are floats, and no other argument says how to draw them."""
-    given = instance(
-        "Performer", "directions", directions, Tensor, "be a float tensor [num_features, head_dim] or None"
-    )
+    given = check_type("directions", directions, Tensor, "be a float tensor [num_features, head_dim] or None")
     if given.dim() != 2 or not given.is_floating_point() or not len(given):
         rule = "be floats of shape [num_features, head_dim]"
         got = f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
-        raise value_error("Performer", "directions", rule, got)
+        raise value_error("directions", rule, got)
     if num_features not in (None, len(given)):
-        raise value_error("Performer", "num_features", f"be {len(given)}, as many as directions, or None", num_features)
+        raise value_error("num_features", f"be {len(given)}, as many as directions, or None", num_features)
     if redraw is not None:
-        raise value_error("Performer", "redraw", "be None where directions are given", redraw)
+        raise value_error("redraw", "be None where directions are given", redraw)
     return given

@@ -16,7 +16,7 @@ from saccade.mechanisms.state_spaces.modes import Modes
 from saccade.mechanisms.state_spaces.state_space_matrix import StateSpaceMatrix
 from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import widest_dtype
-from saccade.support.validation import integer, number
+from saccade.support.validation import check_int, check_number
 
 __all__ = ["S4D"]
 
@@ -61,13 +61,13 @@ class S4D(Approximate):
 
     def __init__(self, channels: int, state_dim: int = 64, *, least_step: float = 1e-3, most_step: float = 0.1):
         super().__init__()
-        self.channels = integer("S4D", "channels", channels)
-        self.state_dim = integer("S4D", "state_dim", state_dim, 2)
+        self.channels = check_int("channels", channels)
+        self.state_dim = check_int("state_dim", state_dim, 2)
         if state_dim % 2:
-            raise value_error("S4D", "state_dim", "be even: modes come in pairs", state_dim)
-        number("S4D", "least_step", least_step, above=0)
-        if number("S4D", "most_step", most_step, above=0) < least_step:
-            raise value_error("S4D", "most_step", f"be at least least_step {least_step}", most_step)
+            raise value_error("state_dim", "be even: modes come in pairs", state_dim)
+        check_number("least_step", least_step, above=0)
+        if check_number("most_step", most_step, above=0) < least_step:
+            raise value_error("most_step", f"be at least least_step {least_step}", most_step)
         self.least_step, self.most_step = least_step, most_step
         modes = state_dim // 2
         self.log_step = nn.Parameter(torch.empty(channels))
@@ -104,17 +104,17 @@ class S4D(Approximate):
         weight = torch.view_as_complex(self.weight.to(wide).contiguous())
         return Modes(turn, weight * (turn.exp() - 1.0) / rate, self.skip)
 
-    def _made(self, given: Inputs) -> StateSpaceMatrix:
-        if given.shape[1] != self.channels or given.key.shape[1] != self.channels:
-            got = f"{given.shape[1]} and {given.key.shape[1]}"
-            raise value_error("S4D", "heads", f"be the {self.channels} channels, of queries and keys", got)
-        visible = Visible.of(given)
-        if Order.of(visible, given.shape[2], given.shape[3]).is_sorted:
+    def _made(self, inputs: Inputs) -> StateSpaceMatrix:
+        if inputs.shape[1] != self.channels or inputs.key.shape[1] != self.channels:
+            got = f"{inputs.shape[1]} and {inputs.key.shape[1]}"
+            raise value_error("heads", f"be the {self.channels} channels, of queries and keys", got)
+        visible = Visible.of(inputs)
+        if Order.of(visible, inputs.shape[2], inputs.shape[3]).is_sorted:
             reason = "a state is read in the order in which it was written: keys stand in order, and queries last"
-            raise unsupported("S4D", "positions", [reason], hint="sort the tokens")
-        query = given.query
+            raise unsupported("positions", [reason], hint="sort the tokens")
+        query = inputs.query
         return StateSpaceMatrix(
-            self.modes(), given.shape, visible, dtype=query.dtype, device=query.device, source=("S4D", self.state_dim)
+            self.modes(), inputs.shape, visible, dtype=query.dtype, device=query.device, source=("S4D", self.state_dim)
         )
 
     def extra_repr(self) -> str:

@@ -7,16 +7,16 @@ from types import NoneType
 import torch
 from torch import Tensor, nn
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.validation import as_score
-from saccade.matrix import AttentionMatrix, Impl, from_ingredients
+from saccade.matrix import AttentionMatrix, Impl, matrix_from_inputs
 from saccade.mechanisms.base import Mechanism
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import ScoreMod
 from saccade.support.errors import type_error, unsupported, value_error
-from saccade.support.validation import instance, is_integer, register_tensor
+from saccade.support.validation import check_type, is_integer, register_tensor
 
 __all__ = ["Softmax"]
 
@@ -56,8 +56,8 @@ class Softmax(Mechanism):
         impl: Impl = "auto",
     ):
         super().__init__()
-        instance("Softmax", "bias", bias, (Bias, NoneType), "be a saccade Bias or None")
-        self.score = None if score is None else as_score(score, "Softmax")
+        check_type("bias", bias, (Bias, NoneType), "be a saccade Bias or None")
+        self.score = None if score is None else as_score(score)
         self.bias: Tensor | Bias | None = bias
         self.scale, self.softcap, self.impl = scale, softcap, impl
         register_tensor(self, "sink_logit", None if sink_logit is None else _start(sink_logit))
@@ -75,7 +75,7 @@ class Softmax(Mechanism):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> AttentionMatrix:
-        given = Ingredients.of(
+        inputs = AttentionInputs.of(
             query,
             key,
             mask,
@@ -86,14 +86,13 @@ class Softmax(Mechanism):
             sink_logit=self.sink_logit,
             q_positions=q_positions,
             kv_positions=kv_positions,
-            where="AttentionMatrix",
         )
-        return from_ingredients(given, self.impl)
+        return matrix_from_inputs(inputs, self.impl)
 
     def with_bias(self, bias: Tensor | Bias) -> Softmax:
         if self.bias is not None:
             reason = "it has a bias of its own, and a call brings another"
-            raise unsupported("Softmax", "bias", [reason], hint="Softmax() without one takes that of each call")
+            raise unsupported("bias", [reason], hint="Softmax() without one takes that of each call")
         made = Softmax(score=self.score, scale=self.scale, softcap=self.softcap, impl=self.impl)
         made.bias = bias
         if self.sink_logit is not None:  # a compiler cannot trace how torch assigns a buffer
@@ -110,12 +109,12 @@ def _start(sink_logit: Tensor | int) -> Tensor:
         if not sink_logit.is_floating_point():
             got = str(sink_logit.dtype).removeprefix("torch.")
             hint = "an int is a number of heads: sink_logit=8"
-            raise type_error("Softmax", "sink_logit", "be a float tensor [num_heads]", got, hint=hint)
+            raise type_error("sink_logit", "be a float tensor [num_heads]", got, hint=hint)
         if sink_logit.dim() != 1:
-            raise value_error("Softmax", "sink_logit", "have shape [num_heads]", list(sink_logit.shape))
+            raise value_error("sink_logit", "have shape [num_heads]", list(sink_logit.shape))
         # The caller's own tensor where it is trained already.
         return sink_logit if sink_logit.requires_grad else nn.Parameter(sink_logit.detach().clone())
     if not is_integer(sink_logit) or sink_logit < 1:
         rule = "be a tensor, a number of heads of at least 1, or None"
-        raise type_error("Softmax", "sink_logit", rule, repr(sink_logit))
+        raise type_error("sink_logit", rule, repr(sink_logit))
     return nn.Parameter(torch.zeros(sink_logit))

@@ -10,7 +10,7 @@ from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.mechanisms.value_access import is_readable
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import value_error
-from saccade.support.validation import instance, integer
+from saccade.support.validation import check_int, check_type
 
 __all__ = ["SSD"]
 
@@ -49,7 +49,7 @@ class SSD(Recurrence):
 
     def __init__(self, num_heads: int):
         super().__init__(scale=1.0)
-        self.log_rate = nn.Parameter(torch.arange(1.0, integer("SSD", "num_heads", num_heads) + 1.0).log())
+        self.log_rate = nn.Parameter(torch.arange(1.0, check_int("num_heads", num_heads) + 1.0).log())
 
     def forward(
         self,
@@ -62,15 +62,15 @@ class SSD(Recurrence):
         kv_positions: GivenPositions = None,
     ) -> RecurrenceMatrix:
         """The matrix; ``step`` is Δ, at least 0, ``[batch, num_heads, kv_len]``; 1 when None."""
-        given = self._inputs(query, key, mask, q_positions, kv_positions)
-        batch, _, _, length = given.shape
+        inputs = self._inputs(query, key, mask, q_positions, kv_positions)
+        batch, _, _, length = inputs.shape
         if step is None:
             step = query.new_ones(batch, len(self.log_rate), length)
-        instance("SSD", "step", step, Tensor, "be a tensor [batch, num_heads, kv_len]")
+        check_type("step", step, Tensor, "be a tensor [batch, num_heads, kv_len]")
         expected = (batch, len(self.log_rate), length)
         if step.shape != expected:
-            raise value_error("SSD", "step", f"have shape {list(expected)}", list(step.shape))
+            raise value_error("step", f"have shape {list(expected)}", list(step.shape))
         if is_readable(step) and step.numel() and bool((step < 0).any()):
             hint = "for instance softplus(x)"
-            raise value_error("SSD", "step", "be at least 0", f"{float(step.min()):.3g}", hint=hint)
-        return self._matrix(given, -step * self.log_rate.exp()[:, None].to(step), step)
+            raise value_error("step", "be at least 0", f"{float(step.min()):.3g}", hint=hint)
+        return self._matrix(inputs, -step * self.log_rate.exp()[:, None].to(step), step)

@@ -19,7 +19,7 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import hidden_by_vmap, kind, type_error
 from saccade.support.torch_modes import is_mapped, without_autocast
-from saccade.support.validation import instance, integer
+from saccade.support.validation import check_int, check_type
 
 __all__ = ["TopK"]
 
@@ -83,11 +83,11 @@ class TopK(Mechanism):
         super().__init__()
         if isinstance(scorer, type) or not (isinstance(scorer, Scorer) or callable(scorer)):
             rule = "be a Scorer or a function (query, key, rows) -> scores"
-            raise type_error("TopK", "scorer", rule, kind(scorer), hint="mechanisms.scorers.BlockMeans()")
+            raise type_error("scorer", rule, kind(scorer), hint="mechanisms.scorers.BlockMeans()")
         self.scorer = scorer
-        self.k, self.block_size = integer("TopK", "k", k), integer("TopK", "block_size", block_size)
+        self.k, self.block_size = check_int("k", k), check_int("block_size", block_size)
         given = Softmax() if softmax is None else softmax
-        self.softmax = instance("TopK", "softmax", given, Softmax, "be a Softmax or None")
+        self.softmax = check_type("softmax", given, Softmax, "be a Softmax or None")
 
     @property
     def index_key(self) -> Tensor | None:
@@ -127,15 +127,14 @@ class TopK(Mechanism):
         if -(-key.shape[2] // self.block_size) <= self.k or 0 in matrix.shape:
             return matrix
         if is_mapped(query) or is_mapped(key):
-            raise hidden_by_vmap("TopK", "queries and keys")
+            raise hidden_by_vmap("queries and keys")
         with torch.no_grad(), without_autocast(query.device):
-            where = f"{type(self.scorer).__name__}.on"
-            given = matrix.ingredients.current()
+            given = matrix.inputs.current()
             if isinstance(self.scorer, Scorer):
                 score: ScoreRows = self.scorer.on(query, key, self.block_size)
             else:
-                where, score = "TopK", _Function(self.scorer, query, key, self.block_size).scores
-            index = chosen_blocks(given, score, self.k, self.block_size, where)
+                score = _Function(self.scorer, query, key, self.block_size).scores
+            index = chosen_blocks(given, score, self.k, self.block_size)
         return selected(matrix, index, self.block_size)
 
     def extra_repr(self) -> str:
@@ -153,7 +152,7 @@ class _Function(NamedTuple):
     def scores(self, rows: range, stop: int) -> Tensor:
         """Scores of some rows."""
         scores = self.function(self.query, self.key, rows)
-        instance("TopK", "scorer", scores, Tensor, "answer with a tensor of scores")
+        check_type("scorer", scores, Tensor, "answer with a tensor of scores")
         kv_len = self.key.shape[2]
         width = stop if scores.shape[-1:] == (kv_len,) else -(-stop // self.size)
         is_whole = scores.shape[-1:] in ((kv_len,), (-(-kv_len // self.size),))

@@ -24,9 +24,7 @@ _BINS = 256  # of the maps that heads of a longer text are compared by
 _ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to read on a screen
 
 
-def figure_of(
-    where: str, matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int | None, head: int | None
-) -> Figure:
+def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int | None, head: int | None) -> Figure:
     """Draw what each word of a text looks at in one head.
 
     Args:
@@ -41,9 +39,9 @@ def figure_of(
     """
     for name, index, count in (("layer", layer, len(matrices)), ("head", head, matrices[0].shape[1])):
         if index is not None and not 0 <= index < count:
-            raise value_error(where, name, f"be from 0 to {count - 1}", index)
+            raise value_error(name, f"be from 0 to {count - 1}", index)
     if all(word.special for word in words):
-        raise value_error(where, "text", "have at least one word", "nothing to look at")
+        raise value_error("text", "have at least one word", "nothing to look at")
     with torch.no_grad():
         best = _most_telling(matrices, words, layer, head)
         title = f"What each word (row) looks at (column): layer {best.layer}, head {best.head}"

@@ -57,8 +57,8 @@ class Bert(FileFormat):
         decoding = ("is_decoder", "add_cross_attention")
         return reasons + [f"{key} is true: this is not an encoder" for key in decoding if config.get(key)]
 
-    def read_config(self, where: str, config: Mapping[str, Any]) -> EncoderConfig:
-        words = self._required(where, config)
+    def read_config(self, config: Mapping[str, Any]) -> EncoderConfig:
+        words = self._required(config)
         # A key that is there but null means the default, as it does for those who wrote it.
         words |= {ours: config[key] for key, ours in _OPTIONAL.items() if config.get(key) is not None}
         if "activation" in words:
@@ -74,7 +74,7 @@ class Bert(FileFormat):
     def sides(self, config: EncoderConfig) -> tuple[str, ...]:
         return ("vocab_size", "max_len", "num_token_types", "embed_dim", "feed_forward_dim")
 
-    def plain(self, where: str, weights: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
+    def plain(self, weights: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
         """Keep what belongs to the encoder, under plain names: no ``bert.`` before, no ``gamma`` and ``beta``."""
         found = {
             name.removeprefix("bert.")

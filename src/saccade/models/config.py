@@ -14,7 +14,7 @@ from saccade.nn.norms import Norm
 from saccade.positions import Scaling
 from saccade.support.argument_hints import answers_class
 from saccade.support.errors import value_error
-from saccade.support.validation import flag, instance, integer, number, one_of
+from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type
 
 __all__ = ["Config", "DecoderConfig", "EncoderConfig", "EncoderDecoderConfig", "Positive", "Probability"]
 
@@ -22,7 +22,7 @@ Positive = Annotated[float, {"above": 0}]
 Probability = Annotated[float, {"least": 0, "below": 1}]
 Token = Annotated[int, {"least": 0}]
 
-_NUMBERS: dict[Any, Any] = {bool: flag, int: integer, float: number}
+_NUMBERS: dict[Any, Any] = {bool: check_bool, int: check_int, float: check_number}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Config:
     """
 
     def __post_init__(self) -> None:
-        where, hints = type(self).__name__, get_type_hints(type(self), include_extras=True)
+        hints = get_type_hints(type(self), include_extras=True)
         for field in dataclasses.fields(self):
             given = getattr(self, field.name)
-            object.__setattr__(self, field.name, _checked(where, field.name, given, hints[field.name]))
+            object.__setattr__(self, field.name, _checked(field.name, given, hints[field.name]))
         width, heads = (getattr(self, name) for name in ("embed_dim", "num_heads"))
         if width % heads:
-            raise value_error(where, "num_heads", f"divide embed_dim {width}", heads)
+            raise value_error("num_heads", f"divide embed_dim {width}", heads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class EncoderConfig(TextConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         hint = f"vocab_size is {self.vocab_size}"
-        integer("EncoderConfig", "pad_token", self.pad_token, 0, below=self.vocab_size, hint=hint)
+        check_int("pad_token", self.pad_token, 0, below=self.vocab_size, hint=hint)
 
 
 @answers_class(OF_CONFIGS)
@@ -146,15 +146,15 @@ class DecoderConfig(TextConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where, heads = "DecoderConfig", self.num_heads
+        heads = self.num_heads
         if heads % self.kv_heads:
-            raise value_error(where, "num_kv_heads", f"divide num_heads {heads}", self.num_kv_heads)
+            raise value_error("num_kv_heads", f"divide num_heads {heads}", self.num_kv_heads)
         if self.position_encoding != "rotary" and self.rotary_scaling is not None:
             got = f"{self.rotary_scaling} with {self.position_encoding} positions"
-            raise value_error(where, "rotary_scaling", "be None unless positions are rotary", got)
+            raise value_error("rotary_scaling", "be None unless positions are rotary", got)
         if self.position_encoding == "rotary" and self.embed_dim // heads % 2:
             rule = "be even for rotary positions"
-            raise value_error(where, "embed_dim / num_heads", rule, f"{self.embed_dim} / {heads}")
+            raise value_error("embed_dim / num_heads", rule, f"{self.embed_dim} / {heads}")
 
     @property
     def kv_heads(self) -> int:
@@ -209,17 +209,17 @@ class EncoderDecoderConfig(TextConfig):
     end_tokens: tuple[int, ...] = ()
 
 
-def _checked(where: str, name: str, value: Any, kind: Any) -> Any:
+def _checked(name: str, value: Any, kind: Any) -> Any:
     """A value that is what its annotation says."""
     origin, inner = get_origin(kind), get_args(kind)
     if NoneType in inner:
-        return None if value is None else _checked(where, name, value, inner[0])
+        return None if value is None else _checked(name, value, inner[0])
     if origin is Literal:
-        return one_of(where, name, value, inner)
+        return check_choice(name, value, inner)
     if origin is tuple:
-        given = instance(where, name, value, tuple, "be a tuple of ints")
-        return tuple(integer(where, name, one, None) for one in given)
+        given = check_type(name, value, tuple, "be a tuple of ints")
+        return tuple(check_int(name, one, None) for one in given)
     kind, limits = inner if origin is Annotated else (kind, {})
     if kind in _NUMBERS:
-        return _NUMBERS[kind](where, name, value, **limits)
-    return instance(where, name, value, kind, f"be a {kind.__name__} or None")
+        return _NUMBERS[kind](name, value, **limits)
+    return check_type(name, value, kind, f"be a {kind.__name__} or None")

@@ -29,7 +29,7 @@ from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -74,13 +74,13 @@ class Decoder(AnswersCalls, nn.Module):
 
     def __init__(self, config: DecoderConfig, tokenizer: Tokenizer | None = None):
         super().__init__()
-        self.config = instance("Decoder", "config", config, DecoderConfig, "be a saccade.models.DecoderConfig")
+        self.config = check_type("config", config, DecoderConfig, "be a saccade.models.DecoderConfig")
         self.tokenizer = tokenizer
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
         is_learned = config.position_encoding == "learned"
         self.position = Learned(config.max_len, config.embed_dim) if is_learned else None
         self.dropout = nn.Dropout(config.dropout_p)
-        norm = make_norm(config.norm, config.embed_dim, config.norm_eps, "Decoder")
+        norm = make_norm(config.norm, config.embed_dim, config.norm_eps)
         self.stack = DecoderStack([_layer(config) for _ in range(config.num_layers)], final_norm=norm)
         self.head = None if config.tied else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
         start_small(self)
@@ -102,11 +102,11 @@ class Decoder(AnswersCalls, nn.Module):
             ValueError: a file is missing or broken, or the weights do not fit the configuration.
             ImportError: safetensors or tokenizers is not installed.
         """
-        where, folder = "Decoder.from_pretrained", Path(path)
-        told = read_config(where, folder)
-        form = _form(where, told)
-        check_types(where, told)
-        return load(where, folder, told, form, cls)
+        folder = Path(path)
+        told = read_config(folder)
+        form = _form(told)
+        check_types(told)
+        return load(folder, told, form, cls)
 
     @classmethod
     def from_state_dict(
@@ -130,9 +130,8 @@ class Decoder(AnswersCalls, nn.Module):
             UnsupportedError, ValueError: as in `from_pretrained`.
             TypeError: no config, no tensors, or a dtype that is no float's.
         """
-        where = "Decoder.from_state_dict"
-        told = words_of(where, config)
-        return built(where, told, state_dict, _form(where, told), cls, dtype, tokenizer)
+        told = words_of(config)
+        return built(told, state_dict, _form(told), cls, dtype, tokenizer)
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a folder, where possible in a format that others read too.
@@ -148,15 +147,14 @@ class Decoder(AnswersCalls, nn.Module):
             UnsupportedError: a mask that no format can express.
             ImportError: safetensors is not installed.
         """
-        where = "Decoder.save_pretrained"
         reasons = {name: _FORMATS[name].reasons_to_write(self.config) for name in _WRITTEN}
         form = next((_FORMATS[name] for name in _WRITTEN if not reasons[name]), None)
         if form is None:
             hint = "a decoder without this mask has the same weights; the mask may also be passed with each call"
-            raise unsupported(where, "config.json", reasons["saccade-decoder"], hint=hint)
+            raise unsupported("config.json", reasons["saccade-decoder"], hint=hint)
         state = {own: weight.detach().cpu() for own, weight in self.state_dict().items()}
         words = form.write_config(self.config)
-        write_folder(where, Path(path), words, form.write_weights(state), self.tokenizer)
+        write_folder(Path(path), words, form.write_weights(state), self.tokenizer)
 
     def forward(
         self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
@@ -219,26 +217,26 @@ class Decoder(AnswersCalls, nn.Module):
         self, tokens: Tensor, mask: object, positions: GivenPositions, cache: Cache | None
     ) -> tuple[Tensor, Positions | None]:
         """The vectors of tokens, and where these stand, checked."""
-        check_tokens("Decoder", "tokens", tokens, self.config.vocab_size)
+        check_tokens("tokens", tokens, self.config.vocab_size)
         batch, length = tokens.shape
-        given = None if positions is None else Positions.of(positions, "Decoder", length=length, batch=batch)
+        given = None if positions is None else Positions.of(positions, length=length, batch=batch)
         x = self.embedding(tokens)
         if self.position is not None:
             place = cache.positions(length) if given is None and cache is not None else given
-            place = in_own_texts(range(length) if place is None else place, mask, "Decoder")
+            place = in_own_texts(range(length) if place is None else place, mask)
             if isinstance(place, range) and place and place[-1] >= self.config.max_len:
                 hint = "its position vectors are learned, and there are no more"
                 rule = f"be at most {self.config.max_len} long"
-                raise value_error("Decoder", "text", rule, place[-1] + 1, hint=hint)
+                raise value_error("text", rule, place[-1] + 1, hint=hint)
             x = x + self.position(place)
         return self.dropout(x), given
 
 
-def _form(where: str, told: Mapping[str, Any]) -> DecoderFormat:
+def _form(told: Mapping[str, Any]) -> DecoderFormat:
     """How the family that a config.json names writes its decoders."""
     kind = told.get("model_type")
     if not isinstance(kind, str) or kind not in _FORMATS:
-        raise unsupported(where, "Decoder", [f"model_type is {kind!r}, not one of {', '.join(_FORMATS)}"])
+        raise unsupported("Decoder", [f"model_type is {kind!r}, not one of {', '.join(_FORMATS)}"])
     return _FORMATS[kind]
 
 

@@ -75,10 +75,10 @@ class Detr(FileFormat):
             )
         return reasons
 
-    def read_config(self, where: str, config: Mapping[str, Any]) -> SetDecoderConfig:
+    def read_config(self, config: Mapping[str, Any]) -> SetDecoderConfig:
         dropouts = {"dropout_p": config.get("dropout"), "attention_dropout_p": config.get("attention_dropout")}
         return SetDecoderConfig(
-            **self._required(where, config),
+            **self._required(config),
             channels=self._side("input_projection.weight", 1),
             num_classes=self._side("class_labels_classifier.weight", 0, 1),
             activation=ACTIVATIONS[config.get("activation_function") or "relu"],
@@ -88,7 +88,7 @@ class Detr(FileFormat):
     def sides(self, config: SetDecoderConfig) -> tuple[str, ...]:
         return ("embed_dim", "num_queries", "feed_forward_dim")
 
-    def plain(self, where: str, weights: Mapping[str, Tensor], config: SetDecoderConfig) -> dict[str, Tensor]:
+    def plain(self, weights: Mapping[str, Tensor], config: SetDecoderConfig) -> dict[str, Tensor]:
         """Keep what is no backbone's, under the names that transformers holds it by."""
         found = {name.removeprefix("model."): weight for name, weight in weights.items()}
         return {

@@ -25,12 +25,12 @@ from saccade.nn import FeedForward, MultiHeadAttention
 from saccade.nn.projections import weight_of
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import type_error, unsupported
-from saccade.support.validation import Shapes, instance
+from saccade.support.validation import ShapeSpec, check_type
 
 __all__ = ["SetDecoder"]
 
 _WHERE = "SetDecoder"
-_REAL = Shapes("real [batch, H, W]")
+_REAL = ShapeSpec("real [batch, H, W]")
 
 
 class _Seen(NamedTuple):
@@ -76,8 +76,8 @@ class SetDecoder(AnswersCalls, nn.Module):
     def __init__(self, config: SetDecoderConfig, backbone: nn.Module | None = None):
         super().__init__()
         rule = "be a saccade.models.SetDecoderConfig"
-        self.config = instance(_WHERE, "config", config, SetDecoderConfig, rule)
-        self.backbone = instance(_WHERE, "backbone", backbone, (nn.Module, NoneType), "be a module or None")
+        self.config = check_type("config", config, SetDecoderConfig, rule)
+        self.backbone = check_type("backbone", backbone, (nn.Module, NoneType), "be a module or None")
         width = config.embed_dim
         self.input_projection = nn.Conv2d(config.channels, width, 1)
         self.dropout = nn.Dropout(config.dropout_p)
@@ -108,10 +108,10 @@ class SetDecoder(AnswersCalls, nn.Module):
             ValueError: a file is missing or broken, or the weights do not fit the configuration.
             ImportError: safetensors is not installed.
         """
-        where, folder = "SetDecoder.from_pretrained", Path(path)
-        told = read_config(where, folder)
-        check_types(where, told)
-        return cls._of(where, told, read_weights(where, folder), backbone, torch.float32)
+        folder = Path(path)
+        told = read_config(folder)
+        check_types(told)
+        return cls._of(told, read_weights(folder), backbone, torch.float32)
 
     @classmethod
     def from_state_dict(
@@ -135,23 +135,21 @@ class SetDecoder(AnswersCalls, nn.Module):
             UnsupportedError, ValueError: as in `from_pretrained`.
             TypeError: no config, no tensors, a backbone that is no module, or a dtype that is no float's.
         """
-        where = "SetDecoder.from_state_dict"
-        return cls._of(where, words_of(where, config), state_dict, backbone, dtype)
+        return cls._of(words_of(config), state_dict, backbone, dtype)
 
     @classmethod
     def _of(
         cls,
-        where: str,
         told: Mapping[str, Any],
         weights: Mapping[str, Tensor],
         backbone: nn.Module | None,
         dtype: torch.dtype,
     ) -> Self:
-        instance(where, "backbone", backbone, (nn.Module, NoneType), "be a module or None")
+        check_type("backbone", backbone, (nn.Module, NoneType), "be a module or None")
         if told.get("model_type") != "detr":
-            raise unsupported(where, _WHERE, [f"model_type is {told.get('model_type')!r}, not 'detr'"])
-        check_tensors(where, weights)
-        model = built(where, told, weights, Detr(weights), cls, dtype, None)
+            raise unsupported(_WHERE, [f"model_type is {told.get('model_type')!r}, not 'detr'"])
+        check_tensors(weights)
+        model = built(told, weights, Detr(weights), cls, dtype, None)
         model.backbone = backbone
         return model.eval()
 
@@ -211,17 +209,17 @@ class SetDecoder(AnswersCalls, nn.Module):
         if self.backbone is None:
             features = images
         else:
-            features = self.backbone(instance(_WHERE, "images", images, Tensor, "be a tensor"))
+            features = self.backbone(check_type("images", images, Tensor, "be a tensor"))
         name = "images" if self.backbone is None else "what the backbone returns"
-        check_map(_WHERE, name, features, self.config.channels, weight_of(self.input_projection))
+        check_map(name, features, self.config.channels, weight_of(self.input_projection))
         size = features.shape[2:]
         x = self.input_projection(features).flatten(2).mT
         if real is None:
             there, mask = torch.ones(1, *size, dtype=torch.bool, device=x.device), None
         else:
             if not isinstance(real, Tensor) or real.dtype != torch.bool:
-                raise type_error(_WHERE, "real", "be a bool tensor", getattr(real, "dtype", type(real).__name__))
-            _REAL.check(_WHERE, real, batch=len(x))
+                raise type_error("real", "be a bool tensor", getattr(real, "dtype", type(real).__name__))
+            _REAL.check(real, batch=len(x))
             there = F.interpolate(real[None].float(), size=size)[0].bool()
             mask = there.flatten(1)[:, None, None]  # [batch, 1, 1, cells]
         return _Seen(self.dropout(x), _places(there, self.config.embed_dim).to(x.dtype), mask)

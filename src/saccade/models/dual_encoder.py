@@ -21,7 +21,7 @@ from saccade.models.vision_transformer import VisionTransformer
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import instance, integer
+from saccade.support.validation import check_int, check_type
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -75,11 +75,9 @@ class DualEncoder(AnswersCalls, nn.Module):
     def __init__(self, image_encoder: VisionTransformer, text_encoder: Decoder, embed_dim: int):
         super().__init__()
         rule = "be a saccade.models."
-        self.image_encoder = instance(
-            _WHERE, "image_encoder", image_encoder, VisionTransformer, f"{rule}VisionTransformer"
-        )
-        self.text_encoder = instance(_WHERE, "text_encoder", text_encoder, Decoder, f"{rule}Decoder")
-        self.embed_dim = integer(_WHERE, "embed_dim", embed_dim)
+        self.image_encoder = check_type("image_encoder", image_encoder, VisionTransformer, f"{rule}VisionTransformer")
+        self.text_encoder = check_type("text_encoder", text_encoder, Decoder, f"{rule}Decoder")
+        self.embed_dim = check_int("embed_dim", embed_dim)
         self.image_projection = _projection(image_encoder.config.embed_dim, self.embed_dim)
         self.text_projection = _projection(text_encoder.config.embed_dim, self.embed_dim)
         self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
@@ -98,10 +96,10 @@ class DualEncoder(AnswersCalls, nn.Module):
             ValueError: a file is missing or broken, or the weights do not fit the configuration.
             ImportError: safetensors or tokenizers is not installed.
         """
-        where, folder = "DualEncoder.from_pretrained", Path(path)
-        told = read_config(where, folder)
-        check_types(where, told)
-        return cls._of(where, told, read_weights(where, folder), torch.float32, read_tokenizer(where, folder))
+        folder = Path(path)
+        told = read_config(folder)
+        check_types(told)
+        return cls._of(told, read_weights(folder), torch.float32, read_tokenizer(folder))
 
     @classmethod
     def from_state_dict(
@@ -125,34 +123,32 @@ class DualEncoder(AnswersCalls, nn.Module):
             UnsupportedError, ValueError: as in `from_pretrained`.
             TypeError: no config, no tensors, or a dtype that is no float's.
         """
-        where = "DualEncoder.from_state_dict"
-        return cls._of(where, words_of(where, config), state_dict, dtype, tokenizer)
+        return cls._of(words_of(config), state_dict, dtype, tokenizer)
 
     @classmethod
     def _of(
         cls,
-        where: str,
         told: Mapping[str, Any],
         weights: Mapping[str, Tensor],
         dtype: torch.dtype,
         tokenizer: Tokenizer | None,
     ) -> Self:
         if told.get("model_type") != "clip":
-            raise unsupported(where, _WHERE, [f"model_type is {told.get('model_type')!r}, not 'clip'"])
-        words = {part: _words(where, told, part) for part in DEFAULTS}
-        check_tensors(where, weights)
+            raise unsupported(_WHERE, [f"model_type is {told.get('model_type')!r}, not 'clip'"])
+        words = {part: _words(told, part) for part in DEFAULTS}
+        check_tensors(weights)
         own: dict[str, dict[str, Tensor]] = {"vision_model": {}, "text_model": {}, "": {}}
         for name, weight in weights.items():
             part = str(name).partition(".")[0]
             own[part if part in own else ""][name] = weight
         vision = words["vision_config"], own["vision_model"], ClipVision(own["vision_model"])
-        image_encoder = built(where, *vision, VisionTransformer, dtype, None)
-        text_encoder = built(where, words["text_config"], own["text_model"], ClipText(), Decoder, dtype, tokenizer)
+        image_encoder = built(*vision, VisionTransformer, dtype, None)
+        text_encoder = built(words["text_config"], own["text_model"], ClipText(), Decoder, dtype, tokenizer)
         size = 512 if told.get("projection_dim") is None else told["projection_dim"]
         widths = image_encoder.config.embed_dim, text_encoder.config.embed_dim
         shapes = [torch.Size([size, widths[0]]), torch.Size([size, widths[1]]), torch.Size()]
         # Before anything of such a size is made.
-        check_fit(where, own[""], dict(zip(_NAMES.values(), shapes, strict=True)))
+        check_fit(own[""], dict(zip(_NAMES.values(), shapes, strict=True)))
         model = cls(image_encoder, text_encoder, size).to(dtype)
         with torch.no_grad():
             for ours, theirs in _NAMES.items():
@@ -203,7 +199,7 @@ class DualEncoder(AnswersCalls, nn.Module):
         """
         logits = self.similarity(images, tokens, mask=mask, positions=positions)
         if logits.shape[0] != logits.shape[1]:
-            raise value_error("DualEncoder.loss", "tokens", f"be {logits.shape[0]} texts, as images", logits.shape[1])
+            raise value_error("tokens", f"be {logits.shape[0]} texts, as images", logits.shape[1])
         own = torch.arange(len(logits), device=logits.device)
         return (F.cross_entropy(logits, own) + F.cross_entropy(logits.mT, own)) / 2
 
@@ -221,16 +217,16 @@ class DualEncoder(AnswersCalls, nn.Module):
     def _ends(self, tokens: Tensor) -> Tensor:
         """Where each text ends: int64 ``[texts]``."""
         config = self.text_encoder.config
-        check_tokens(_WHERE, "tokens", tokens, config.vocab_size)
+        check_tokens("tokens", tokens, config.vocab_size)
         if not tokens.shape[1]:
-            raise value_error(_WHERE, "tokens", "have at least one token for each text", list(tokens.shape))
+            raise value_error("tokens", "have at least one token for each text", list(tokens.shape))
         if not config.end_tokens:
             return tokens.argmax(1)
         is_end = torch.isin(tokens, torch.tensor(config.end_tokens, device=tokens.device))
         can_be_read = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
         if can_be_read and not bool(is_end.any(1).all()):
             rule = f"have an end token in each text, one of {config.end_tokens}"
-            raise value_error(_WHERE, "tokens", rule, "a text without one")
+            raise value_error("tokens", rule, "a text without one")
         return is_end.int().argmax(1)
 
 
@@ -240,13 +236,13 @@ def _projection(width: int, embed_dim: int) -> nn.Linear:
     return linear
 
 
-def _words(where: str, told: Mapping[str, Any], part: str) -> dict[str, Any]:
+def _words(told: Mapping[str, Any], part: str) -> dict[str, Any]:
     """What a config.json says of one of the encoders; an older form says it twice, and the second counts."""
     words = DEFAULTS[part]
     for name in (part, f"{part}_dict"):
         given = told.get(name)
         if given is not None:
-            given = instance(where, f"{name} of config.json", given, Mapping, "be an object")
-            check_types(where, given, f"{name} of config.json")
+            given = check_type(f"{name} of config.json", given, Mapping, "be an object")
+            check_types(given, f"{name} of config.json")
             words = DEFAULTS[part] | {key: value for key, value in given.items() if value is not None}
     return words

@@ -22,7 +22,7 @@ from saccade.nn.stack import with_inputs
 from saccade.positions.token_positions import Positions
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import type_error, value_error
-from saccade.support.validation import Shapes, instance
+from saccade.support.validation import ShapeSpec, check_type
 from saccade.text import words
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoder"]
 
-_TYPES = Shapes("tokens [batch, len]", "token_types [batch, len]")
+_TYPES = ShapeSpec("tokens [batch, len]", "token_types [batch, len]")
 
 
 class Encoder(AnswersCalls, nn.Module):
@@ -59,7 +59,7 @@ class Encoder(AnswersCalls, nn.Module):
 
     def __init__(self, config: EncoderConfig, tokenizer: "Tokenizer | None" = None):
         super().__init__()
-        self.config = instance("Encoder", "config", config, EncoderConfig, "be a saccade.models.EncoderConfig")
+        self.config = check_type("config", config, EncoderConfig, "be a saccade.models.EncoderConfig")
         self.tokenizer = tokenizer
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(_layer(config) for _ in range(config.num_layers))
@@ -80,11 +80,11 @@ class Encoder(AnswersCalls, nn.Module):
             ValueError: a file is missing or broken, or the weights do not fit the configuration.
             ImportError: safetensors or tokenizers is not installed.
         """
-        where, folder = "Encoder.from_pretrained", Path(path)
-        told = read_config(where, folder)
+        folder = Path(path)
+        told = read_config(folder)
         if told.get("model_type", "bert") == "bert":  # others are refused by their name, whatever else they say
-            check_types(where, told)
-        return load(where, folder, told, Bert(), cls)
+            check_types(told)
+        return load(folder, told, Bert(), cls)
 
     @classmethod
     def from_state_dict(
@@ -108,9 +108,8 @@ class Encoder(AnswersCalls, nn.Module):
             UnsupportedError, ValueError: as in `from_pretrained`.
             TypeError: no config, no tensors, or a dtype that is no float's.
         """
-        where = "Encoder.from_state_dict"
-        told = words_of(where, config)
-        return built(where, told, state_dict, Bert(), cls, dtype, tokenizer)
+        told = words_of(config)
+        return built(told, state_dict, Bert(), cls, dtype, tokenizer)
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a folder as BERT's are written; transformers' ``BertModel`` reads it too.
@@ -126,8 +125,8 @@ class Encoder(AnswersCalls, nn.Module):
         """
         form = Bert()
         state = {own: weight.detach().cpu() for own, weight in self.state_dict().items()}
-        where, words = "Encoder.save_pretrained", form.write_config(self.config)
-        write_folder(where, Path(path), words, form.write_weights(state), self.tokenizer)
+        words = form.write_config(self.config)
+        write_folder(Path(path), words, form.write_weights(state), self.tokenizer)
 
     def forward(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> Tensor:
         """Encode.
@@ -175,12 +174,12 @@ class Encoder(AnswersCalls, nn.Module):
         Raises:
             ValueError: not one length per sequence, or one beyond ``len``.
         """
-        check_tokens("Encoder", "tokens", tokens)
+        check_tokens("tokens", tokens)
         mask = Padding(lengths)
         batch, longest = tokens.shape
         if len(mask.lengths) != batch or max(mask.lengths) > longest:
             rule = f"be one for each of the {batch} sequences, at most {longest}"
-            raise value_error("Encoder.embed", "lengths", rule, list(mask.lengths))
+            raise value_error("lengths", rule, list(mask.lengths))
         hidden = self(tokens, mask=mask)
         counts = torch.tensor(mask.lengths, device=hidden.device)[:, None]  # [batch, 1]
         is_real = torch.arange(longest, device=hidden.device) < counts  # [batch, len]
@@ -197,19 +196,18 @@ class Encoder(AnswersCalls, nn.Module):
             TypeError: one string instead of a list of them.
             ValueError: no tokenizer, no sentence, or one that is longer than ``config.max_len`` tokens.
         """
-        where = "Encoder.tokenize"
         if isinstance(sentences, str):
             hint = "[sentence] is a batch of one."
-            raise type_error(where, "sentences", "be a list of strings", "one string", hint=hint)
+            raise type_error("sentences", "be a list of strings", "one string", hint=hint)
         if self.tokenizer is None:
-            raise value_error(where, "tokenizer", "be there", None, hint="the model's folder had no tokenizer.json.")
+            raise value_error("tokenizer", "be there", None, hint="the model's folder had no tokenizer.json.")
         if not sentences:
-            raise value_error(where, "sentences", "have at least one", "none")
+            raise value_error("sentences", "have at least one", "none")
         encoded = [torch.tensor(one.ids) for one in self.tokenizer.encode_batch(list(sentences))]
         lengths = tuple(len(ids) for ids in encoded)
         if max(lengths) > self.config.max_len:
             got = f"{max(lengths)} (sentence {lengths.index(max(lengths)) + 1})"
-            raise value_error(where, "sentences", f"have at most {self.config.max_len} tokens each", got)
+            raise value_error("sentences", f"have at most {self.config.max_len} tokens each", got)
         padded = nn.utils.rnn.pad_sequence(encoded, batch_first=True, padding_value=self.config.pad_token)
         return padded.to(next(self.parameters()).device), lengths
 
@@ -234,24 +232,23 @@ class Encoder(AnswersCalls, nn.Module):
 
         Cost: a forward pass, and the weights of one layer at a time; of a long text, a sweep over each layer.
         """
-        where = "Encoder.show"
-        instance(where, "text", text, str, "be a string")
+        check_type("text", text, str, "be a string")
         tokens, _ = self.tokenize([text])
         assert self.tokenizer is not None  # or tokenize had refused
         found = words(self.tokenizer.encode(text), text)
         with torch.no_grad():
             matrices = self.matrices(tokens)
-        return figure_of(where, matrices, found, layer=layer, head=head)
+        return figure_of(matrices, found, layer=layer, head=head)
 
     def _embedded(self, tokens: Tensor, mask: object, token_types: Tensor | None) -> Tensor:
-        check_tokens("Encoder", "tokens", tokens)
-        places = in_own_texts(range(tokens.shape[1]), mask, "Encoder")
+        check_tokens("tokens", tokens)
+        places = in_own_texts(range(tokens.shape[1]), mask)
         longest = len(places) if isinstance(places, range) else int(places.max()) + 1
         if longest > self.config.max_len:
-            raise value_error("Encoder", "tokens", f"be at most {self.config.max_len} long", longest)
+            raise value_error("tokens", f"be at most {self.config.max_len} long", longest)
         if token_types is not None:
-            check_tokens("Encoder", "token_types", token_types)
-            _TYPES.check("Encoder", tokens, token_types)
+            check_tokens("token_types", token_types)
+            _TYPES.check(tokens, token_types)
         return self.embeddings(tokens, token_types, places)
 
 
@@ -279,7 +276,7 @@ class Embeddings(nn.Module):
         Returns:
             ``[batch, len, embed_dim]``.
         """
-        table = Positions.of(range(tokens.shape[1]) if positions is None else positions, "Encoder").on(tokens.device)
+        table = Positions.of(range(tokens.shape[1]) if positions is None else positions).on(tokens.device)
         types = torch.zeros_like(tokens) if token_types is None else token_types
         total = self.word(tokens) + self.token_type(types) + self.position(table.clamp(min=0))
         return self.dropout(self.norm(total))

@@ -26,7 +26,7 @@ from saccade.positions import Learned, Rotary, Sinusoidal
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -70,9 +70,7 @@ class EncoderDecoder(AnswersCalls, nn.Module):
 
     def __init__(self, config: EncoderDecoderConfig, tokenizer: Tokenizer | None = None):
         super().__init__()
-        self.config = instance(
-            "EncoderDecoder", "config", config, EncoderDecoderConfig, "be a saccade.models.EncoderDecoderConfig"
-        )
+        self.config = check_type("config", config, EncoderDecoderConfig, "be a saccade.models.EncoderDecoderConfig")
         self.tokenizer = tokenizer
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
         self.position = _position(config)
@@ -96,10 +94,10 @@ class EncoderDecoder(AnswersCalls, nn.Module):
             ValueError: a file is missing or broken, or the weights do not fit the configuration.
             ImportError: safetensors or tokenizers is not installed.
         """
-        where, folder = "EncoderDecoder.from_pretrained", Path(path)
-        told = read_config(where, folder)
-        check_types(where, told)
-        return load(where, folder, told, PairFormat(), cls)
+        folder = Path(path)
+        told = read_config(folder)
+        check_types(told)
+        return load(folder, told, PairFormat(), cls)
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a folder, in a format of our own.
@@ -115,7 +113,7 @@ class EncoderDecoder(AnswersCalls, nn.Module):
         """
         words = PairFormat().write_config(self.config)
         state = {name: weight.detach().cpu() for name, weight in self.state_dict().items()}
-        write_folder("EncoderDecoder.save_pretrained", Path(path), words, state, self.tokenizer)
+        write_folder(Path(path), words, state, self.tokenizer)
 
     def forward(
         self,
@@ -184,7 +182,7 @@ class EncoderDecoder(AnswersCalls, nn.Module):
         x = self._embedded("tokens", tokens, mask, positions, cache)
         if encoded is not None and len(encoded) != len(tokens):
             rule = f"have {len(encoded)} texts, as the source"
-            raise value_error("EncoderDecoder", "tokens", rule, len(tokens))
+            raise value_error("tokens", rule, len(tokens))
         return self.decoder(
             x, encoded, mask=mask, positions=positions, encoded_positions=encoded_positions, cache=cache
         )
@@ -233,16 +231,15 @@ class EncoderDecoder(AnswersCalls, nn.Module):
     def _embedded(
         self, name: str, tokens: Tensor, mask: object, positions: GivenPositions, cache: Cache | None
     ) -> Tensor:
-        where = "EncoderDecoder"
-        check_tokens(where, name, tokens, self.config.vocab_size)
+        check_tokens(name, tokens, self.config.vocab_size)
         batch, length = tokens.shape
         if positions is not None:
-            positions = Positions.of(positions, where, f"positions of {name}", length=length, batch=batch)
+            positions = Positions.of(positions, f"positions of {name}", length=length, batch=batch)
         x = self.embedding(tokens) * math.sqrt(self.config.embed_dim)
         if self.position is None:
             return self.dropout(x)
         place = cache.positions(length) if positions is None and cache is not None else positions
-        vectors = self.position(in_own_texts(range(length) if place is None else place, mask, where))
+        vectors = self.position(in_own_texts(range(length) if place is None else place, mask))
         return self.dropout(x + vectors.to(x))  # sinusoids have no weights by which they could follow the model's dtype
 
 
@@ -274,4 +271,4 @@ def _final_norm(config: EncoderDecoderConfig) -> nn.Module | None:
     """A norm where norms come first: nothing else would normalise the last sum."""
     if not config.norm_first:
         return None
-    return make_norm(config.norm, config.embed_dim, config.norm_eps, "EncoderDecoder")
+    return make_norm(config.norm, config.embed_dim, config.norm_eps)

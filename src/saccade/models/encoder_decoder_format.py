@@ -34,8 +34,8 @@ class PairFormat(FileFormat):
         unknown = [key for key in config if key not in _NAMES and key != "model_type"]
         return reasons + ([f"it has {', '.join(unknown)}, which this version does not know"] if unknown else [])
 
-    def read_config(self, where: str, config: Mapping[str, Any]) -> EncoderDecoderConfig:
-        self._required(where, config)
+    def read_config(self, config: Mapping[str, Any]) -> EncoderDecoderConfig:
+        self._required(config)
         given = {name: config[name] for name in _NAMES if name in config}
         return EncoderDecoderConfig(**given | {"end_tokens": tuple(given.get("end_tokens", ()))})
 
@@ -47,7 +47,7 @@ class PairFormat(FileFormat):
         learned = ("max_len",) if config.position_encoding == "learned" else ()
         return ("vocab_size", "embed_dim", "feed_forward_dim", *learned)
 
-    def plain(self, where: str, weights: Mapping[str, Tensor], config: EncoderDecoderConfig) -> dict[str, Tensor]:
+    def plain(self, weights: Mapping[str, Tensor], config: EncoderDecoderConfig) -> dict[str, Tensor]:
         return dict(weights)
 
     def _their_name(self, own: str) -> str:

@@ -58,8 +58,8 @@ class GPT2(DecoderFormat):
             reasons.append(f"{dropouts} differ: embeddings and what is added to them are dropped alike here")
         return reasons
 
-    def read_config(self, where: str, config: Mapping[str, Any]) -> DecoderConfig:
-        sizes = self._required(where, config)
+    def read_config(self, config: Mapping[str, Any]) -> DecoderConfig:
+        sizes = self._required(config)
         inner = config.get("n_inner")
         return DecoderConfig(
             **sizes,

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.support.errors import missing_extra, type_error, value_error
-from saccade.support.validation import Shapes, instance, number
+from saccade.support.validation import ShapeSpec, check_number, check_type
 
 __all__ = ["Found", "Objects", "SetLoss", "match_sets", "overlap", "set_loss"]
 
-_FOUND = Shapes("logits [batch, num_queries, classes]", "boxes [batch, num_queries, 4]")
-_OBJECTS = Shapes("classes [objects]", "boxes [objects, 4]")
+_FOUND = ShapeSpec("logits [batch, num_queries, classes]", "boxes [batch, num_queries, 4]")
+_OBJECTS = ShapeSpec("classes [objects]", "boxes [objects, 4]")
 
 
 class Objects(NamedTuple):
@@ -47,7 +47,7 @@ class Found(NamedTuple):
         Args:
             confidence: the least probability of its class with which an object counts.
         """
-        confidence = number("Found.objects", "confidence", confidence, least=0)
+        confidence = check_number("confidence", confidence, least=0)
         most, classes = self.logits.softmax(-1)[..., :-1].max(-1)
         counts = most >= confidence
         return [Objects(own[kept], box[kept]) for own, box, kept in zip(classes, self.boxes, counts, strict=True)]
@@ -131,19 +131,18 @@ def match_sets(
 
     Reference: Carion et al. 2020, arXiv:2005.12872, section 3.1; Kuhn 1955, doi:10.1002/nav.3800020109.
     """
-    where = "match_sets"
     try:
         from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  imported when used
     except ModuleNotFoundError:
-        raise missing_extra(where, "scipy", "pictures") from None
-    _check(where, found, objects)
+        raise missing_extra("scipy", "pictures") from None
+    _check(found, objects)
     pairs = []
     for logits, boxes, own in zip(*found, objects, strict=True):
         near = torch.cdist(boxes.float(), own.boxes.float(), p=1)
         cost = box_weight * near - overlap_weight * overlap(boxes[:, None].float(), own.boxes.float())
         cost = cost - class_weight * logits.softmax(-1)[:, own.classes].float()
         if not bool(cost.isfinite().all()):
-            raise value_error(where, "found", "be finite, as objects", "NaN or infinity")
+            raise value_error("found", "be finite, as objects", "NaN or infinity")
         queries, order = linear_sum_assignment(cost.cpu().numpy())
         pairs.append((torch.from_numpy(queries), torch.from_numpy(order)))
     return pairs
@@ -182,7 +181,7 @@ def set_loss(
     """
     weights = {"class_weight": class_weight, "box_weight": box_weight, "overlap_weight": overlap_weight}
     for name, given in {"no_object_weight": no_object_weight, **weights}.items():
-        number("set_loss", name, given, least=0)
+        check_number(name, given, least=0)
     pairs = match_sets(found, objects, **weights)
     logits, boxes = found
     item = torch.cat([torch.full_like(queries, index) for index, (queries, _) in enumerate(pairs)])
@@ -201,20 +200,20 @@ def set_loss(
     return SetLoss(class_weight * classes + box_weight * far + overlap_weight * apart, classes, far, apart)
 
 
-def _check(where: str, found: Found, objects: Sequence[Objects]) -> None:
+def _check(found: Found, objects: Sequence[Objects]) -> None:
     """Raise unless there is a set of objects for each picture, with classes that are known and no more than queries."""
-    instance(where, "found", found, Found, "be what a SetDecoder returns")
-    sizes = _FOUND.check(where, *found)
-    instance(where, "objects", objects, Sequence, "be a list, with Objects for each picture")
+    check_type("found", found, Found, "be what a SetDecoder returns")
+    sizes = _FOUND.check(*found)
+    check_type("objects", objects, Sequence, "be a list, with Objects for each picture")
     if len(objects) != sizes["batch"]:
-        raise value_error(where, "objects", f"be one for each of {sizes['batch']} pictures", len(objects))
+        raise value_error("objects", f"be one for each of {sizes['batch']} pictures", len(objects))
     for own in objects:
-        instance(where, "objects", own, Objects, "be Objects(classes, boxes), one for each picture")
-        count = _OBJECTS.check(where, *own)["objects"]
+        check_type("objects", own, Objects, "be Objects(classes, boxes), one for each picture")
+        count = _OBJECTS.check(*own)["objects"]
         if own.classes.dtype != torch.int64:
-            raise type_error(where, "classes", "be int64", own.classes.dtype)
+            raise type_error("classes", "be int64", own.classes.dtype)
         if count > sizes["num_queries"]:
-            raise value_error(where, "objects", f"be at most {sizes['num_queries']} in a picture, as queries", count)
+            raise value_error("objects", f"be at most {sizes['num_queries']} in a picture, as queries", count)
         if count and not 0 <= int(own.classes.min()) <= int(own.classes.max()) < sizes["classes"] - 1:
             hint = "the last logit says that nothing is there"
-            raise value_error(where, "classes", f"be from 0 to {sizes['classes'] - 2}", "others", hint=hint)
+            raise value_error("classes", f"be from 0 to {sizes['classes'] - 2}", "others", hint=hint)

@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import describe, value_error
-from saccade.support.validation import Shapes
+from saccade.support.validation import ShapeSpec
 
 __all__ = ["cells", "check_map", "waves"]
 
 
-def check_map(where: str, name: str, given: Tensor, channels: int, weight: Tensor | None) -> None:
+def check_map(name: str, given: Tensor, channels: int, weight: Tensor | None) -> None:
     """Raise unless a picture or feature map is ``[batch, channels, H, W]``, not empty, and in the dtype of a weight."""
     hint = f"{name}[None] adds the batch" if isinstance(given, Tensor) and given.dim() == 3 else None
-    sizes = Shapes(f"{name} [batch, channels, H, W]").check(where, given, hint=hint, channels=channels)
+    sizes = ShapeSpec(f"{name} [batch, channels, H, W]").check(given, hint=hint, channels=channels)
     if not sizes["H"] * sizes["W"]:
-        raise value_error(where, name, "have at least one row and column", list(given.shape))
+        raise value_error(name, "have at least one row and column", list(given.shape))
     if weight is not None and given.dtype != weight.dtype and not torch.is_autocast_enabled(given.device.type):
         rule = f"be {str(weight.dtype).removeprefix('torch.')}, like the parameters"
         got = str(given.dtype).removeprefix("torch.")
-        raise value_error(where, name, rule, got, facts=[describe(name, given)])
+        raise value_error(name, rule, got, facts=[describe(name, given)])
 
 
 def cells(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -60,11 +60,11 @@ class Llama(DecoderFormat):
             reasons.append(f"layer_types names {' and '.join(sorted(kinds))}: layers of different masks")
         return reasons
 
-    def read_config(self, where: str, config: Mapping[str, Any]) -> DecoderConfig:
+    def read_config(self, config: Mapping[str, Any]) -> DecoderConfig:
         window = _window(config)
         kind = config.get("model_type")
         return DecoderConfig(
-            **self._required(where, config),
+            **self._required(config),
             num_kv_heads=config.get("num_key_value_heads"),
             mask=sliding_window(window) if window else None,
             rotary_base=rope_base(config),
@@ -110,8 +110,8 @@ class Llama(DecoderFormat):
 class Qwen2(Llama):
     """As Llama, but the output projection of the attention has no bias; ours is 0."""
 
-    def plain(self, where: str, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-        found = super().plain(where, weights, config)
+    def plain(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+        found = super().plain(weights, config)
         for layer in range(config.num_layers):
             found.setdefault(f"model.layers.{layer}.self_attn.o_proj.bias", torch.zeros(config.embed_dim))
         return found

@@ -30,7 +30,7 @@ class SaccadeFormat(DecoderFormat):
         reasons = [f"it has {', '.join(unknown)}, which this version does not know"] if unknown else []
         return reasons + rope_reasons(config)
 
-    def read_config(self, where: str, config: Mapping[str, Any]) -> DecoderConfig:
+    def read_config(self, config: Mapping[str, Any]) -> DecoderConfig:
         window = config.get("window")
         given = {name: config[name] for name in _FIELDS if name in config}
         is_rotary = given.get("position_encoding", "rotary") == "rotary"

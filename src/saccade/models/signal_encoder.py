@@ -16,11 +16,11 @@ from saccade.nn.projections import weight_of
 from saccade.positions import Rotary
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import describe, shown, value_error
-from saccade.support.validation import Shapes, instance, integer
+from saccade.support.validation import ShapeSpec, check_int, check_type
 
 __all__ = ["SignalEncoder"]
 
-_SIGNAL = Shapes("signal [batch, len, channels]")
+_SIGNAL = ShapeSpec("signal [batch, len, channels]")
 
 
 class SignalEncoder(AnswersCalls, nn.Module):
@@ -75,18 +75,17 @@ class SignalEncoder(AnswersCalls, nn.Module):
         dropout_p: float = 0.0,
     ):
         super().__init__()
-        where = "SignalEncoder"
-        self.channels = integer(where, "channels", channels)
-        instance(where, "mask", mask, Mask, "be a saccade mask", hint="for instance masks.Window(64, 64)")
-        given = instance(where, "strides", strides, (tuple, list), "be a tuple of ints")
-        self.strides = tuple(integer(where, "strides", stride) for stride in given)
-        self.kernel_size = integer(where, "kernel_size", kernel_size, max([1, *self.strides]))
+        self.channels = check_int("channels", channels)
+        check_type("mask", mask, Mask, "be a saccade mask", hint="for instance masks.Window(64, 64)")
+        given = check_type("strides", strides, (tuple, list), "be a tuple of ints")
+        self.strides = tuple(check_int("strides", stride) for stride in given)
+        self.kernel_size = check_int("kernel_size", kernel_size, max([1, *self.strides]))
         if kernel_size % 2 == 0:
-            raise value_error(where, "kernel_size", "be odd", kernel_size)
-        integer(where, "num_layers", num_layers)
-        widths = [self.channels, *[integer(where, "embed_dim", embed_dim)] * len(self.strides)]
+            raise value_error("kernel_size", "be odd", kernel_size)
+        check_int("num_layers", num_layers)
+        widths = [self.channels, *[check_int("embed_dim", embed_dim)] * len(self.strides)]
         if not self.strides:
-            raise value_error(where, "strides", "have at least one", shown(strides), hint="(1,) shortens nothing")
+            raise value_error("strides", "have at least one", shown(strides), hint="(1,) shortens nothing")
         self.convolutions = nn.ModuleList(
             nn.Conv1d(*sizes, kernel_size, stride)
             for sizes, stride in zip(itertools.pairwise(widths), self.strides, strict=True)
@@ -128,19 +127,18 @@ class SignalEncoder(AnswersCalls, nn.Module):
 
     def _frames_of(self, signal: Tensor, lengths: Sequence[int] | Tensor | None) -> tuple[Tensor, Padding | None]:
         """What the convolutions make of a signal, and which of the frames are real."""
-        where = "SignalEncoder"
-        sizes = _SIGNAL.check(where, signal, channels=self.channels)
+        sizes = _SIGNAL.check(signal, channels=self.channels)
         if not sizes["len"]:
-            raise value_error(where, "signal", "have at least one step", list(signal.shape))
+            raise value_error("signal", "have at least one step", list(signal.shape))
         weight = weight_of(self.convolutions[0])
         if weight is not None and signal.dtype != weight.dtype and not torch.is_autocast_enabled(signal.device.type):
             rule, got = (str(dtype).removeprefix("torch.") for dtype in (weight.dtype, signal.dtype))
             facts = [describe("signal", signal)]
-            raise value_error(where, "dtype", f"be {rule}, like the parameters", got, facts=facts)
+            raise value_error("dtype", f"be {rule}, like the parameters", got, facts=facts)
         real = None if lengths is None else Padding(lengths).lengths
         if real is not None and (len(real) != len(signal) or max(real) > sizes["len"]):
             rule = f"be one for each of the {len(signal)} signals, at most {sizes['len']}"
-            raise value_error(where, "lengths", rule, shown(real))
+            raise value_error("lengths", rule, shown(real))
         x = signal.mT  # [batch, channels, len]
         for convolution, stride in zip(self.convolutions, self.strides, strict=True):
             if real is not None:  # convolutions do not see what stands behind a signal

@@ -68,17 +68,15 @@ class VisionTransformerConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where, side = "VisionTransformerConfig", self.patch_size
+        side = self.patch_size
         if len(self.image_size) != 2 or any(own < 1 or own % side for own in self.image_size):
             rule = f"be a height and a width, multiples of patch_size {side}"
-            raise value_error(where, "image_size", rule, self.image_size)
+            raise value_error("image_size", rule, self.image_size)
         if self.position_encoding == "sinusoidal" and self.embed_dim % 4:
             hint = "rows and columns have a sine and a cosine for each wave"
-            raise value_error(
-                where, "embed_dim", "be a multiple of 4 for sinusoidal positions", self.embed_dim, hint=hint
-            )
+            raise value_error("embed_dim", "be a multiple of 4 for sinusoidal positions", self.embed_dim, hint=hint)
         if self.pooling == "class_token" and not self.class_token:
-            raise value_error(where, "pooling", "be 'mean' where there is no class token", self.pooling)
+            raise value_error("pooling", "be 'mean' where there is no class token", self.pooling)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -139,4 +137,4 @@ class SetDecoderConfig(Config):
         super().__post_init__()
         if self.embed_dim % 4:
             hint = "rows and columns have a sine and a cosine for each wave"
-            raise value_error("SetDecoderConfig", "embed_dim", "be a multiple of 4", self.embed_dim, hint=hint)
+            raise value_error("embed_dim", "be a multiple of 4", self.embed_dim, hint=hint)

@@ -23,7 +23,7 @@ from saccade.nn.projections import weight_of
 from saccade.positions import Learned
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["VisionTransformer"]
 
@@ -65,7 +65,7 @@ class VisionTransformer(AnswersCalls, nn.Module):
     def __init__(self, config: VisionTransformerConfig):
         super().__init__()
         rule = "be a saccade.models.VisionTransformerConfig"
-        self.config = instance(_WHERE, "config", config, VisionTransformerConfig, rule)
+        self.config = check_type("config", config, VisionTransformerConfig, rule)
         width, side = config.embed_dim, config.patch_size
         self.patch = nn.Conv2d(config.channels, width, side, stride=side, bias=config.patch_bias)
         self.class_token = nn.Embedding(1, width) if config.class_token else None
@@ -92,10 +92,10 @@ class VisionTransformer(AnswersCalls, nn.Module):
             ValueError: a file is missing or broken, or the weights do not fit the configuration.
             ImportError: safetensors is not installed.
         """
-        where, folder = "VisionTransformer.from_pretrained", Path(path)
-        told = read_config(where, folder)
-        check_types(where, told)
-        return cls._of(where, told, read_weights(where, folder), torch.float32)
+        folder = Path(path)
+        told = read_config(folder)
+        check_types(told)
+        return cls._of(told, read_weights(folder), torch.float32)
 
     @classmethod
     def from_state_dict(
@@ -113,16 +113,15 @@ class VisionTransformer(AnswersCalls, nn.Module):
             UnsupportedError, ValueError: as in `from_pretrained`.
             TypeError: no config, no tensors, or a dtype that is no float's.
         """
-        where = "VisionTransformer.from_state_dict"
-        return cls._of(where, words_of(where, config), state_dict, dtype)
+        return cls._of(words_of(config), state_dict, dtype)
 
     @classmethod
-    def _of(cls, where: str, told: Mapping[str, object], weights: Mapping[str, Tensor], dtype: torch.dtype) -> Self:
+    def _of(cls, told: Mapping[str, object], weights: Mapping[str, Tensor], dtype: torch.dtype) -> Self:
         kind = told.get("model_type")
         if not isinstance(kind, str) or kind not in _FORMATS:
-            raise unsupported(where, _WHERE, [f"model_type is {kind!r}, not one of {', '.join(_FORMATS)}"])
-        check_tensors(where, weights)
-        return built(where, told, weights, _FORMATS[kind](weights), cls, dtype, None)
+            raise unsupported(_WHERE, [f"model_type is {kind!r}, not one of {', '.join(_FORMATS)}"])
+        check_tensors(weights)
+        return built(told, weights, _FORMATS[kind](weights), cls, dtype, None)
 
     def forward(self, images: Tensor, *, mask: object = None) -> Tensor:
         """Classify.
@@ -164,13 +163,13 @@ class VisionTransformer(AnswersCalls, nn.Module):
 
     def _embedded(self, images: Tensor) -> Tensor:
         config = self.config
-        check_map(_WHERE, "images", images, config.channels, weight_of(self.patch))
+        check_map("images", images, config.channels, weight_of(self.patch))
         size, side = tuple(images.shape[2:]), config.patch_size
         if self.position is not None and size != config.image_size:
             hint = "position vectors are learned, one for each patch; position_encoding='sinusoidal' has no size"
-            raise value_error(_WHERE, "images", f"be {_by(config.image_size)}", _by(size), hint=hint)
+            raise value_error("images", f"be {_by(config.image_size)}", _by(size), hint=hint)
         if any(own % side for own in size):
-            raise value_error(_WHERE, "images", f"have sides that are multiples of {side}, as patches", _by(size))
+            raise value_error("images", f"have sides that are multiples of {side}, as patches", _by(size))
         x = self.patch(images)  # [batch, embed_dim, rows, columns]
         rows, columns = x.shape[2:]
         x = x.flatten(2).mT

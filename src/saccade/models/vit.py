@@ -60,8 +60,8 @@ class VisionFormat(FileFormat):
             )
         return reasons
 
-    def read_config(self, where: str, config: Mapping[str, Any]) -> VisionTransformerConfig:
-        words = self._required(where, config)
+    def read_config(self, config: Mapping[str, Any]) -> VisionTransformerConfig:
+        words = self._required(config)
         words |= {"image_size": _pair(words["image_size"]), "patch_size": _pair(words["patch_size"])[0]}
         words["activation"] = ACTIVATIONS[config.get("hidden_act") or self.activation]
         if config.get("num_channels") is not None:
@@ -113,7 +113,7 @@ class ViT(VisionFormat):
         words = {"norm_eps": 1e-12} | {name: value for name, value in given.items() if value is not None}
         return words | {"num_classes": None if head is None or not head.dim() else len(head)}
 
-    def plain(self, where: str, weights: Mapping[str, Tensor], config: VisionTransformerConfig) -> dict[str, Tensor]:
+    def plain(self, weights: Mapping[str, Tensor], config: VisionTransformerConfig) -> dict[str, Tensor]:
         found = {}
         for name, weight in weights.items():
             own = name.removeprefix("vit.")

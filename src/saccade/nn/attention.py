@@ -20,11 +20,9 @@ from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import unknown as misnamed
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import flag
+from saccade.support.validation import check_bool
 
 __all__ = ["MultiHeadAttention"]
-
-_WHERE = "MultiHeadAttention"
 
 
 class _Heads(NamedTuple):
@@ -92,7 +90,7 @@ class MultiHeadAttention(AttentionLayer):
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         own_dim = embed_dim if context_dim is None else context_dim
         checks.check_sizes(embed_dim, num_heads, num_kv_heads, own_dim, dropout_p)
-        flag(_WHERE, "projection_bias", projection_bias)
+        check_bool("projection_bias", projection_bias)
         super().__init__(embed_dim, num_heads, mask, mechanism, dropout_p)
         self.num_kv_heads, self.context_dim, self.head_dim = num_kv_heads, own_dim, embed_dim // num_heads
         checks.check_rotary(rotary, self.head_dim)
@@ -102,7 +100,7 @@ class MultiHeadAttention(AttentionLayer):
         self.key_projection = nn.Linear(self.context_dim, kv_dim, bias=projection_bias)
         self.value_projection = nn.Linear(self.context_dim, kv_dim, bias=projection_bias)
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
-        has_gate = flag(_WHERE, "output_gate", output_gate)
+        has_gate = check_bool("output_gate", output_gate)
         self.gate_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias) if has_gate else None
         self.reset_parameters()
 
@@ -140,7 +138,7 @@ class MultiHeadAttention(AttentionLayer):
             ``[batch, q_len, embed_dim]``.
         """
         if unknown:
-            raise misnamed(_WHERE, unknown, self.forward)
+            raise misnamed(unknown, self.forward)
         if is_nested(query, key, value):
             checks.check_nested_call(mask, bias, positions, kv_positions, cache)
             return self._of_nested(query, key, value, mask, bias)
@@ -202,7 +200,7 @@ class MultiHeadAttention(AttentionLayer):
         if size > DENSE_LIMIT:
             rule, got = f"be at most {DENSE_LIMIT:,} weights", f"{size:,} weights, {list(matrix.shape)}"
             hint = "matrix(...) returns them as a lazy matrix: rows, products, A.mT @ x"
-            raise value_error("MultiHeadAttention.with_weights", "size", rule, got, hint=hint)
+            raise value_error("size", rule, got, hint=hint)
         return self._product(matrix, heads, query), matrix.to_dense()
 
     def extra_repr(self) -> str:
@@ -226,7 +224,7 @@ class MultiHeadAttention(AttentionLayer):
             is_lost = self.rotary is not None and positions is None
             checks.check_with_cache(cache, query, key, value, mask, kv_positions, self.context_dim, is_lost=is_lost)
         elif value is not None and key is None:
-            raise value_error(_WHERE, "key", "be given where value is", None)
+            raise value_error("key", "be given where value is", None)
         is_across, held = isinstance(cache, CrossCache), 0 if cache is None else cache.length
         is_known = isinstance(cache, CrossCache) and cache.is_filled
         if is_known:
@@ -239,10 +237,10 @@ class MultiHeadAttention(AttentionLayer):
         checks.check_inputs(query, key, value, self.embed_dim, self.context_dim, dtype)
         (batch, q_len, _), kv_len = query.shape, key.shape[1]
         joined = self._joined(mask, (batch, self.num_heads, q_len, kv_len if is_across else held + kv_len))
-        own = None if positions is None else Positions.of(positions, _WHERE, length=q_len, batch=batch)
+        own = None if positions is None else Positions.of(positions, length=q_len, batch=batch)
         kv_own = own if key is query and kv_positions is positions else None
         if kv_own is None and kv_positions is not None:
-            kv_own = Positions.of(kv_positions, _WHERE, "kv_positions", length=kv_len, batch=batch)
+            kv_own = Positions.of(kv_positions, "kv_positions", length=kv_len, batch=batch)
         if kv_own is not None and joined is not None:
             checks.check_apart(joined, kv_own)
         if cache is not None and not is_across:
@@ -266,20 +264,20 @@ class MultiHeadAttention(AttentionLayer):
         if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
             return torch.compiler.disable(self._of_nested)(query, key, value, mask, bias)
         if value is not None and key is None:
-            raise value_error(_WHERE, "key", "be given where value is", None)
+            raise value_error("key", "be given where value is", None)
         key = query if key is None else key
-        items = Nested.of(_WHERE, query, key, key if value is None else value, axis=0)
+        items = Nested.of(query, key, key if value is None else value, axis=0)
         batch, q_len, kv_len = items.shape
         checks.check_inputs(*items[:3], self.embed_dim, self.context_dim, None)
-        joined = items.mask(self._joined(mask, (batch, self.num_heads, q_len, kv_len)), self.num_heads, _WHERE)
+        joined = items.mask(self._joined(mask, (batch, self.num_heads, q_len, kv_len)), self.num_heads)
         reasons = self.mechanism.reasons(joined)
         if reasons:
-            raise unsupported(_WHERE, type(self.mechanism).__name__, reasons)
+            raise unsupported(type(self.mechanism).__name__, reasons)
         q = self._split(self.query_projection(items.query))
         k, v = self._split(self.key_projection(items.key)), self._split(self.value_projection(items.value))
         if self.rotary is not None:
             q, k = (self.rotary(x, own) for x, own in zip((q, k), items.own_positions(), strict=True))
-        places = {name: Positions.of(own, _WHERE, name) for name, own in items.positions.items()}
+        places = {name: Positions.of(own, name) for name, own in items.positions.items()}
         heads = _Heads(q, k, v, joined, places.get("q_positions"), places.get("kv_positions"))
         return items.unpacked(self._product(self._matrix(heads, bias), heads, items.query))
 

@@ -16,7 +16,7 @@ from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import Positions, can_be_read
 from saccade.support.errors import describe, value_error
 from saccade.support.torch_modes import is_transformed
-from saccade.support.validation import instance, integer
+from saccade.support.validation import check_int, check_type
 
 __all__ = [
     "check_apart",
@@ -29,29 +29,27 @@ __all__ = [
     "checked_bias",
 ]
 
-_WHERE = "MultiHeadAttention"
-
 
 def check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: int, dropout_p: float) -> None:
     """Raise unless the widths and numbers of heads of a layer fit together."""
     sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "context_dim": context_dim}
     for name, size in sizes.items():
-        integer(_WHERE, name, size)
+        check_int(name, size)
     if embed_dim % num_heads:
-        raise value_error(_WHERE, "num_heads", f"divide embed_dim {embed_dim}", num_heads)
+        raise value_error("num_heads", f"divide embed_dim {embed_dim}", num_heads)
     if num_heads % num_kv_heads:
-        raise value_error(_WHERE, "num_kv_heads", f"divide num_heads {num_heads}", num_kv_heads)
-    dropout.check(dropout_p, _WHERE)
+        raise value_error("num_kv_heads", f"divide num_heads {num_heads}", num_kv_heads)
+    dropout.check(dropout_p)
 
 
-def check_rotary(rotary: Rotary | None, head_dim: int, where: str = _WHERE) -> None:
+def check_rotary(rotary: Rotary | None, head_dim: int) -> None:
     """Raise unless a layer's rotary is one, and made for its heads."""
     if rotary is None:
         return
     hint = f"for instance saccade.positions.Rotary({head_dim})"
-    instance(where, "rotary", rotary, Rotary, "be a saccade Rotary or None", hint=hint)
+    check_type("rotary", rotary, Rotary, "be a saccade Rotary or None", hint=hint)
     if rotary.head_dim != head_dim:
-        raise value_error(where, "rotary", f"be made for head_dim {head_dim}", rotary.head_dim)
+        raise value_error("rotary", f"be made for head_dim {head_dim}", rotary.head_dim)
 
 
 def check_inputs(
@@ -61,7 +59,6 @@ def check_inputs(
     embed_dim: int,
     context_dim: int,
     dtype: torch.dtype | None,
-    where: str = _WHERE,
 ) -> None:
     """Raise unless query, key and value have a layer's widths and dtype (None: any), and fit together."""
     given = {"query": (query, embed_dim)}
@@ -69,30 +66,30 @@ def check_inputs(
         given |= {"key": (key, context_dim), "value": (value, context_dim)}
     for name, (x, width) in given.items():
         if not isinstance(x, Tensor):
-            instance(where, name, x, Tensor, "be a tensor")
-        check_dense(where, **{name: x})
+            check_type(name, x, Tensor, "be a tensor")
+        check_dense(**{name: x})
         if x.dim() != 3 or x.shape[2] != width:
-            _misfit(where, given, name, f"have shape [batch, len, {width}]", list(x.shape))
+            _misfit(given, name, f"have shape [batch, len, {width}]", list(x.shape))
         if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
             rule = f"be {str(dtype).removeprefix('torch.')}, like the parameters"
-            _misfit(where, given, "dtype", rule, str(x.dtype).removeprefix("torch."))
+            _misfit(given, "dtype", rule, str(x.dtype).removeprefix("torch."))
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         got = f"{query.shape[0]}, {key.shape[0]} and {value.shape[0]}"
-        _misfit(where, given, "batch", "be the same for all inputs", got)
+        _misfit(given, "batch", "be the same for all inputs", got)
     if key.shape[1] != value.shape[1]:
-        _misfit(where, given, "key and value", "be equally long", f"{key.shape[1]} and {value.shape[1]}")
+        _misfit(given, "key and value", "be equally long", f"{key.shape[1]} and {value.shape[1]}")
 
 
-def _misfit(where: str, given: dict[str, tuple[Tensor, int]], argument: str, rule: str, got: object) -> NoReturn:
+def _misfit(given: dict[str, tuple[Tensor, int]], argument: str, rule: str, got: object) -> NoReturn:
     facts = [describe(name, x) for name, (x, _) in given.items() if isinstance(x, Tensor)]
-    raise value_error(where, argument, rule, got, facts=facts)
+    raise value_error(argument, rule, got, facts=facts)
 
 
 def check_nested_call(
     mask: object, bias: object, positions: object, kv_positions: object, cache: LayerCache | None
 ) -> None:
     """Raise unless all that a call on nested tensors brings is a rule on positions."""
-    check_nested(_WHERE, mask, bias, None, positions=positions, kv_positions=kv_positions, cache=cache)
+    check_nested(mask, bias, None, positions=positions, kv_positions=kv_positions, cache=cache)
 
 
 def check_with_cache(
@@ -105,40 +102,39 @@ def check_with_cache(
     context_dim: int,
     *,
     is_lost: bool,
-    where: str = _WHERE,
 ) -> None:
     """Raise unless a call with a cache hands over what the cache does not hold, and nothing that it does."""
     if not isinstance(cache, LayerCache):
         hint = "for instance saccade.caches.KVCache(); a Cache of a whole model holds one for each layer"
-        instance(where, "cache", cache, LayerCache, "be the cache of a layer, or None", hint=hint)
+        check_type("cache", cache, LayerCache, "be the cache of a layer, or None", hint=hint)
     if isinstance(mask, Tensor):
         hint = "masks.Dense(tensor) is read at positions; padding goes to positions, as -1"
-        raise value_error(where, "mask", "be a rule on positions with a cache", "a tensor", hint=hint)
+        raise value_error("mask", "be a rule on positions with a cache", "a tensor", hint=hint)
     if not isinstance(cache, CrossCache):
         if not (key is None and value is None and kv_positions is None):
             name = "kv_positions" if key is None and value is None else "key and value"
             hint = "the cache holds the keys of earlier tokens; another context goes to a saccade.caches.CrossCache"
-            raise value_error(where, name, f"be None with a {type(cache).__name__}", "another", hint=hint)
+            raise value_error(name, f"be None with a {type(cache).__name__}", "another", hint=hint)
         return
     if is_lost:
         hint = "a CrossCache does not count the tokens that ask"
-        raise value_error(where, "positions", "be given with rotary and a CrossCache", None, hint=hint)
+        raise value_error("positions", "be given with rotary and a CrossCache", None, hint=hint)
     if not cache.is_filled:
         if key is None:
-            raise value_error(where, "key", "be given in the first call with a CrossCache", None)
+            raise value_error("key", "be given in the first call with a CrossCache", None)
     else:
         if key is not None:  # a replay would take the keys of its first run, which have no gradient
-            cache.check_not_replayed(where)
+            cache.check_not_replayed()
         held = [len(query), cache.length, context_dim]
         for name, x in (("key", key), ("value", value)):
             if x is not None and list(x.shape) != held:
                 rule = f"have shape {held}, as the context in the cache, or be None"
-                raise value_error(where, name, rule, list(x.shape), hint="a new context: a new CrossCache")
+                raise value_error(name, rule, list(x.shape), hint="a new context: a new CrossCache")
         if kv_positions is not None:
-            raise value_error(where, "kv_positions", "be given in the first call with a CrossCache only", "new ones")
+            raise value_error("kv_positions", "be given in the first call with a CrossCache only", "new ones")
 
 
-def check_apart(mask: Mask, positions: Positions, where: str = _WHERE) -> None:
+def check_apart(mask: Mask, positions: Positions) -> None:
     """Refuse positions that begin anew with each text, where the mask tells texts apart by positions."""
     table = positions.table
     if table is None or not can_be_read(table) or is_transformed() or not _has_texts(mask):
@@ -148,7 +144,7 @@ def check_apart(mask: Mask, positions: Positions, where: str = _WHERE) -> None:
     if len(again):
         hint = "leave positions out: patterns and tables of positions begin anew with each text of Documents"
         rule = "be all different, counted on the whole line, where Documents tell texts apart"
-        raise value_error(where, "positions of keys", rule, f"{int(again[0])} twice", hint=hint)
+        raise value_error("positions of keys", rule, f"{int(again[0])} twice", hint=hint)
 
 
 def _has_texts(mask: Mask) -> bool:
@@ -157,15 +153,13 @@ def _has_texts(mask: Mask) -> bool:
     return any(map(_has_texts, mask.made_of))
 
 
-def checked_bias(bias: object, where: str = _WHERE) -> Bias:
+def checked_bias(bias: object) -> Bias:
     """A bias that can be asked where tokens stand; raises for a tensor, which holds the rows of one call."""
     hint = "for instance positions.ALiBi(num_heads), or a saccade.positions.Bias of your own"
-    return instance(where, "bias", bias, Bias, "be a rule on positions with a cache", hint=hint)
+    return check_type("bias", bias, Bias, "be a rule on positions with a cache", hint=hint)
 
 
-def check_causal(
-    mask: Mask | None, positions: range | Tensor | None, cache: LayerCache, where: str = _WHERE
-) -> Positions | None:
+def check_causal(mask: Mask | None, positions: range | Tensor | None, cache: LayerCache) -> Positions | None:
     """The positions of new tokens; raise if they may attend to keys that are yet to come.
 
     The answer would not be that of the full run.
@@ -178,4 +172,4 @@ def check_causal(
         "mask=masks.Causal(), or your_mask & masks.Causal(); keys that may be seen go in with the queries that see them"
     )
     rule = f"let no query see keys that come later, with a {type(cache).__name__}"
-    raise value_error(where, "mask", rule, mask, hint=hint)
+    raise value_error("mask", rule, mask, hint=hint)

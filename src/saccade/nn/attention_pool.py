@@ -15,13 +15,13 @@ from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.typing import Layer
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import value_error
-from saccade.support.validation import Shapes, flag, instance, integer
+from saccade.support.validation import ShapeSpec, check_bool, check_int, check_type
 
 __all__ = ["AttentionPool"]
 
-_TOKENS = Shapes("x [batch, len, embed_dim]")
-_ONE_QUERY = Shapes("x [batch, len, embed_dim]", "query [batch, query_dim]")
-_QUERIES = Shapes("x [batch, len, embed_dim]", "query [batch, num_queries, query_dim]")
+_TOKENS = ShapeSpec("x [batch, len, embed_dim]")
+_ONE_QUERY = ShapeSpec("x [batch, len, embed_dim]", "query [batch, query_dim]")
+_QUERIES = ShapeSpec("x [batch, len, embed_dim]", "query [batch, num_queries, query_dim]")
 
 
 class AttentionPool(AnswersCalls, Layer):
@@ -73,19 +73,18 @@ class AttentionPool(AnswersCalls, Layer):
         output_projection: bool = True,
     ):
         super().__init__()
-        where = "AttentionPool"
-        if not flag(where, "output_projection", output_projection) and num_heads is None:
+        if not check_bool("output_projection", output_projection) and num_heads is None:
             hint = "without heads there are no projections"
-            raise value_error(where, "output_projection", "be True where num_heads is None", False, hint=hint)
-        self.embed_dim = integer(where, "embed_dim", embed_dim)
-        self.num_queries = None if num_queries is None else integer(where, "num_queries", num_queries)
-        self.query_dim = None if query_dim is None else integer(where, "query_dim", query_dim)
+            raise value_error("output_projection", "be True where num_heads is None", False, hint=hint)
+        self.embed_dim = check_int("embed_dim", embed_dim)
+        self.num_queries = None if num_queries is None else check_int("num_queries", num_queries)
+        self.query_dim = None if query_dim is None else check_int("query_dim", query_dim)
         if query_dim is not None and num_queries is not None:
             hint = "num_queries counts learned queries, query_dim is the width of given ones"
-            raise value_error(where, "num_queries", "be None where query_dim is given", num_queries, hint=hint)
+            raise value_error("num_queries", "be None where query_dim is given", num_queries, hint=hint)
         hint, kinds = "a score goes into one: mechanisms.Softmax(score=...)", (Mechanism, NoneType)
-        instance(where, "mechanism", mechanism, kinds, "be a saccade Mechanism or None", hint=hint)
-        dropout.check(dropout_p, where)
+        check_type("mechanism", mechanism, kinds, "be a saccade Mechanism or None", hint=hint)
+        dropout.check(dropout_p)
         self.dropout_p = float(dropout_p)
         self.attention: MultiHeadAttention | None = None
         self.mechanism: Mechanism | None = None
@@ -119,7 +118,7 @@ class AttentionPool(AnswersCalls, Layer):
             ``[batch, embed_dim]``, or ``[batch, num_queries, embed_dim]`` for several queries. With heads and given
             queries, the width is that of the queries. 0 where no token counts (with heads, the output's bias).
         """
-        check_dense("AttentionPool", x=x, query=query)
+        check_dense(x=x, query=query)
         if self.attention is not None:
             out = self.attention(self._queries(x, query), x, mask=mask)
         else:
@@ -146,15 +145,14 @@ class AttentionPool(AnswersCalls, Layer):
 
     def _queries(self, x: Tensor, query: Tensor | None) -> Tensor:
         """The queries of this call, ``[batch, num_queries, width]``."""
-        where = "AttentionPool"
-        _TOKENS.check(where, x, embed_dim=self.embed_dim)
+        _TOKENS.check(x, embed_dim=self.embed_dim)
         if self.query is not None:
             if query is not None:
                 hint = "query_dim= makes a pool whose queries are given"
-                raise value_error(where, "query", "be None where queries are learned", "a tensor", hint=hint)
+                raise value_error("query", "be None where queries are learned", "a tensor", hint=hint)
             return self.query.to(x.dtype).expand(len(x), -1, -1)
         if query is None:
-            raise value_error(where, "query", "be given, as query_dim was", None)
+            raise value_error("query", "be given, as query_dim was", None)
         has_axis = isinstance(query, Tensor) and query.dim() == 3
-        (_QUERIES if has_axis else _ONE_QUERY).check(where, x, query, query_dim=self.query_dim or 0)
+        (_QUERIES if has_axis else _ONE_QUERY).check(x, query, query_dim=self.query_dim or 0)
         return query if has_axis else query[:, None]

@@ -16,7 +16,7 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import unsupported
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["AttentionLayer"]
 
@@ -38,13 +38,12 @@ class AttentionLayer(AnswersCalls, Layer):
         self, embed_dim: int, num_heads: int, mask: Mask | None, mechanism: Mechanism | None, dropout_p: float
     ):
         super().__init__()
-        where = type(self).__name__
         if mask is not None:
             hint = "a tensor or function is a fact of one batch: pass it with the call"
-            instance(where, "mask", mask, Mask, "be a saccade mask", hint=hint)
+            check_type("mask", mask, Mask, "be a saccade mask", hint=hint)
         if mechanism is not None:
             hint = "for instance saccade.mechanisms.Softmax(softcap=30.0)"
-            instance(where, "mechanism", mechanism, Mechanism, "be a saccade Mechanism or None", hint=hint)
+            check_type("mechanism", mechanism, Mechanism, "be a saccade Mechanism or None", hint=hint)
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.dropout_p = float(dropout_p)
         self.mask = mask
@@ -77,10 +76,10 @@ class AttentionLayer(AnswersCalls, Layer):
         """The module's pattern and the facts of the batch as one mask that the mechanism can run."""
         joined = self.mask
         if mask is not None:
-            own = as_mask(mask, shape, where=type(self).__name__)
+            own = as_mask(mask, shape)
             joined = own if self.mask is None else with_facts(self.mask, own)
         if joined is not None:
             reasons = self.mechanism.reasons(joined)
             if reasons:
-                raise unsupported(type(self).__name__, type(self.mechanism).__name__, reasons)
+                raise unsupported(type(self.mechanism).__name__, reasons)
         return joined

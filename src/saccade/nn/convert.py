@@ -20,7 +20,7 @@ from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
 from saccade.nn.stack import DecoderStack, EncoderStack
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["from_torch", "to_torch"]
 
@@ -73,9 +73,9 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
         False
     """
     rule = "be an nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerDecoder or a layer of these"
-    instance("from_torch", "module", module, _THEIRS, rule)
+    check_type("module", module, _THEIRS, rule)
     _check_layout(module, batch_first)
-    _check_forward("from_torch", module, _THEIRS)
+    _check_forward(module, _THEIRS)
     if isinstance(module, nn.MultiheadAttention):
         return attention_from_torch(module)
     if isinstance(module, TorchStack):
@@ -106,8 +106,8 @@ def to_torch(module: nn.Module) -> nn.Module:
             subclass with a ``forward`` of its own.
     """
     rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
-    instance("to_torch", "module", module, _OURS, rule)
-    _check_forward("to_torch", module, _OURS)
+    check_type("module", module, _OURS, rule)
+    _check_forward(module, _OURS)
     if isinstance(module, MultiHeadAttention):
         return attention_to_torch(module)
     if isinstance(module, EncoderStack | DecoderStack):
@@ -117,20 +117,20 @@ def to_torch(module: nn.Module) -> nn.Module:
 
 def _check_layout(module: nn.Module, batch_first: object) -> None:
     """Refuse a module that takes the length first, unless the caller knows that ours does not."""
-    where, what = "from_torch", type(module).__name__
+    what = type(module).__name__
     if batch_first is not None and batch_first is not True:
         hint = "ours takes [batch, len, embed_dim] only; x.transpose(0, 1) turns the one into the other"
-        raise value_error(where, "batch_first", "be True, or None for what the module says", batch_first, hint=hint)
+        raise value_error("batch_first", "be True, or None for what the module says", batch_first, hint=hint)
     layouts = {part.batch_first for part in module.modules() if isinstance(part, nn.MultiheadAttention)}
     if len(layouts) > 1:
-        raise unsupported(where, what, ["batch_first is True in some of its attentions and False in others"])
+        raise unsupported(what, ["batch_first is True in some of its attentions and False in others"])
     if layouts == {False} and batch_first is None:
         reason = "its batch_first is False: it takes [len, batch, embed_dim], and ours [batch, len, embed_dim]"
         hint = "from_torch(module, batch_first=True) converts it, and x.transpose(0, 1) what it is called with"
-        raise unsupported(where, what, [reason], hint=hint)
+        raise unsupported(what, [reason], hint=hint)
 
 
-def _check_forward(where: str, module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
+def _check_forward(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
     """Refuse subclasses with a ``forward`` of their own: copied weights would not say what they compute."""
     reasons = [
         f"{f'{name} is' if name else 'it is'} {type(part).__name__}, whose forward is not that of {kind.__name__}"
@@ -139,4 +139,4 @@ def _check_forward(where: str, module: nn.Module, kinds: tuple[type[nn.Module], 
         if isinstance(part, kind) and type(part).forward is not kind.forward
     ]
     if reasons:
-        raise unsupported(where, type(module).__name__, reasons)
+        raise unsupported(type(module).__name__, reasons)

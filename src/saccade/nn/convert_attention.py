@@ -27,7 +27,7 @@ def attention_from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
         reasons.append(f"kdim {module.kdim} and vdim {module.vdim} differ; context_dim is one width for both")
     reasons += reasons_against_plain({"out_proj": module.out_proj}, "saccade's module")
     if reasons:
-        raise unsupported("from_torch", "MultiHeadAttention", reasons)
+        raise unsupported("MultiHeadAttention", reasons)
     ours = MultiHeadAttention(
         module.embed_dim,
         module.num_heads,
@@ -72,7 +72,7 @@ def attention_to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     """See `saccade.nn.to_torch`."""
     reasons = reasons_against_torch(module)
     if reasons:
-        raise unsupported("to_torch", "nn.MultiheadAttention", reasons)
+        raise unsupported("nn.MultiheadAttention", reasons)
     like = module.output_projection.weight
     theirs = nn.MultiheadAttention(
         module.embed_dim,

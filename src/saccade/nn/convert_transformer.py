@@ -55,7 +55,7 @@ def layer_from_torch(module: TorchLayer) -> EncoderLayer | DecoderLayer:
         reasons.append(f"what its parts add is dropped with different probabilities: {sorted(dropouts)}")
     reasons += reasons_against_plain({"linear1": module.linear1, "linear2": module.linear2}, "saccade's layer")
     if reasons or activation is None:
-        raise unsupported("from_torch", f"a layer of {type(module).__name__}", reasons)
+        raise unsupported(f"a layer of {type(module).__name__}", reasons)
     feed_forward = FeedForward(
         module.linear1.in_features,
         module.linear1.out_features,
@@ -76,7 +76,7 @@ def layer_to_torch(module: EncoderLayer | DecoderLayer) -> TorchLayer:
     """See `saccade.nn.to_torch`."""
     reasons = _reasons_of_layer(module)
     if reasons:
-        raise unsupported("to_torch", f"nn.Transformer{type(module).__name__}", reasons)
+        raise unsupported(f"nn.Transformer{type(module).__name__}", reasons)
     feed_forward = module.feed_forward
     assert isinstance(feed_forward, FeedForward)  # reasons were asked
     is_encoder = isinstance(module, EncoderLayer)
@@ -119,7 +119,7 @@ def stack_to_torch(module: EncoderStack | DecoderStack) -> TorchStack:
     for index, layer in enumerate(module.layers):
         reasons += [f"layer {index}: {reason}" for reason in _reasons_of_layer(layer)]  # type: ignore[arg-type]
     if reasons:
-        raise unsupported("to_torch", f"nn.Transformer{type(module).__name__.removesuffix('Stack')}", reasons)
+        raise unsupported(f"nn.Transformer{type(module).__name__.removesuffix('Stack')}", reasons)
     layers: list[Any] = [layer_to_torch(layer) for layer in module.layers]  # type: ignore[arg-type]
     norm = None if module.final_norm is None else copy.deepcopy(module.final_norm)
     theirs: TorchStack

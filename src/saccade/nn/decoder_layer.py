@@ -157,18 +157,18 @@ class DecoderLayer(ResidualLayer):
             return own, across
         wanted = "the cache of a layer" if self.cross_attention is None else "a Cache([KVCache(), CrossCache()])"
         rule = f"be {wanted}, or None"
-        raise type_error("DecoderLayer", "cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
+        raise type_error("cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
 
     def _check_encoded(self, encoded: Tensor | None, is_known: bool) -> None:
         """Refuse an ``encoded`` that nothing looks at, and none where it is needed."""
         if self.cross_attention is None and encoded is not None:
             hint = "DecoderLayer(..., cross_attention=MultiHeadAttention(...)) makes a layer that looks across"
             rule = "be None in a layer without cross_attention"
-            raise value_error("DecoderLayer", "encoded", rule, type(encoded).__name__, hint=hint)
+            raise value_error("encoded", rule, type(encoded).__name__, hint=hint)
         if self.cross_attention is not None and encoded is None and not is_known:
             hint = "with a cache it may be left out from the second call on"
             rule = "be given to a layer with cross_attention"
-            raise value_error("DecoderLayer", "encoded", rule, None, hint=hint)
+            raise value_error("encoded", rule, None, hint=hint)
 
 
 def _in_own_text(positions: GivenPositions, x: Tensor, encoded_mask: object) -> GivenPositions:

@@ -10,7 +10,7 @@ from saccade.nn import attention_checks as checks
 from saccade.nn.attention import MultiHeadAttention
 from saccade.positions import Rotary
 from saccade.support.errors import value_error
-from saccade.support.validation import integer, number
+from saccade.support.validation import check_int, check_number
 
 __all__ = ["DifferentialAttention"]
 
@@ -65,11 +65,10 @@ class DifferentialAttention(MultiHeadAttention):
         projection_bias: bool = False,
         output_gate: bool = False,
     ):
-        where = "DifferentialAttention"
-        if integer(where, "embed_dim", embed_dim) % (2 * integer(where, "num_heads", num_heads)):
-            raise value_error(where, "num_heads", f"divide half of embed_dim {embed_dim}", num_heads)
+        if check_int("embed_dim", embed_dim) % (2 * check_int("num_heads", num_heads)):
+            raise value_error("num_heads", f"divide half of embed_dim {embed_dim}", num_heads)
         half = embed_dim // (2 * num_heads)
-        checks.check_rotary(rotary, half, where)
+        checks.check_rotary(rotary, half)
         super().__init__(
             embed_dim,
             num_heads,
@@ -81,7 +80,7 @@ class DifferentialAttention(MultiHeadAttention):
             projection_bias=projection_bias,
             output_gate=output_gate,
         )
-        self.norm_eps = number(where, "norm_eps", norm_eps, above=0)
+        self.norm_eps = check_number("norm_eps", norm_eps, above=0)
         self.rotary = None if rotary is None else _EachHalf(rotary)
 
     def _merged(self, heads: Tensor, query: Tensor) -> Tensor:

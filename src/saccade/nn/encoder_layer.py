@@ -17,7 +17,7 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import value_error
-from saccade.support.validation import flag, instance
+from saccade.support.validation import check_bool, check_type
 
 __all__ = ["EncoderLayer", "ResidualLayer"]
 
@@ -44,16 +44,15 @@ class ResidualLayer(AnswersCalls, Layer):
         dropout_p: float,
     ):
         super().__init__()
-        where = type(self).__name__
-        width = _width(where, attentions, feed_forward)
-        dropout.check(dropout_p, where)
-        self.norm_first = flag(where, "norm_first", norm_first)
+        width = _width(attentions, feed_forward)
+        dropout.check(dropout_p)
+        self.norm_first = check_bool("norm_first", norm_first)
         for name, part in attentions.items():
             setattr(self, name, part)
         self.feed_forward = feed_forward
         parts = {"attention": None, "feed_forward": feed_forward} | {**attentions}
         for name, module in parts.items():
-            setattr(self, f"{name}_norm", None if module is None else make_norm(norm, width, norm_eps, where))
+            setattr(self, f"{name}_norm", None if module is None else make_norm(norm, width, norm_eps))
         self.dropout = nn.Dropout(dropout_p)
 
     def matrix(
@@ -151,7 +150,7 @@ class EncoderLayer(ResidualLayer):
         return self._add(x, self.feed_forward, self.feed_forward_norm)
 
 
-def _width(where: str, attentions: Mapping[str, AttentionLayer | None], feed_forward: nn.Module) -> int:
+def _width(attentions: Mapping[str, AttentionLayer | None], feed_forward: nn.Module) -> int:
     """Check the types and widths of a layer's parts, and return their width."""
     width = 0
     for name, part in attentions.items():
@@ -160,15 +159,13 @@ def _width(where: str, attentions: Mapping[str, AttentionLayer | None], feed_for
         hint = "for instance saccade.nn.MultiHeadAttention(64, 8)"
         is_across = name != "attention"  # to a context, which latents know nothing of
         rule = "be a saccade.nn.MultiHeadAttention" + ("" if is_across else ", or another attention of saccade.nn")
-        own = instance(
-            where, name, part, MultiHeadAttention if is_across else AttentionLayer, rule, hint=hint
-        ).embed_dim
+        own = check_type(name, part, MultiHeadAttention if is_across else AttentionLayer, rule, hint=hint).embed_dim
         width = width or own
         if own != width:
-            raise value_error(where, name, f"have embed_dim {width}, as the first attention", own)
+            raise value_error(name, f"have embed_dim {width}, as the first attention", own)
     hint = f"for instance saccade.nn.FeedForward({width}, {4 * width})"
-    instance(where, "feed_forward", feed_forward, nn.Module, "be a module", hint=hint)
+    check_type("feed_forward", feed_forward, nn.Module, "be a module", hint=hint)
     theirs = getattr(feed_forward, "embed_dim", width)
     if theirs != width:
-        raise value_error(where, "feed_forward", f"have embed_dim {width}, as the attention", theirs)
+        raise value_error("feed_forward", f"have embed_dim {width}, as the attention", theirs)
     return width

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from saccade.engine import dropout
 from saccade.nn.typing import Layer
 from saccade.support.argument_hints import AnswersCalls
-from saccade.support.validation import flag, integer, one_of
+from saccade.support.validation import check_bool, check_choice, check_int
 
 __all__ = ["ACTIVATIONS", "Activation", "FeedForward"]
 
@@ -76,13 +76,12 @@ class FeedForward(AnswersCalls, Layer):
         projection_bias: bool = True,
     ):
         super().__init__()
-        where = "FeedForward"
-        self.embed_dim = embed_dim = integer(where, "embed_dim", embed_dim)
-        self.hidden_dim = hidden_dim = integer(where, "hidden_dim", hidden_dim)
-        self.activation = one_of(where, "activation", activation, get_args(Activation))
-        flag(where, "gated", gated)
-        flag(where, "projection_bias", projection_bias)
-        dropout.check(dropout_p, where)
+        self.embed_dim = embed_dim = check_int("embed_dim", embed_dim)
+        self.hidden_dim = hidden_dim = check_int("hidden_dim", hidden_dim)
+        self.activation = check_choice("activation", activation, get_args(Activation))
+        check_bool("gated", gated)
+        check_bool("projection_bias", projection_bias)
+        dropout.check(dropout_p)
         self.expand = nn.Linear(embed_dim, hidden_dim, bias=projection_bias)
         self.gate = nn.Linear(embed_dim, hidden_dim, bias=projection_bias) if gated else None
         self.contract = nn.Linear(hidden_dim, embed_dim, bias=projection_bias)

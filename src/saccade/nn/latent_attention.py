@@ -20,11 +20,10 @@ from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import unknown as misnamed
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import flag, integer, number, one_of
+from saccade.support.validation import check_bool, check_choice, check_int, check_number
 
 __all__ = ["LatentAttention"]
 
-_WHERE = "LatentAttention"
 _Given = tuple[Tensor, Tensor, Mask | None, Positions | None]
 
 
@@ -98,20 +97,20 @@ class LatentAttention(AttentionLayer):
     ):
         sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "latent_dim": latent_dim, "head_dim": head_dim}
         for name, size in sizes.items():
-            integer(_WHERE, name, size)
-        plain = head_dim - integer(_WHERE, "rotary_dim", rotary_dim, 0, below=head_dim)
-        value_dim = plain if value_dim is None else integer(_WHERE, "value_dim", value_dim)
-        dropout.check(dropout_p, _WHERE)
-        checks.check_rotary(rotary, rotary_dim, _WHERE)
-        has_bias, eps = flag(_WHERE, "projection_bias", projection_bias), number(_WHERE, "norm_eps", norm_eps, above=0)
-        scale = head_dim**-0.5 if scale is None else number(_WHERE, "scale", scale)
+            check_int(name, size)
+        plain = head_dim - check_int("rotary_dim", rotary_dim, 0, below=head_dim)
+        value_dim = plain if value_dim is None else check_int("value_dim", value_dim)
+        dropout.check(dropout_p)
+        checks.check_rotary(rotary, rotary_dim)
+        has_bias, eps = check_bool("projection_bias", projection_bias), check_number("norm_eps", norm_eps, above=0)
+        scale = head_dim**-0.5 if scale is None else check_number("scale", scale)
         super().__init__(embed_dim, num_heads, mask, Softmax(scale=scale), dropout_p)
         self.sizes = LatentSizes(num_heads, latent_dim, head_dim, rotary_dim, value_dim)
-        self.form, self.rotary = one_of(_WHERE, "form", form, FORMS), rotary
+        self.form, self.rotary = check_choice("form", form, FORMS), rotary
         self.query_latent_projection = self.query_norm = None
         query_dim = embed_dim
         if query_latent_dim is not None:
-            query_dim = integer(_WHERE, "query_latent_dim", query_latent_dim)
+            query_dim = check_int("query_latent_dim", query_latent_dim)
             self.query_latent_projection = nn.Linear(embed_dim, query_dim, bias=has_bias)
             self.query_norm = nn.RMSNorm(query_dim, eps)
         self.query_projection = nn.Linear(query_dim, num_heads * head_dim, bias=False)
@@ -145,7 +144,7 @@ class LatentAttention(AttentionLayer):
             ``[batch, len, embed_dim]``.
         """
         if unknown:
-            raise misnamed(_WHERE, unknown, self.forward)
+            raise misnamed(unknown, self.forward)
         if cache is not None and torch.compiler.is_compiling():
             outside = torch.compiler.disable(self.forward)  # what a cache remembers lies outside of a compiler's graph
             return outside(query, mask=mask, positions=positions, bias=bias, cache=cache)
@@ -154,7 +153,7 @@ class LatentAttention(AttentionLayer):
         weight = self.expansion.weight if form == "absorbed" else None
         mechanism = self.mechanism
         if bias is not None:
-            mechanism = mechanism.with_bias(bias if cache is None else checks.checked_bias(bias, _WHERE))
+            mechanism = mechanism.with_bias(bias if cache is None else checks.checked_bias(bias))
         makes = Expanding(mechanism, self.expansion, self.sizes) if weight is None else mechanism
         own = own if weight is None else absorbed(own, weight, self.sizes)
         values, dropout_p = latents[..., : self.sizes.latent], self.dropout_p if self.training else 0.0
@@ -199,8 +198,8 @@ class LatentAttention(AttentionLayer):
             kv_len: all tokens, the new ones included; as many as new ones when None.
             dtype: of the cache; that of the parameters when None.
         """
-        sizes, kv_len = self.sizes, integer(_WHERE, "kv_len", q_len if kv_len is None else kv_len, 0)
-        integer(_WHERE, "q_len", q_len, 0, below=kv_len + 1)
+        sizes, kv_len = self.sizes, check_int("kv_len", q_len if kv_len is None else kv_len, 0)
+        check_int("q_len", q_len, 0, below=kv_len + 1)
         form = self._form(q_len, kv_len, None)
         costs = {own: sizes.heads * sizes.cost(own, q_len, kv_len) for own in FORMS[1:]}
         told = " and ".join(f"{own} {cost:.2g}" for own, cost in costs.items())
@@ -233,31 +232,31 @@ class LatentAttention(AttentionLayer):
         against["expanded"] = [] if is_whole else [reason]
         if self.form != "auto":
             if against[self.form]:
-                raise unsupported(_WHERE, f"form={self.form!r}", against[self.form])
+                raise unsupported(f"form={self.form!r}", against[self.form])
             return self.form
         possible = [form for form in FORMS[1:] if not against[form]]
         if not possible:
-            raise unsupported(_WHERE, "cache", [*against["absorbed"], *against["expanded"]])
+            raise unsupported("cache", [*against["absorbed"], *against["expanded"]])
         return possible[0] if len(possible) == 1 else self.sizes.cheaper(q_len, kv_len)
 
     def _given(self, x: Tensor, mask: object, positions: GivenPositions, cache: LayerCache | None) -> _Given:
         """Check, project and turn what a call brings: queries, latents ``[batch, 1, len, held]``, mask, positions."""
         if isinstance(cache, CrossCache):
             rule, hint = "be that of a self-attention", "new_cache() makes one"
-            raise value_error(_WHERE, "cache", rule, type(cache).__name__, hint=hint)
+            raise value_error("cache", rule, type(cache).__name__, hint=hint)
         if cache is not None:
-            checks.check_with_cache(cache, x, None, None, mask, None, self.embed_dim, is_lost=False, where=_WHERE)
+            checks.check_with_cache(cache, x, None, None, mask, None, self.embed_dim, is_lost=False)
         weight = weight_of(self.latent_projection)
-        checks.check_inputs(x, x, x, self.embed_dim, self.embed_dim, None if weight is None else weight.dtype, _WHERE)
+        checks.check_inputs(x, x, x, self.embed_dim, self.embed_dim, None if weight is None else weight.dtype)
         batch, length, _ = x.shape
         held = 0 if cache is None else cache.length
         joined = self._joined(mask, (batch, self.num_heads, length, held + length))
-        stands = None if positions is None else Positions.of(positions, _WHERE, length=length, batch=batch)
+        stands = None if positions is None else Positions.of(positions, length=length, batch=batch)
         if stands is not None and joined is not None:
-            checks.check_apart(joined, stands, _WHERE)
+            checks.check_apart(joined, stands)
         if cache is not None:
             where = cache.positions(length) if stands is None else stands.given
-            stands = checks.check_causal(joined, where, cache, _WHERE)
+            stands = checks.check_causal(joined, where, cache)
         sizes, own = self.sizes, x
         if self.query_latent_projection is not None and self.query_norm is not None:
             own = self.query_norm(self.query_latent_projection(x))

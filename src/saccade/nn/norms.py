@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from saccade.support.validation import number, one_of
+from saccade.support.validation import check_choice, check_number
 
 __all__ = ["NORMS", "Norm", "make_norm"]
 
@@ -20,10 +20,10 @@ NORMS: dict[str, Callable[[int, float], nn.Module]] = {
 }
 
 
-def make_norm(norm: str, embed_dim: int, norm_eps: float, where: str) -> nn.Module:
+def make_norm(norm: str, embed_dim: int, norm_eps: float) -> nn.Module:
     """A layer norm, one without a bias, or a root-mean-square norm, over the last axis.
 
     Raises:
         ValueError: another name, or ``norm_eps`` is no number above 0.
     """
-    return NORMS[one_of(where, "norm", norm, NORMS)](embed_dim, number(where, "norm_eps", norm_eps, above=0))
+    return NORMS[check_choice("norm", norm, NORMS)](embed_dim, check_number("norm_eps", norm_eps, above=0))

@@ -13,11 +13,10 @@ from saccade.masks import Mask
 from saccade.mechanisms import SSD, Delta, GatedLinear, Mechanism
 from saccade.nn.recurrent_layer import Read, RecurrentLayer
 from saccade.support.errors import value_error
-from saccade.support.validation import instance, integer, one_of
+from saccade.support.validation import check_choice, check_int, check_type
 
 __all__ = ["Recurrence"]
 
-_WHERE = "Recurrence"
 _FIRST_STEPS = -3, -1  # powers of ten, as Mamba's
 
 
@@ -71,16 +70,16 @@ class Recurrence(RecurrentLayer):
         mask: Mask | None = None,
         projection_bias: bool = False,
     ):
-        if integer(_WHERE, "embed_dim", embed_dim) % integer(_WHERE, "num_heads", num_heads):
-            raise value_error(_WHERE, "num_heads", f"divide embed_dim {embed_dim}", num_heads)
+        if check_int("embed_dim", embed_dim) % check_int("num_heads", num_heads):
+            raise value_error("num_heads", f"divide embed_dim {embed_dim}", num_heads)
         mechanism = Delta() if mechanism is None else mechanism
         rule, hint = "be a Delta, GatedLinear or SSD", "MultiHeadAttention takes the others"
-        instance(_WHERE, "mechanism", mechanism, (Delta, GatedLinear, SSD), rule, hint=hint)
+        check_type("mechanism", mechanism, (Delta, GatedLinear, SSD), rule, hint=hint)
         if decay is not None:
-            one_of(_WHERE, "decay", decay, ("token", "channel"))
+            check_choice("decay", decay, ("token", "channel"))
             if isinstance(mechanism, SSD) or getattr(mechanism, "decay", None) is not None:
                 rule = f"be None with {type(mechanism).__name__}, which has its own"
-                raise value_error(_WHERE, "decay", rule, decay)
+                raise value_error("decay", rule, decay)
         super().__init__(embed_dim, num_heads, mask, mechanism)
         self.decay = decay
         self.inputs = nn.Linear(embed_dim, 4 * embed_dim, bias=False)  # queries, keys, values, and the output's gate

@@ -104,13 +104,12 @@ class RecurrentLayer(AttentionLayer):
         self, query: Tensor, mask: object, positions: GivenPositions, bias: object, cache: LayerCache | None
     ) -> tuple[Mask | None, Positions | None]:
         """The mask and the positions of a call, checked."""
-        where = type(self).__name__
         if bias is not None:
-            raise unsupported(where, "bias", ["there are no scores to which it could be added"])
-        check_dense(where, query=query)
+            raise unsupported("bias", ["there are no scores to which it could be added"])
+        check_dense(query=query)
         if query.dim() != 3 or query.shape[2] != self.embed_dim:
-            raise value_error(where, "query", f"have shape [batch, len, {self.embed_dim}]", list(query.shape))
+            raise value_error("query", f"have shape [batch, len, {self.embed_dim}]", list(query.shape))
         batch, length, _ = query.shape
         held = 0 if cache is None else cache.length
         joined = self._joined(mask, (batch, self.num_heads, length, held + length))
-        return joined, None if positions is None else Positions.of(positions, where, length=length, batch=batch)
+        return joined, None if positions is None else Positions.of(positions, length=length, batch=batch)

@@ -11,13 +11,13 @@ from saccade.nn.projections import weight_of
 from saccade.nn.typing import Layer
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import describe, type_error, value_error
-from saccade.support.validation import Shapes, integer
+from saccade.support.validation import ShapeSpec, check_int
 
 __all__ = ["ColumnAttention", "RowAttention", "TableAttention"]
 
-_TABLE = Shapes("x [batch, rows, columns, embed_dim]")
-_REAL = Shapes("real [batch, rows, columns]")
-_PAIRS = Shapes("pairs [batch, columns, columns, pair_dim]")
+_TABLE = ShapeSpec("x [batch, rows, columns, embed_dim]")
+_REAL = ShapeSpec("real [batch, rows, columns]")
+_PAIRS = ShapeSpec("pairs [batch, columns, columns, pair_dim]")
 
 
 class TableAttention(AnswersCalls, Layer):
@@ -55,21 +55,20 @@ class TableAttention(AnswersCalls, Layer):
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}"
 
-    def _check(self, x: Tensor, real: Tensor | None, shapes: Shapes = _TABLE) -> None:
+    def _check(self, x: Tensor, real: Tensor | None, shapes: ShapeSpec = _TABLE) -> None:
         """Raise unless a table, and which of its tokens are there, fit the layer and each other."""
-        where = type(self).__name__
-        shapes.check(where, x, embed_dim=self.embed_dim)
+        shapes.check(x, embed_dim=self.embed_dim)
         weight = weight_of(self.attention.query_projection)
         if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             rule, got = (str(dtype).removeprefix("torch.") for dtype in (weight.dtype, x.dtype))
-            raise value_error(where, "dtype", f"be {rule}, like the parameters", got, facts=[describe("x", x)])
+            raise value_error("dtype", f"be {rule}, like the parameters", got, facts=[describe("x", x)])
         if real is None:
             return
         batch, rows, columns = x.shape[:3]
-        _REAL.check(where, real, batch=batch, rows=rows, columns=columns)
+        _REAL.check(real, batch=batch, rows=rows, columns=columns)
         if real.dtype != torch.bool:
             hint = "True = a token stands here"
-            raise type_error(where, "real", "be a bool tensor", str(real.dtype).removeprefix("torch."), hint=hint)
+            raise type_error("real", "be a bool tensor", str(real.dtype).removeprefix("torch."), hint=hint)
 
     def _attended(self, x: Tensor, bias: Tensor | None, real: Tensor | None) -> Tensor:
         """What attention makes of a table: ``[batch, rows, columns, embed_dim]``, normed already, to the same."""
@@ -137,7 +136,7 @@ class RowAttention(TableAttention):
 
     def __init__(self, embed_dim: int, num_heads: int, pair_dim: int | None = None):
         super().__init__(embed_dim, num_heads)
-        self.pair_dim = None if pair_dim is None else integer("RowAttention", "pair_dim", pair_dim)
+        self.pair_dim = None if pair_dim is None else check_int("pair_dim", pair_dim)
         self.pair_norm = None if pair_dim is None else nn.LayerNorm(pair_dim)
         self.bias_projection = None if pair_dim is None else nn.Linear(pair_dim, num_heads, bias=False)
 
@@ -168,11 +167,11 @@ class RowAttention(TableAttention):
         if self.pair_norm is None or self.bias_projection is None:
             if pairs is not None:
                 hint = "RowAttention(..., pair_dim=...) takes them"
-                raise value_error("RowAttention", "pairs", "be None without a pair_dim", "a tensor", hint=hint)
+                raise value_error("pairs", "be None without a pair_dim", "a tensor", hint=hint)
             return None
         if pairs is None:
-            raise value_error("RowAttention", "pairs", "be given, as pair_dim was", None)
-        _PAIRS.check("RowAttention", pairs, batch=len(x), columns=x.shape[2], pair_dim=self.pair_dim or 0)
+            raise value_error("pairs", "be given, as pair_dim was", None)
+        _PAIRS.check(pairs, batch=len(x), columns=x.shape[2], pair_dim=self.pair_dim or 0)
         return self.bias_projection(self.pair_norm(pairs))
 
 

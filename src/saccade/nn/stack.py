@@ -17,7 +17,7 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["DecoderStack", "EncoderStack", "with_inputs"]
 
@@ -53,7 +53,7 @@ class EncoderStack(AnswersCalls, Layer):
 
     def __init__(self, layers: Iterable[EncoderLayer], *, final_norm: nn.Module | None = None):
         super().__init__()
-        self.layers = _checked("EncoderStack", layers, EncoderLayer, final_norm)
+        self.layers = _checked(layers, EncoderLayer, final_norm)
         self.final_norm = final_norm
 
     def forward(
@@ -104,10 +104,10 @@ class DecoderStack(AnswersCalls, Layer):
 
     def __init__(self, layers: Iterable[DecoderLayer], *, final_norm: nn.Module | None = None):
         super().__init__()
-        self.layers = _checked("DecoderStack", layers, DecoderLayer, final_norm)
+        self.layers = _checked(layers, DecoderLayer, final_norm)
         if len({layer.cross_attention is not None for layer in self.layers}) > 1:
             rule = "all have cross_attention, or none"
-            raise value_error("DecoderStack", "layers", rule, "some with and some without")
+            raise value_error("layers", rule, "some with and some without")
         self.final_norm = final_norm
 
     def forward(
@@ -157,10 +157,10 @@ class DecoderStack(AnswersCalls, Layer):
         if cache is None:
             return [None] * len(self.layers)
         hint = "new_cache() of this model makes one"
-        instance("DecoderStack", "cache", cache, Cache, "be a Cache or None", hint=hint)
+        check_type("cache", cache, Cache, "be a Cache or None", hint=hint)
         if len(cache) != len(self.layers):
             rule = f"hold the caches of {len(self.layers)} layers"
-            raise value_error("DecoderStack", "cache", rule, len(cache), hint=hint)
+            raise value_error("cache", rule, len(cache), hint=hint)
         return cache
 
 
@@ -171,12 +171,10 @@ def with_inputs(layers: nn.ModuleList, x: Tensor, *others: Any, **facts: Any) ->
         x = layer(x, *others, **facts)
 
 
-def _checked(
-    where: str, layers: Iterable[nn.Module], kind: type[nn.Module], final_norm: nn.Module | None
-) -> nn.ModuleList:
-    instance(where, "final_norm", final_norm, (nn.Module, NoneType), "be a module or None")
-    several = instance(where, "layers", layers, Iterable, f"be several {kind.__name__}")
-    listed = [instance(where, "layers", layer, kind, f"be of kind {kind.__name__}") for layer in several]
+def _checked(layers: Iterable[nn.Module], kind: type[nn.Module], final_norm: nn.Module | None) -> nn.ModuleList:
+    check_type("final_norm", final_norm, (nn.Module, NoneType), "be a module or None")
+    several = check_type("layers", layers, Iterable, f"be several {kind.__name__}")
+    listed = [check_type("layers", layer, kind, f"be of kind {kind.__name__}") for layer in several]
     if not listed:
-        raise value_error(where, "layers", "hold at least one layer", "none")
+        raise value_error("layers", "hold at least one layer", "none")
     return nn.ModuleList(listed)

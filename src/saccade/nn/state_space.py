@@ -8,11 +8,9 @@ from torch.nn import functional as F
 from saccade.masks import Mask
 from saccade.mechanisms import S4D
 from saccade.nn.recurrent_layer import Read, RecurrentLayer
-from saccade.support.validation import flag, integer
+from saccade.support.validation import check_bool, check_int
 
 __all__ = ["StateSpace"]
-
-_WHERE = "StateSpace"
 
 
 class StateSpace(RecurrentLayer):
@@ -46,8 +44,8 @@ class StateSpace(RecurrentLayer):
     mechanism: S4D
 
     def __init__(self, embed_dim: int, state_dim: int = 64, *, mask: Mask | None = None, projection_bias: bool = True):
-        integer(_WHERE, "embed_dim", embed_dim)
-        flag(_WHERE, "projection_bias", projection_bias)
+        check_int("embed_dim", embed_dim)
+        check_bool("projection_bias", projection_bias)
         super().__init__(embed_dim, embed_dim, mask, S4D(embed_dim, state_dim))
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=projection_bias)
         self.reset_parameters()

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from saccade.matrix import Matrix
 from saccade.nn.row_column_attention import TableAttention
-from saccade.support.validation import Shapes, one_of
+from saccade.support.validation import ShapeSpec, check_choice
 
 __all__ = ["TriangleAttention"]
 
-_PAIRS = Shapes("pairs [batch, n, n, embed_dim]")
+_PAIRS = ShapeSpec("pairs [batch, n, n, embed_dim]")
 
 
 class TriangleAttention(TableAttention):
@@ -47,7 +47,7 @@ class TriangleAttention(TableAttention):
 
     def __init__(self, embed_dim: int, num_heads: int, around: Literal["start", "end"] = "start"):
         super().__init__(embed_dim, num_heads)
-        self.around = one_of("TriangleAttention", "around", around, ("start", "end"))
+        self.around = check_choice("around", around, ("start", "end"))
         self.bias_projection = nn.Linear(embed_dim, num_heads, bias=False)
 
     def forward(self, pairs: Tensor, *, real: Tensor | None = None) -> Tensor:

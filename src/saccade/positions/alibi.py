@@ -8,7 +8,7 @@ from torch import Tensor
 from saccade.positions.bias import Bias
 from saccade.positions.validation import check_distances
 from saccade.support.numerics import wide_dtype
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["ALiBi"]
 
@@ -42,7 +42,7 @@ class ALiBi(Bias):
 
     def __init__(self, num_heads: int):
         super().__init__()
-        self.num_heads = integer("ALiBi", "num_heads", num_heads)
+        self.num_heads = check_int("num_heads", num_heads)
 
     def table(self, distances: Tensor) -> Tensor:
         return self._at(distances, torch.float32)
@@ -55,7 +55,7 @@ class ALiBi(Bias):
         return f"{self.num_heads}"
 
     def _at(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
-        check_distances("ALiBi", distances)
+        check_distances(distances)
         # As a buffer, slopes would follow the module to half precision, where far distances fall together.
         head = torch.arange(self.num_heads, dtype=dtype, device=distances.device)
         regular = 1 << (self.num_heads.bit_length() - 1)

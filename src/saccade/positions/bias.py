@@ -45,7 +45,7 @@ class Bias(AnswersCalls, nn.Module):
         """
         reasons = ["it defines no table: its numbers depend on the query"]
         hint = "values(distances, query, scale) gives them"
-        raise unsupported(f"{type(self).__name__}.table", type(self).__name__, reasons, hint=hint)
+        raise unsupported(type(self).__name__, reasons, hint=hint)
 
     def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:
         """What is added to the scores, for each of these distances.
@@ -97,4 +97,4 @@ class Bias(AnswersCalls, nn.Module):
 
     def address(self, positions: Tensor) -> Tensor:
         """What distances are taken between: the positions themselves, unless they lie on a grid."""
-        return as_positions(type(self).__name__, positions)
+        return as_positions(positions)

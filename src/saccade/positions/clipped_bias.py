@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from saccade.positions.bias import Bias
 from saccade.positions.validation import check_distances
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Clipped"]
 
@@ -44,12 +44,12 @@ class Clipped(Bias):
 
     def __init__(self, num_heads: int, reach: int):
         super().__init__()
-        self.num_heads = integer("Clipped", "num_heads", num_heads)
-        self.reach = integer("Clipped", "reach", reach, 0)
+        self.num_heads = check_int("num_heads", num_heads)
+        self.reach = check_int("reach", reach, 0)
         self.weight = nn.Parameter(torch.zeros(num_heads, 2 * reach + 1))
 
     def table(self, distances: Tensor) -> Tensor:
-        check_distances("Clipped", distances)
+        check_distances(distances)
         return self.weight[:, distances.clamp(-self.reach, self.reach) + self.reach]
 
     def extra_repr(self) -> str:

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from saccade.support.argument_hints import answers
 from saccade.support.errors import type_error
-from saccade.support.validation import Shapes, integer
+from saccade.support.validation import ShapeSpec, check_int
 
 __all__ = ["path_lengths"]
 
-_EDGES = Shapes("edges [batch, n, n]")
+_EDGES = ShapeSpec("edges [batch, n, n]")
 
 
-@answers("path_lengths")
+@answers()
 def path_lengths(edges: Tensor, reach: int) -> Tensor:
     """Count the edges of the shortest path from each node to each other one, up to a reach.
 
@@ -38,10 +38,10 @@ def path_lengths(edges: Tensor, reach: int) -> Tensor:
         >>> path_lengths(edges, reach=3)[0].tolist()
         [[0, 1, 2, 4], [1, 0, 1, 4], [2, 1, 0, 4], [4, 4, 4, 0]]
     """
-    n = _EDGES.check("path_lengths", edges)["n"]
+    n = _EDGES.check(edges)["n"]
     if edges.dtype != torch.bool:
-        raise type_error("path_lengths", "edges", "be a bool tensor", str(edges.dtype).removeprefix("torch."))
-    integer("path_lengths", "reach", reach)
+        raise type_error("edges", "be a bool tensor", str(edges.dtype).removeprefix("torch."))
+    check_int("reach", reach)
     reached = torch.eye(n, dtype=torch.bool, device=edges.device).expand_as(edges)
     lengths = torch.where(reached, 0, reach + 1)
     for length in range(1, min(reach, n - 1) + 1):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from saccade.positions.bias import Bias
 from saccade.positions.validation import as_positions, check_below, check_distances
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["GridTable"]
 
@@ -47,21 +47,21 @@ class GridTable(Bias):
 
     def __init__(self, num_heads: int, height: int, width: int):
         super().__init__()
-        self.num_heads = integer("GridTable", "num_heads", num_heads)
-        self.height = integer("GridTable", "height", height)
-        self.width = integer("GridTable", "width", width)
+        self.num_heads = check_int("num_heads", num_heads)
+        self.height = check_int("height", height)
+        self.width = check_int("width", width)
         self.reach = (height - 1) * (2 * width - 1) + width - 1
         self.weight = nn.Parameter(torch.zeros((2 * height - 1) * (2 * width - 1), num_heads))
 
     def address(self, positions: Tensor) -> Tensor:
         cells = self.height * self.width
-        given = as_positions("GridTable", positions)
-        check_below("GridTable", given, cells, f"the grid has {self.height} x {self.width} cells")
+        given = as_positions(positions)
+        check_below(given, cells, f"the grid has {self.height} x {self.width} cells")
         cell = given.clamp(0, cells - 1)  # -1 is no token: nothing is read there, but its address must be one
         return cell // self.width * (2 * self.width - 1) + cell % self.width
 
     def table(self, distances: Tensor) -> Tensor:
-        check_distances("GridTable", distances)
+        check_distances(distances)
         return self.weight[distances.clamp(-self.reach, self.reach) + self.reach].T
 
     def extra_repr(self) -> str:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from saccade.positions.validation import as_positions, check_below
 from saccade.support.argument_hints import AnswersCalls
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Learned"]
 
@@ -40,8 +40,8 @@ class Learned(AnswersCalls, nn.Module):
 
     def __init__(self, max_len: int, embed_dim: int):
         super().__init__()
-        self.max_len = integer("Learned", "max_len", max_len)
-        self.embed_dim = integer("Learned", "embed_dim", embed_dim)
+        self.max_len = check_int("max_len", max_len)
+        self.embed_dim = check_int("embed_dim", embed_dim)
         self.weight = nn.Parameter(torch.zeros(max_len, embed_dim))
         self.reset_parameters()
 
@@ -58,8 +58,8 @@ class Learned(AnswersCalls, nn.Module):
         Returns:
             ``[..., embed_dim]``, differentiable in the weight.
         """
-        place = as_positions("Learned", positions, self.weight.device)
-        check_below("Learned", place, self.max_len, "Sinusoidal and relative positions have no longest position")
+        place = as_positions(positions, self.weight.device)
+        check_below(place, self.max_len, "Sinusoidal and relative positions have no longest position")
         return F.embedding(place.clamp(min=0), self.weight).masked_fill(place[..., None] < 0, 0.0)
 
     def extra_repr(self) -> str:

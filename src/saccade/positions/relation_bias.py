@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from saccade.positions.token_positions import can_be_read
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import describe, type_error, value_error
-from saccade.support.validation import Shapes, integer
+from saccade.support.validation import ShapeSpec, check_int
 
 __all__ = ["RelationTable"]
 
-_RELATIONS = Shapes("relations [batch, q_len, kv_len]")
+_RELATIONS = ShapeSpec("relations [batch, q_len, kv_len]")
 
 
 class RelationTable(AnswersCalls, nn.Module):
@@ -51,8 +51,8 @@ class RelationTable(AnswersCalls, nn.Module):
 
     def __init__(self, num_heads: int, num_relations: int):
         super().__init__()
-        self.num_heads = integer("RelationTable", "num_heads", num_heads)
-        self.num_relations = integer("RelationTable", "num_relations", num_relations)
+        self.num_heads = check_int("num_heads", num_heads)
+        self.num_relations = check_int("num_relations", num_relations)
         self.weight = nn.Parameter(torch.zeros(num_relations, num_heads))
 
     def reset_parameters(self) -> None:
@@ -68,13 +68,12 @@ class RelationTable(AnswersCalls, nn.Module):
         Returns:
             ``[batch, num_heads, q_len, kv_len]``.
         """
-        where = "RelationTable"
-        _RELATIONS.check(where, relations)
+        _RELATIONS.check(relations)
         if relations.dtype not in (torch.int64, torch.int32):
-            raise type_error(where, "relations", "be int64 or int32", str(relations.dtype).removeprefix("torch."))
+            raise type_error("relations", "be int64 or int32", str(relations.dtype).removeprefix("torch."))
         if can_be_read(relations) and not -1 <= int(relations.min()) <= int(relations.max()) < self.num_relations:
             rule, facts = f"be from -1 to {self.num_relations - 1}", [describe("relations", relations)]
-            raise value_error(where, "relations", rule, "others", facts=facts)
+            raise value_error("relations", rule, "others", facts=facts)
         # Read head by head, as products do; at -1, from the end, a 0 that is no parameter.
         return nn.functional.pad(self.weight.T, (0, 1))[:, relations].transpose(0, 1)
 

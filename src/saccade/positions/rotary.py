@@ -15,7 +15,7 @@ from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import describe, type_error, unsupported, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_plain
-from saccade.support.validation import instance, integer, number, one_of
+from saccade.support.validation import check_choice, check_int, check_number, check_type
 
 __all__ = ["Rotary", "Tables", "paired"]
 
@@ -84,19 +84,19 @@ class Rotary(AnswersCalls, nn.Module):
         scaling: Scaling | None = None,
     ):
         super().__init__()
-        self.head_dim = integer("Rotary", "head_dim", head_dim)
-        self.rotary_dim = rotary_dim = integer("Rotary", "rotary_dim", head_dim if rotary_dim is None else rotary_dim)
-        self.base = number("Rotary", "base", base, above=1)
-        self.layout = one_of("Rotary", "layout", layout, ("half", "interleaved"))
+        self.head_dim = check_int("head_dim", head_dim)
+        self.rotary_dim = rotary_dim = check_int("rotary_dim", head_dim if rotary_dim is None else rotary_dim)
+        self.base = check_number("base", base, above=1)
+        self.layout = check_choice("layout", layout, ("half", "interleaved"))
         hint = "for instance saccade.positions.YaRN(4.0, trained_len=4096)"
-        self.scaling = instance("Rotary", "scaling", scaling, (Scaling, NoneType), "be a scaling, or None", hint=hint)
+        self.scaling = check_type("scaling", scaling, (Scaling, NoneType), "be a scaling, or None", hint=hint)
         if rotary_dim % 2:
-            raise value_error("Rotary", "rotary_dim", "be even", rotary_dim, hint="channels are turned in pairs")
+            raise value_error("rotary_dim", "be even", rotary_dim, hint="channels are turned in pairs")
         if rotary_dim > head_dim:
-            raise value_error("Rotary", "rotary_dim", f"be at most head_dim {head_dim}", rotary_dim)
+            raise value_error("rotary_dim", f"be at most head_dim {head_dim}", rotary_dim)
         reasons = () if scaling is None else scaling.reasons(base, rotary_dim)
         if reasons:
-            raise unsupported("Rotary", type(scaling).__name__, reasons)
+            raise unsupported(type(scaling).__name__, reasons)
 
     def forward(self, x: Tensor, positions: range | Tensor) -> Tensor:
         """Turn x.
@@ -140,8 +140,8 @@ class Rotary(AnswersCalls, nn.Module):
         Returns:
             ``(cos, sin)``, each ``[len, rotary_dim // 2]``, or ``[batch, len, rotary_dim // 2]``.
         """
-        one_of("Rotary.tables", "dtype", dtype, (torch.float32, torch.float64))
-        place = as_positions("Rotary.tables", positions, device)
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
+        place = as_positions(positions, device)
         cos, sin = (x[:, 0] for x in self._read(place, torch.empty(0, dtype=dtype, device=place.device)))
         pairs, step = self.rotary_dim // 2, 2 if self.layout == "interleaved" else 1
         # Of each pair the second, whose partner is added and not taken away.
@@ -158,14 +158,14 @@ class Rotary(AnswersCalls, nn.Module):
         """For channels and for their partners, ``[batch | 1, 1, len, rotary_dim]`` each, float32 or float64."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
-            raise type_error("Rotary", "x", "be a tensor of floats", got)
+            raise type_error("x", "be a tensor of floats", got)
         if x.dim() != 4 or x.shape[3] != self.head_dim:
-            raise value_error("Rotary", "x", f"have shape [batch, heads, len, {self.head_dim}]", list(x.shape))
+            raise value_error("x", f"have shape [batch, heads, len, {self.head_dim}]", list(x.shape))
         batch, _, length, _ = x.shape
         shape = (len(positions),) if isinstance(positions, range) else getattr(positions, "shape", None)
         if shape is not None and shape not in ((length,), (1, length), (batch, length)):
             rule = f"have shape [{length}] or [{batch}, {length}]"
-            raise value_error("Rotary", "positions", rule, list(shape), facts=[describe("x", x)])
+            raise value_error("positions", rule, list(shape), facts=[describe("x", x)])
         return self._read(positions, x)
 
     def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,7 +197,7 @@ def _angles(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tenso
     """For each channel what it is multiplied by, and what its partner is before the two are added."""
     base, rotary_dim, layout, scaling, dtype, device = turning
     make = plain_frequencies if scaling is None else scaling.frequencies
-    place = torch.atleast_2d(as_positions("Rotary", positions, device)).clamp(min=0)
+    place = torch.atleast_2d(as_positions(positions, device)).clamp(min=0)
     angles = place.to(dtype)[:, None, :, None] * make(base, rotary_dim, dtype, device)
     magnitude = 1.0 if scaling is None else scaling.magnitude
     cos, sin = (x if magnitude == 1.0 else x * magnitude for x in (angles.cos(), angles.sin()))

@@ -14,11 +14,11 @@ from saccade.positions.rotary_scaling import Device, Scaling
 from saccade.positions.validation import as_positions, check_below
 from saccade.support.errors import type_error, value_error
 from saccade.support.numerics import wide_dtype
-from saccade.support.validation import Shapes, is_finite_number, number, register_tensor
+from saccade.support.validation import ShapeSpec, check_number, is_finite_number, register_tensor
 
 __all__ = ["Frequencies", "RotaryTables"]
 
-_GIVEN = Shapes("cos [positions, pairs]", "sin [positions, pairs]")
+_GIVEN = ShapeSpec("cos [positions, pairs]", "sin [positions, pairs]")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -46,15 +46,15 @@ class Frequencies(Scaling):
         given: Any = self.radians
         if isinstance(given, Tensor):
             if given.dim() != 1:
-                raise value_error("Frequencies", "radians", "have shape [pairs]", list(given.shape))
+                raise value_error("radians", "have shape [pairs]", list(given.shape))
             if given.requires_grad:
                 hint = "pass radians.detach(); RotaryTables(cos, sin) has gradients"
-                raise value_error("Frequencies", "radians", "not require a gradient", "a tensor that does", hint=hint)
+                raise value_error("radians", "not require a gradient", "a tensor that does", hint=hint)
             given = given.double().tolist()
         if isinstance(given, str) or not isinstance(given, Sequence) or not all(map(is_finite_number, given)):
-            raise type_error("Frequencies", "radians", "be finite numbers, one for each pair", type(given).__name__)
+            raise type_error("radians", "be finite numbers, one for each pair", type(given).__name__)
         object.__setattr__(self, "radians", tuple(map(float, given)))
-        number("Frequencies", "attention_factor", self.attention_factor, above=0)
+        check_number("attention_factor", self.attention_factor, above=0)
 
     @property
     def magnitude(self) -> float:
@@ -109,11 +109,11 @@ class RotaryTables(Rotary):
         head_dim: int | None = None,
         layout: Literal["half", "interleaved"] = "half",
     ):
-        pairs = _GIVEN.check("RotaryTables", cos, sin)["pairs"]
+        pairs = _GIVEN.check(cos, sin)["pairs"]
         for name, x in (("cos", cos), ("sin", sin)):
             if not x.is_floating_point():
                 got = str(x.dtype).removeprefix("torch.")
-                raise type_error("RotaryTables", name, "be a tensor of floats", got)
+                raise type_error(name, "be a tensor of floats", got)
         super().__init__(2 * pairs if head_dim is None else head_dim, rotary_dim=2 * pairs, layout=layout)
         for name, x in (("cos", cos), ("sin", sin)):
             register_tensor(self, name, x, wide_dtype(x.dtype))
@@ -127,9 +127,9 @@ class RotaryTables(Rotary):
         return f"{len(self.cos)} positions, {self.head_dim}, rotary_dim={self.rotary_dim}, layout={self.layout!r}"
 
     def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        place = torch.atleast_2d(as_positions("RotaryTables", positions, like.device)).clamp(min=0)
+        place = torch.atleast_2d(as_positions(positions, like.device)).clamp(min=0)
         if place.numel():
-            check_below("RotaryTables", place, len(self.cos), "tables of more positions")
+            check_below(place, len(self.cos), "tables of more positions")
         dtype = wide_dtype(like.dtype)
         cos, sin = (x.to(like.device, dtype)[place][:, None] for x in (self.cos, self.sin))
         return paired(cos, sin, self.layout)

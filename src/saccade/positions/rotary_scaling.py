@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from saccade.support.validation import flag, integer, number
+from saccade.support.validation import check_bool, check_int, check_number
 
 __all__ = ["Linear", "Llama3", "NTK", "Scaling", "YaRN", "plain_frequencies"]
 
@@ -62,7 +62,7 @@ class Linear(Scaling):
     factor: float
 
     def __post_init__(self) -> None:
-        number("Linear", "factor", self.factor, least=1)
+        check_number("factor", self.factor, least=1)
 
     def frequencies(self, base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
         return plain_frequencies(base, rotary_dim, dtype, device) / float(self.factor)  # an int may exceed 64 bits
@@ -94,7 +94,7 @@ class NTK(Scaling):
     factor: float
 
     def __post_init__(self) -> None:
-        number("NTK", "factor", self.factor, least=1)
+        check_number("factor", self.factor, least=1)
 
     @classmethod
     def at_length(cls, factor: float, length: int, trained_len: int) -> NTK:
@@ -105,9 +105,9 @@ class NTK(Scaling):
             length: the longest sequence that will be read; up to ``trained_len``, nothing is scaled.
             trained_len: the longest sequence that the model was trained on.
         """
-        number("NTK.at_length", "factor", factor, least=1)
-        integer("NTK.at_length", "length", length)
-        integer("NTK.at_length", "trained_len", trained_len)
+        check_number("factor", factor, least=1)
+        check_int("length", length)
+        check_int("trained_len", trained_len)
         return cls(factor * max(length, trained_len) / trained_len - (factor - 1))
 
     def frequencies(self, base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
@@ -147,10 +147,10 @@ class Llama3(Scaling):
     trained_len: int
 
     def __post_init__(self) -> None:
-        number("Llama3", "factor", self.factor, least=1)
-        number("Llama3", "low_freq_factor", self.low_freq_factor, above=0)
-        number("Llama3", "high_freq_factor", self.high_freq_factor, above=self.low_freq_factor)
-        integer("Llama3", "trained_len", self.trained_len)
+        check_number("factor", self.factor, least=1)
+        check_number("low_freq_factor", self.low_freq_factor, above=0)
+        check_number("high_freq_factor", self.high_freq_factor, above=self.low_freq_factor)
+        check_int("trained_len", self.trained_len)
 
     def frequencies(self, base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
         plain = plain_frequencies(base, rotary_dim, dtype, device)
@@ -195,13 +195,13 @@ class YaRN(Scaling):
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        number("YaRN", "factor", self.factor, least=1)
-        integer("YaRN", "trained_len", self.trained_len)
-        number("YaRN", "beta_slow", self.beta_slow, above=0)
-        number("YaRN", "beta_fast", self.beta_fast, above=self.beta_slow)
+        check_number("factor", self.factor, least=1)
+        check_int("trained_len", self.trained_len)
+        check_number("beta_slow", self.beta_slow, above=0)
+        check_number("beta_fast", self.beta_fast, above=self.beta_slow)
         if self.attention_factor is not None:
-            number("YaRN", "attention_factor", self.attention_factor, above=0)
-        flag("YaRN", "truncate", self.truncate)
+            check_number("attention_factor", self.attention_factor, above=0)
+        check_bool("truncate", self.truncate)
 
     @property
     def magnitude(self) -> float:

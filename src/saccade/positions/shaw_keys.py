@@ -9,7 +9,7 @@ from saccade.positions.bias import Bias
 from saccade.positions.validation import check_distances
 from saccade.support.errors import describe, shown, value_error
 from saccade.support.torch_modes import without_autocast
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["ShawKeys"]
 
@@ -54,24 +54,24 @@ class ShawKeys(Bias):
 
     def __init__(self, head_dim: int, reach: int | tuple[int, int], num_heads: int | None = None):
         super().__init__()
-        self.head_dim = integer("ShawKeys", "head_dim", head_dim)
+        self.head_dim = check_int("head_dim", head_dim)
         given = reach if isinstance(reach, tuple | list) else (reach, reach)
         if len(given) != 2:
-            raise value_error("ShawKeys", "reach", "be an int, or two: back and ahead", shown(reach))
-        self.back, self.ahead = (integer("ShawKeys", "reach", own, 0) for own in given)
+            raise value_error("reach", "be an int, or two: back and ahead", shown(reach))
+        self.back, self.ahead = (check_int("reach", own, 0) for own in given)
         self.reach = max(self.back, self.ahead)
-        self.num_heads = None if num_heads is None else integer("ShawKeys", "num_heads", num_heads)
+        self.num_heads = None if num_heads is None else check_int("num_heads", num_heads)
         own = () if num_heads is None else (num_heads,)
         self.weight = nn.Parameter(torch.zeros(*own, self.back + 1 + self.ahead, head_dim))
 
     def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:
-        check_distances("ShawKeys", distances)
+        check_distances(distances)
         if query.shape[-1] != self.head_dim:
             facts = [describe("query", query)]
-            raise value_error("ShawKeys", "query", f"have head_dim {self.head_dim}", query.shape[-1], facts=facts)
+            raise value_error("query", f"have head_dim {self.head_dim}", query.shape[-1], facts=facts)
         if self.num_heads not in (None, query.shape[1]):
             facts = [describe("query", query)]
-            raise value_error("ShawKeys", "query", f"have {self.num_heads} heads", query.shape[1], facts=facts)
+            raise value_error("query", f"have {self.num_heads} heads", query.shape[1], facts=facts)
         # Scores are float32 or wider, also under autocast.
         wide = torch.promote_types(torch.promote_types(query.dtype, self.weight.dtype), torch.float32)
         vectors = self.weight[..., self.back - distances.clamp(-self.ahead, self.back), :].to(wide)

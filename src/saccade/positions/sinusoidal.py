@@ -11,7 +11,7 @@ from saccade.positions.validation import as_positions
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import value_error
 from saccade.support.numerics import widest_dtype
-from saccade.support.validation import integer, number
+from saccade.support.validation import check_int, check_number
 
 __all__ = ["Sinusoidal"]
 
@@ -48,11 +48,11 @@ class Sinusoidal(AnswersCalls, nn.Module):
 
     def __init__(self, embed_dim: int, *, base: float = 10000.0):
         super().__init__()
-        self.embed_dim = integer("Sinusoidal", "embed_dim", embed_dim)
-        self.base = number("Sinusoidal", "base", base, above=1)
+        self.embed_dim = check_int("embed_dim", embed_dim)
+        self.base = check_number("base", base, above=1)
         if embed_dim % 2:
             hint = "each wave has a sine and a cosine"
-            raise value_error("Sinusoidal", "embed_dim", "be even", embed_dim, hint=hint)
+            raise value_error("embed_dim", "be even", embed_dim, hint=hint)
         # Empty, and not stored: it follows the module, and so tells the dtype of the output.
         self.register_buffer("_like", torch.empty(0), persistent=False)
 
@@ -65,7 +65,7 @@ class Sinusoidal(AnswersCalls, nn.Module):
         Returns:
             ``[..., embed_dim]``.
         """
-        place = as_positions("Sinusoidal", positions, self._like.device if isinstance(positions, range) else None)
+        place = as_positions(positions, self._like.device if isinstance(positions, range) else None)
         exponents = (
             torch.arange(0, self.embed_dim, 2, dtype=widest_dtype(place.device), device=place.device) / self.embed_dim
         )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from saccade.positions.bias import Bias
 from saccade.positions.validation import check_distances
 from saccade.support.errors import value_error
-from saccade.support.validation import flag, integer
+from saccade.support.validation import check_bool, check_int
 
 __all__ = ["T5"]
 
@@ -60,21 +60,21 @@ class T5(Bias):
 
     def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True):
         super().__init__()
-        self.num_heads = integer("T5", "num_heads", num_heads)
-        self.bidirectional = flag("T5", "bidirectional", bidirectional)
-        self.num_buckets = integer("T5", "num_buckets", num_buckets, 4 if bidirectional else 2)
+        self.num_heads = check_int("num_heads", num_heads)
+        self.bidirectional = check_bool("bidirectional", bidirectional)
+        self.num_buckets = check_int("num_buckets", num_buckets, 4 if bidirectional else 2)
         if bidirectional and num_buckets % 2:
-            raise value_error("T5", "num_buckets", "be even where bidirectional", num_buckets)
+            raise value_error("num_buckets", "be even where bidirectional", num_buckets)
         self._per_side = num_buckets // 2 if bidirectional else num_buckets
         self._single = self._per_side // 2
-        self.max_distance = integer("T5", "max_distance", max_distance, self._single + 1)
+        self.max_distance = check_int("max_distance", max_distance, self._single + 1)
         self.reach = bisect.bisect_left(
             range(max_distance), self._per_side - 1, key=lambda d: int(self._bucket_of(torch.tensor(d, device="cpu")))
         )
         self.weight = nn.Parameter(torch.zeros(num_buckets, num_heads))
 
     def table(self, distances: Tensor) -> Tensor:
-        check_distances("T5", distances)
+        check_distances(distances)
         if self.bidirectional:
             buckets = self._bucket_of(distances.abs()) + (distances < 0) * self._per_side
         else:

@@ -42,7 +42,6 @@ class Positions:
     def of(
         cls,
         given: GivenPositions,
-        where: str,
         name: str = "positions",
         *,
         length: int | None = None,
@@ -66,22 +65,22 @@ class Positions:
             given = given.given
         if isinstance(given, range):
             if length is not None and len(given) != length:
-                raise value_error(where, name, f"hold {length} positions", len(given))
+                raise value_error(name, f"hold {length} positions", len(given))
             if given and min(given[0], given[-1]) < 0:  # not min(given), which walks through it
-                raise value_error(where, name, "start at 0 or later", given)
+                raise value_error(name, "start at 0 or later", given)
             return cls(given)
-        table = _from_list(given, where, name) if isinstance(given, list | tuple) else given
+        table = _from_list(given, name) if isinstance(given, list | tuple) else given
         if not isinstance(table, Tensor) or table.dtype != torch.int64:
             got = str(getattr(table, "dtype", type(table).__name__)).removeprefix("torch.")
-            raise type_error(where, name, "be a range, an int64 tensor or a list of ints", got)
+            raise type_error(name, "be a range, an int64 tensor or a list of ints", got)
         if length is not None and table.shape not in ((length,), (1, length), (batch, length)):
-            raise value_error(where, name, f"have shape [{length}] or [{batch}, {length}]", list(table.shape))
+            raise value_error(name, f"have shape [{length}] or [{batch}, {length}]", list(table.shape))
         if length is not None and is_mapped(table):
-            raise hidden_by_vmap(where, name)
+            raise hidden_by_vmap(name)
         # Reading the contents would wait for any other device; there, all negative positions mean "no token".
         if can_be_read(table) and int(table.min()) < -1:
             facts, hint = [describe(name, table)], "-1 means that no token stands here"
-            raise value_error(where, name, "be at least -1", "a smaller one", facts=facts, hint=hint)
+            raise value_error(name, "be at least -1", "a smaller one", facts=facts, hint=hint)
         return cls(None, table)
 
     @classmethod
@@ -198,12 +197,12 @@ def can_be_read(x: Tensor) -> bool:
     return has_values(x) and not is_mapped(x)
 
 
-def _from_list(given: Sequence[Any], where: str, name: str) -> Tensor:
+def _from_list(given: Sequence[Any], name: str) -> Tensor:
     rows = [row if isinstance(row, list | tuple) else [row] for row in given]
     if not all(is_integer(one) for row in rows for one in row):
-        raise type_error(where, name, "be a range, an int64 tensor or a list of ints", "a list of something else")
+        raise type_error(name, "be a range, an int64 tensor or a list of ints", "a list of something else")
     if len({len(row) for row in rows}) > 1 or len({isinstance(row, list | tuple) for row in given}) > 1:
-        raise value_error(where, name, "have rows of one length", "rows of several lengths")
+        raise value_error(name, "have rows of one length", "rows of several lengths")
     if any(abs(int(one)) >= _LARGEST for row in rows for one in row):
-        raise value_error(where, name, "be below 2**62", "a larger one")
+        raise value_error(name, "be below 2**62", "a larger one")
     return torch.tensor(given, dtype=torch.int64, device="cpu")

@@ -84,15 +84,15 @@ class Mark(NamedTuple):
 def _key_of(matrix: Matrix) -> Tensor | None:
     """Keys, ``[batch, kv_heads, len, head_dim]``; None where they are unknown."""
     if isinstance(matrix, AttentionMatrix):
-        return matrix.ingredients.key.detach()
+        return matrix.inputs.key.detach()
     key = matrix.key if isinstance(matrix, RecurrenceMatrix) else None
     return None if key is None or not key.shape[2] else key.detach()
 
 
 def _position_of_last(matrix: Matrix) -> int | None:
-    if not isinstance(matrix, AttentionMatrix) or at_positions(matrix.ingredients.rule) is not None:
+    if not isinstance(matrix, AttentionMatrix) or at_positions(matrix.inputs.rule) is not None:
         return None
-    return matrix.ingredients.origin[0] + matrix.shape[2] - 1
+    return matrix.inputs.origin[0] + matrix.shape[2] - 1
 
 
 def place_of_last(matrix: Matrix) -> int:
@@ -100,8 +100,8 @@ def place_of_last(matrix: Matrix) -> int:
     if not isinstance(matrix, AttentionMatrix):
         key = _key_of(matrix)
         return matrix.shape[3] - 1 if key is None else key.shape[2] - 1
-    kv_len, (q_first, kv_first) = matrix.shape[3], matrix.ingredients.origin
-    if at_positions(matrix.ingredients.rule) is not None:
+    kv_len, (q_first, kv_first) = matrix.shape[3], matrix.inputs.origin
+    if at_positions(matrix.inputs.rule) is not None:
         return kv_len - 1
     place = q_first + matrix.shape[2] - 1 - kv_first
     return place if 0 <= place < kv_len else kv_len - 1

@@ -16,6 +16,8 @@ from saccade.statistics import Fold
 
 __all__ = ["Kept", "Recorder"]
 
+CALLED_AS = "record"  # in errors
+
 
 class Kept(NamedTuple):
     """What is kept of each call.

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from saccade.engine.positions.positioned_mask import AtPositions
 from saccade.masks import Mask
-from saccade.matrix import AttentionMatrix, Matrix, from_ingredients
+from saccade.matrix import AttentionMatrix, Matrix, matrix_from_inputs
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.plan import Ranges
 from saccade.statistics import Block
 from saccade.support.errors import value_error
 
 __all__ = ["ChosenHeads", "JoinedMatrices", "chosen_heads"]
+
+CALLED_AS = "record"  # in errors
 
 
 class _Around(Matrix):
@@ -165,12 +167,12 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     """
     there = matrix.shape[1]
     if not all(0 <= head < there for head in heads):
-        raise value_error("record", "heads", f"be 0 to {there - 1}", list(heads))
+        raise value_error("heads", f"be 0 to {there - 1}", list(heads))
     if isinstance(matrix, RecurrenceMatrix):
         return matrix.of_heads(heads)
     if not isinstance(matrix, AttentionMatrix):
         return ChosenHeads(matrix, heads)
-    given = matrix.ingredients
+    given = matrix.inputs
     if given.tile_function is not None or given.modification is not None:
         return ChosenHeads(matrix, heads)
     own = list(heads)
@@ -190,7 +192,7 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
         bias=bias,
         rule=rule,
     )
-    return from_ingredients(few, matrix.impl)
+    return matrix_from_inputs(few, matrix.impl)
 
 
 @dataclasses.dataclass(frozen=True)

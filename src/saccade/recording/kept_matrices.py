@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.matrix import AttentionMatrix, Matrix, from_ingredients
+from saccade.matrix import AttentionMatrix, Matrix, matrix_from_inputs
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.recording.call_matching import place_of_last
 from saccade.recording.derived_matrices import ChosenHeads, JoinedMatrices
@@ -44,13 +44,13 @@ class KeptMatrices:
     def add(self, matrix: Matrix, first_column: int) -> None:
         """Keep one more call."""
         if isinstance(matrix, ChosenHeads) and isinstance(matrix.inner, AttentionMatrix):
-            whole = self._copied(matrix.inner, matrix.inner.ingredients.key.detach().clone())
+            whole = self._copied(matrix.inner, matrix.inner.inputs.key.detach().clone())
             self._parts.append(_Part(ChosenHeads(whole, matrix.heads), first_column, False))
         elif not isinstance(matrix, AttentionMatrix):
             joined = _below(self._parts[-1], matrix, first_column) if self._parts else []
             self._parts[-1:] = joined or [_Part(matrix, first_column, False)]  # at once: others may read meanwhile
         else:
-            key = matrix.ingredients.key.detach()
+            key = matrix.inputs.key.detach()
             is_shared = first_column == 0 and self._takes(key)
             if is_shared:
                 self._tokens = place_of_last(matrix) + 1
@@ -67,7 +67,7 @@ class KeptMatrices:
         if any(tensor._version != version for tensor, version in self._versions):
             reason = "a mask or bias that the model wrote out has been changed in place since the call"
             hint = "name the questions in keep=, which are asked during the call; or hand the model mask.clone()"
-            raise unsupported("Run.matrix", "the recording", [reason], hint=hint)
+            raise unsupported("the recording", [reason], hint=hint)
         matrices = [self._with_keys(part) for part in self._parts]
         if len(matrices) == 1:
             return matrices[0]
@@ -93,7 +93,7 @@ class KeptMatrices:
 
     def _copied(self, matrix: AttentionMatrix, key: Tensor) -> AttentionMatrix:
         """A matrix of tensors of its own and this key; what is not copied is watched."""
-        given = matrix.ingredients
+        given = matrix.inputs
         sink, bias, rule = given.sink_logit, given.bias, given.rule
         if bias is not None:
             source = bias.source.detach()
@@ -109,14 +109,14 @@ class KeptMatrices:
         )
         held = [*own.rule.tensors(), *([] if bias is None else [bias.source])]
         self._versions += [(tensor, tensor._version) for tensor in held if not tensor.is_inference()]
-        return from_ingredients(own, matrix.impl)
+        return matrix_from_inputs(own, matrix.impl)
 
     def _with_keys(self, part: _Part) -> Matrix:
         matrix = part.matrix
         if not (part.reads_shared and self._keys is not None and isinstance(matrix, AttentionMatrix)):
             return matrix
-        own = matrix.ingredients.replaced(key=self._keys[:, :, : matrix.shape[3]])
-        return from_ingredients(own, matrix.impl)
+        own = matrix.inputs.replaced(key=self._keys[:, :, : matrix.shape[3]])
+        return matrix_from_inputs(own, matrix.impl)
 
 
 def _below(last: _Part, matrix: Matrix, first_column: int) -> list[_Part]:

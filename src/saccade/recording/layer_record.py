@@ -92,7 +92,7 @@ class Run:
             UnsupportedError: they were not kept.
         """
         if self._held is None:
-            raise self._missing("Run.matrix", f"queries and keys of {self.name} were not kept")
+            raise self._missing(f"queries and keys of {self.name} were not kept")
         return self._held.matrix()
 
     @property
@@ -111,7 +111,7 @@ class Run:
         kept = [call.statistics for call in self.calls if call.statistics is not None]
         if not kept:
             if self._held is None:
-                raise self._missing("Run.statistics", f"statistics of {self.name} were not kept", 'keep="statistics"')
+                raise self._missing(f"statistics of {self.name} were not kept", 'keep="statistics"')
             return statistics_of(self._held.matrix())[1]
         received = joined_sums([one["received"] for one in kept], [call.first_column for call in self.calls])
         return {
@@ -137,13 +137,13 @@ class Run:
         if self._held is not None:
             return self._held.matrix().summary()
         if self.calls[0].statistics is None:
-            raise self._missing("Run.summary", f"statistics of {self.name} were not kept", 'keep="statistics"')
+            raise self._missing(f"statistics of {self.name} were not kept", 'keep="statistics"')
         if self.calls[0].summary is None:
             reason = f"the rows of {self.name} do not sum to 1 (is_stochastic is False)"
             hint = "Run.statistics has what can be said of them; record(model, layers=...) chooses other layers"
-            raise unsupported("Run.summary", "a summary", [reason], hint=hint)
+            raise unsupported("a summary", [reason], hint=hint)
         reason = f"there is one for each of {len(self.calls)} calls, in Run.calls; Run.statistics joins their rows"
-        raise self._missing("Run.summary", reason)
+        raise self._missing(reason)
 
     def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
         """Answers to questions: those that were asked while recording, or any where queries and keys were kept.
@@ -169,11 +169,11 @@ class Run:
         name = next((own for known, own in _IN_SUMMARY.items() if known == fold), "")
         if self.calls[0].statistics is not None and name in self.statistics:
             return self.statistics[name]
-        raise self._missing("Run.ask", f"{fold} was not asked while recording", "name it in keep=")
+        raise self._missing(f"{fold} was not asked while recording", "name it in keep=")
 
-    def _missing(self, where: str, reason: str, hint: str = "") -> UnsupportedError:
+    def _missing(self, reason: str, hint: str = "") -> UnsupportedError:
         hint = " or ".join(filter(None, [hint, 'keep="qk", which answers every question later']))
-        return unsupported(where, "the recording", [reason], hint=hint)
+        return unsupported("the recording", [reason], hint=hint)
 
     def __copy__(self) -> Run:
         """The run as it is now: calls that follow are none of its own."""

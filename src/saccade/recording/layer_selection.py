@@ -23,14 +23,14 @@ class Selection:
         TypeError, ValueError: something else; or nothing at all.
     """
 
-    def __init__(self, layers: object, heads: object, where: str):
-        chosen = _listed(layers, "layers", (int, str), where)
+    def __init__(self, layers: object, heads: object):
+        chosen = _listed(layers, "layers", (int, str))
         self._numbers = None if chosen is None else {x for x in chosen if isinstance(x, int)}
         self._patterns = () if chosen is None else tuple(x for x in chosen if isinstance(x, str))
-        numbers = _listed(heads, "heads", (int,), where)
+        numbers = _listed(heads, "heads", (int,))
         self.heads = None if numbers is None else tuple(int(x) for x in numbers)  # type: ignore[call-overload]
         if self.heads is not None and len(set(self.heads)) < len(self.heads):
-            raise value_error(where, "heads", "name each head once", list(self.heads))
+            raise value_error("heads", "name each head once", list(self.heads))
         self._known: dict[str, int] = {}
         self._used: set[int | str] = set()
 
@@ -61,15 +61,15 @@ class Selection:
         return [one for one in wanted if one not in self._used]
 
 
-def _listed(given: object, name: str, kinds: tuple[type, ...], where: str) -> list[object] | None:
+def _listed(given: object, name: str, kinds: tuple[type, ...]) -> list[object] | None:
     if given is None:
         return None
     listed = [given] if isinstance(given, int | str) else list(given) if isinstance(given, Iterable) else None
     words = " and ".join({int: "ints", str: "names"}[kind] for kind in kinds)
     if listed is None or not all(isinstance(x, kinds) and not isinstance(x, bool) for x in listed):
-        raise type_error(where, name, f"be {words}, or None for all", repr(given))
+        raise type_error(name, f"be {words}, or None for all", repr(given))
     if not listed:
-        raise value_error(where, name, "name at least one", "none", hint="None means all")
+        raise value_error(name, "name at least one", "none", hint="None means all")
     if any(isinstance(x, int) and x < 0 for x in listed):
-        raise value_error(where, name, "be at least 0", listed)
+        raise value_error(name, "be at least 0", listed)
     return listed

@@ -14,6 +14,8 @@ from saccade.support.errors import unsupported
 
 __all__ = ["joined_answers", "joined_sums"]
 
+CALLED_AS = "record"  # in errors
+
 _PROBE = (2, 3, 5, 7)  # sizes that tell the axes of an answer apart
 
 
@@ -40,7 +42,7 @@ def joined_answers(fold: Fold[Any, Any], answers: Sequence[Any], first_columns: 
     if any(axis is None for axis in axes) or any(first_columns):
         reason = f"the answers of {len(answers)} calls to {fold} do not make one answer for all rows"
         hint = 'keep="qk" joins the matrices instead; Run.calls holds the answer of each call'
-        raise unsupported("Run.ask", "the recording", [reason], hint=hint)
+        raise unsupported("the recording", [reason], hint=hint)
     return _stacked(answers, [axis for axis in axes if axis is not None])
 
 

@@ -17,9 +17,11 @@ from saccade.recording.recording import Recording
 from saccade.statistics import Fold, Pooled, TopK
 from saccade.support.argument_hints import answers
 from saccade.support.errors import type_error, unsupported, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["Keep", "UnheardLayersWarning", "record"]
+
+CALLED_AS = "record"  # in errors
 
 _SHOWN = 8
 _WAYS_OUT = {
@@ -45,7 +47,7 @@ class UnheardLayersWarning(UserWarning):
     """
 
 
-@answers("record", {})
+@answers({})
 def record(
     model: nn.Module,
     *,
@@ -106,13 +108,13 @@ def record(
         >>> recording["self_attn"].ask(Entropy())[0].shape
         torch.Size([1, 2, 5])
     """
-    instance("record", "model", model, nn.Module, "be a torch module")
+    check_type("model", model, nn.Module, "be a torch module")
     if callback is not None and not callable(callback):
-        raise type_error("record", "callback", "be a function (name, matrix), or None", type(callback).__name__)
+        raise type_error("callback", "be a function (name, matrix), or None", type(callback).__name__)
     kept = _kept(keep)
     if not (any(kept) or callback):
-        raise value_error("record", "keep", "name something where there is no callback", "nothing")
-    selection = Selection(layers, heads, "record")
+        raise value_error("keep", "name something where there is no callback", "nothing")
+    selection = Selection(layers, heads)
     return _recording(model, Recorder(kept, selection, callback), selection)
 
 
@@ -145,10 +147,10 @@ def _check_heard(model: nn.Module, selection: Selection, unheard: dict[str, str]
             "no call of an attention layer was heard: it did not run, or computes its weights in operations of its own"
         )
         reason = _said_of(unheard) if unheard else reason
-        raise unsupported("record", name, [reason], hint=_way_out(model))
+        raise unsupported(name, [reason], hint=_way_out(model))
     if selection.unused:
         reason = f"{', '.join(map(str, selection.unused))} was not heard; {', '.join(selection.heard)} were"
-        raise unsupported("record", name, [reason], hint="layers= takes numbers and names of these")
+        raise unsupported(name, [reason], hint="layers= takes numbers and names of these")
 
 
 def _way_out(model: nn.Module) -> str:
@@ -170,6 +172,6 @@ def _kept(keep: object) -> Kept:
             names = ", ".join(f'"{name}"' for name in _NAMED)
             got = one.__name__ if isinstance(one, type) else repr(one)
             rule = f"be questions of saccade.statistics, or of {names}"
-            raise type_error("record", "keep", rule, got, hint="give instances: keep=[Entropy()]")
+            raise type_error("keep", rule, got, hint="give instances: keep=[Entropy()]")
         folds += [fold for fold in added if fold not in folds]
     return Kept(tuple(folds), "statistics" in given, "qk" in given)

@@ -74,7 +74,7 @@ class Recording(Mapping[str, Run]):
         if len(shapes) != 1:
             got = ", ".join(map(str, shapes)) or "no layers"
             hint = "record(model, layers=...) chooses layers that are alike"
-            raise value_error("Recording.by_head", "layers", "have equal batches and heads", got, hint=hint)
+            raise value_error("layers", "have equal batches and heads", got, hint=hint)
         return torch.stack(found)
 
     def __getitem__(self, layer: str | int) -> Run:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from saccade.scores.base import Prepared, Score, widened
 from saccade.support.errors import unsupported
 from saccade.support.numerics import widest_dtype
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Additive", "compare"]
 
@@ -52,9 +52,9 @@ class Additive(Score):
 
     def __init__(self, query_dim: int, key_dim: int, hidden_dim: int):
         super().__init__()
-        hidden_dim = integer("Additive", "hidden_dim", hidden_dim)
-        self.query_weight = nn.Parameter(torch.empty(hidden_dim, integer("Additive", "query_dim", query_dim)))
-        self.key_weight = nn.Parameter(torch.empty(hidden_dim, integer("Additive", "key_dim", key_dim)))
+        hidden_dim = check_int("hidden_dim", hidden_dim)
+        self.query_weight = nn.Parameter(torch.empty(hidden_dim, check_int("query_dim", query_dim)))
+        self.key_weight = nn.Parameter(torch.empty(hidden_dim, check_int("key_dim", key_dim)))
         self.output_weight = nn.Parameter(torch.empty(hidden_dim))
         self.reset_parameters()
 
@@ -137,7 +137,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        raise unsupported("attention", "Additive", ["its hidden layer has no second derivative"])
+        raise unsupported("Additive", ["its hidden layer has no second derivative"])
 
 
 def _hidden(q: Tensor, k: Tensor, rows: slice, columns: slice) -> Tensor:

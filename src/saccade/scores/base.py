@@ -79,7 +79,7 @@ class Score(AnswersCalls, nn.Module):
             query: ``[batch, heads, q_len, query_dim]``.
             key: ``[batch, kv_heads, kv_len, key_dim]``; head h reads group ``h // (heads // kv_heads)``.
         """
-        self.check(query, key, f"{type(self).__name__}.to_dense")
+        self.check(query, key)
         made = prepared(self, query, key)
         heads, groups = query.shape[1], key.shape[1]
         q, k = widened(made.query), widened(made.key).repeat_interleave(heads // groups, 1)
@@ -91,7 +91,7 @@ class Score(AnswersCalls, nn.Module):
         scores = scores * self.default_scale(query.shape[3])
         return made.modify(scores, b, h, i + j.shape[3] - i.shape[2], j).expand(j.shape)
 
-    def check(self, query: Tensor, key: Tensor, where: str) -> None:
+    def check(self, query: Tensor, key: Tensor) -> None:
         """Check that the widths of query and key are those that the score takes."""
         widths, own = (query.shape[-1], key.shape[-1]), self.widths
         if widths == own or (own is None and widths[0] == widths[1]):
@@ -99,10 +99,10 @@ class Score(AnswersCalls, nn.Module):
         facts = [describe("query", query), describe("key", key)]
         if own is None:
             got = f"{widths[0]} and {widths[1]}"
-            raise value_error(where, "head_dim", "be the same for query and key", got, facts=facts)
+            raise value_error("head_dim", "be the same for query and key", got, facts=facts)
         name, index = ("query", 0) if widths[0] != own[0] else ("key", 1)
         rule = f"be {own[index]}, like {type(self).__name__}'s"
-        raise value_error(where, f"width of {name}", rule, widths[index], facts=facts)
+        raise value_error(f"width of {name}", rule, widths[index], facts=facts)
 
 
 def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:

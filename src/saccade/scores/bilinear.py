@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.scores.base import Prepared, Score, widened
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Bilinear"]
 
@@ -40,7 +40,7 @@ class Bilinear(Score):
 
     def __init__(self, query_dim: int, key_dim: int):
         super().__init__()
-        sizes = integer("Bilinear", "query_dim", query_dim), integer("Bilinear", "key_dim", key_dim)
+        sizes = check_int("query_dim", query_dim), check_int("key_dim", key_dim)
         self.weight = nn.Parameter(torch.empty(sizes))
         self.reset_parameters()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from saccade.scores.base import Prepared, Score
-from saccade.support.validation import flag
+from saccade.support.validation import check_bool
 
 __all__ = ["Dot"]
 
@@ -34,7 +34,7 @@ class Dot(Score):
 
     def __init__(self, *, scaled: bool = True):
         super().__init__()
-        self.scaled = flag("Dot", "scaled", scaled)
+        self.scaled = check_bool("scaled", scaled)
 
     def default_scale(self, head_dim: int) -> float:
         return head_dim**-0.5 if self.scaled and head_dim else 1.0

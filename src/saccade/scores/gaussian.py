@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.scores.base import Prepared, Score, widened
-from saccade.support.validation import flag, number
+from saccade.support.validation import check_bool, check_number
 
 __all__ = ["Gaussian"]
 
@@ -45,8 +45,8 @@ class Gaussian(Score):
 
     def __init__(self, bandwidth: float = 1.0, *, trainable: bool = False):
         super().__init__()
-        start = torch.tensor(math.log(number("Gaussian", "bandwidth", bandwidth, above=0)))
-        if flag("Gaussian", "trainable", trainable):
+        start = torch.tensor(math.log(check_number("bandwidth", bandwidth, above=0)))
+        if check_bool("trainable", trainable):
             self.log_bandwidth = nn.Parameter(start)
         else:
             self.register_buffer("log_bandwidth", start)

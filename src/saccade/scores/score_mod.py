@@ -7,7 +7,7 @@ from torch import Tensor
 from saccade.scores.base import Prepared, Score, ScoreMod
 from saccade.scores.dot import Dot
 from saccade.support.errors import kind, type_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["Modified"]
 
@@ -49,9 +49,9 @@ class Modified(Score):
         super().__init__()
         if not callable(function) or isinstance(function, Score | type):
             got = function.__name__ if isinstance(function, type) else kind(function)
-            raise type_error("Modified", "function", "be a function (score, b, h, q, kv) -> score", got)
+            raise type_error("function", "be a function (score, b, h, q, kv) -> score", got)
         if score is not None:
-            instance("Modified", "score", score, Score, "be a saccade Score or None")
+            check_type("score", score, Score, "be a saccade Score or None")
         self.score = Dot() if score is None else score
         self.function = function
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.statistics.protocol import MatrixLike
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import integer, number
+from saccade.support.validation import check_int, check_number
 
 __all__ = ["rollout"]
 
@@ -46,20 +46,20 @@ def rollout(matrices: Sequence[MatrixLike], queries: Sequence[int], *, residual:
     """
     layers = list(matrices)
     if not layers:
-        raise value_error("rollout", "matrices", "hold one for each layer", "none")
-    if not 0.0 <= number("rollout", "residual", residual) <= 1.0:
-        raise value_error("rollout", "residual", "be from 0 to 1", residual)
+        raise value_error("matrices", "hold one for each layer", "none")
+    if not 0.0 <= check_number("residual", residual) <= 1.0:
+        raise value_error("residual", "be from 0 to 1", residual)
     first = layers[0]
     batch, _, length, _ = first.shape
     for place, layer in enumerate(layers):
         own = (layer.shape[0], layer.shape[2], layer.shape[3], layer.dtype)
         if own != (batch, length, length, first.dtype):
             rule = f"all be [{batch}, heads, {length}, {length}] in {first.dtype}, like the first"
-            raise value_error("rollout", "matrices", rule, f"{list(layer.shape)} in {layer.dtype} at layer {place}")
+            raise value_error("matrices", rule, f"{list(layer.shape)} in {layer.dtype} at layer {place}")
         if not layer.is_stochastic:
             reason = f"the rows of layer {place} do not sum to 1 (is_stochastic is False)"
-            raise unsupported("rollout", "a rollout", [reason])
-    chosen = [integer("rollout", "each of queries", query, -length, below=length) for query in queries]
+            raise unsupported("a rollout", [reason])
+    chosen = [check_int("each of queries", query, -length, below=length) for query in queries]
     with torch.no_grad():
         rows = torch.zeros(batch, 1, length, len(chosen), dtype=first.dtype, device=first.device)
         for place, query in enumerate(chosen):

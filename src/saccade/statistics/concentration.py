@@ -13,7 +13,7 @@ from saccade.statistics.fused_sweep import Quantity
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.row_block import Block
 from saccade.support.errors import value_error
-from saccade.support.validation import instance, number
+from saccade.support.validation import check_number, check_type
 
 __all__ = ["Coverage", "LargestWeight", "SquaredNorm"]
 
@@ -85,10 +85,10 @@ class Coverage(PerRow):
     shares: tuple[float, ...] = (0.5, 0.9, 0.99)
 
     def __post_init__(self) -> None:
-        if not instance("Coverage", "shares", self.shares, tuple, "be a tuple of numbers"):
-            raise value_error("Coverage", "shares", "hold one number at least", self.shares)
+        if not check_type("shares", self.shares, tuple, "be a tuple of numbers"):
+            raise value_error("shares", "hold one number at least", self.shares)
         for share in self.shares:
-            number("Coverage", "each of shares", share, above=0.0, below=1.0)
+            check_number("each of shares", share, above=0.0, below=1.0)
 
     needs_distributions = True
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from saccade.engine import statistics_from_products
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.kernels.native_statistics import NUMBERS, Band, can_look, look
 
@@ -42,7 +42,7 @@ class Swept(NamedTuple):
 
 
 def answers_by_sweep(
-    given: Ingredients, impl: str | Kernel, folds: Sequence[Fold[Any, Any]], outline: Outline
+    inputs: AttentionInputs, impl: str | Kernel, folds: Sequence[Fold[Any, Any]], outline: Outline
 ) -> dict[int, Any]:
     """Answers to those questions that one compiled sweep can answer, by their place; none where it cannot run."""
     asked = {place: own for place, fold in enumerate(folds) if (own := fold.by_sweep(outline)) is not None}
@@ -50,15 +50,15 @@ def answers_by_sweep(
     far = next((quantity for quantity in quantities if isinstance(quantity, Far)), Far(0))  # one way to stand a sweep
     bands = [quantity for quantity in quantities if isinstance(quantity, Band)]
     found: dict[Quantity, Tensor] = {}
-    if asked and can_look(given, impl):
-        rows, received = look(given, bands, far.ahead)
+    if asked and can_look(inputs, impl):
+        rows, received = look(inputs, bands, far.ahead)
         found = {**dict(zip((*NUMBERS[:-1], far, *bands), rows, strict=True)), "received": received}
     elif (
         (named := statistics_from_products.NAMES.intersection(quantities))
-        and not given.query.is_cpu
-        and statistics_from_products.can_ask(given, impl)
+        and not inputs.query.is_cpu
+        and statistics_from_products.can_ask(inputs, impl)
     ):
-        found.update(statistics_from_products.numbers(given, impl, named))
+        found.update(statistics_from_products.numbers(inputs, impl, named))
         if "received" in found:
             found["received"] = found["received"].to(outline.sum_dtype)
     return {

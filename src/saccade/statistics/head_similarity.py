@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.statistics.fold import Outline
 from saccade.statistics.protocol import MatrixLike
 from saccade.support.errors import unsupported
-from saccade.support.validation import one_of
+from saccade.support.validation import check_choice
 
 __all__ = ["Between", "head_distances"]
 
@@ -47,10 +47,10 @@ def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> T
 
     Reference: Clark et al. 2019, arXiv:1906.04341, section 6.
     """
-    one_of("head_distances", "between", between, get_args(Between))
+    check_choice("between", between, get_args(Between))
     if between != "frobenius" and not matrix.is_stochastic:
         reason = f"the rows of this {type(matrix).__name__} do not sum to 1 (is_stochastic is False)"
-        raise unsupported("head_distances", between, [reason], hint='"frobenius" needs no distributions')
+        raise unsupported(between, [reason], hint='"frobenius" needs no distributions')
     batch, heads, q_len, kv_len = matrix.shape
     outline = Outline.of(matrix)
     sums = torch.zeros(batch, heads, heads, dtype=outline.sum_dtype, device=matrix.device)

@@ -94,9 +94,7 @@ class IndexerLoss(Fold[_State, Tensor]):
     def __init__(self, scores: ScoresRows | Tensor):
         if not isinstance(scores, Tensor) and not (hasattr(scores, "leaves") and hasattr(scores, "scores")):
             hint = "scorers.LightningIndexer(index_query, index_key, weight), or a tensor"
-            raise type_error(
-                "IndexerLoss", "scores", "be a tensor or what scores rows", type(scores).__name__, hint=hint
-            )
+            raise type_error("scores", "be a tensor or what scores rows", type(scores).__name__, hint=hint)
         self.scores = scores
 
     def start(self, outline: Outline) -> _State:
@@ -104,7 +102,7 @@ class IndexerLoss(Fold[_State, Tensor]):
             batch, _, q_len, kv_len = outline.shape
             if self.scores.shape != (batch, 1, q_len, kv_len):
                 rule = f"have shape {[batch, 1, q_len, kv_len]}"
-                raise value_error("IndexerLoss", "scores", rule, list(self.scores.shape))
+                raise value_error("scores", rule, list(self.scores.shape))
         return _State(outline, self._leaves)
 
     def add(self, state: _State, block: Block) -> _State:

@@ -52,14 +52,14 @@ class InductionMass(PerRow):
         super().__post_init__()
         if not isinstance(self.tokens, tuple) or not all(map(is_integer, self.tokens)):
             hint = "tuple(ids.tolist())"
-            raise type_error("InductionMass", "tokens", "be a tuple of ints", type(self.tokens).__name__, hint=hint)
+            raise type_error("tokens", "be a tuple of ints", type(self.tokens).__name__, hint=hint)
 
     def start(self, outline: Outline) -> RowState:
         _, _, q_len, kv_len = outline.shape
         if len(self.tokens) != kv_len:
-            raise value_error("InductionMass", "tokens", f"be one for each of {kv_len} keys", len(self.tokens))
+            raise value_error("tokens", f"be one for each of {kv_len} keys", len(self.tokens))
         if q_len > kv_len > 0:
-            raise value_error("InductionMass", "queries", "be the last of the keys", f"{q_len} beside {kv_len} keys")
+            raise value_error("queries", "be the last of the keys", f"{q_len} beside {kv_len} keys")
         return super().start(outline)
 
     @cached_property

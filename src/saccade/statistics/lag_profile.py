@@ -66,7 +66,7 @@ class LagProfile(Fold[_State, Lags]):
     places: Places | None = None
 
     def __post_init__(self) -> None:
-        check_places("LagProfile", self.places)
+        check_places(self.places)
 
     def start(self, outline: Outline) -> _State:
         batch, heads, q_len, kv_len = outline.shape

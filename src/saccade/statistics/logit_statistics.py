@@ -13,7 +13,7 @@ from saccade.statistics.fused_sweep import Quantity
 from saccade.statistics.per_row import PerRow, Placing, RowState
 from saccade.statistics.row_block import Block, as_slice
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["LargestLogit", "LogitVariance"]
 
@@ -76,11 +76,11 @@ class LargestLogit(PerRow):
     lse: Tensor | None = None
 
     def __post_init__(self) -> None:
-        instance("LargestLogit", "lse", self.lse, (Tensor, type(None)), "be a tensor or None", hint="A.lse is one")
+        check_type("lse", self.lse, (Tensor, type(None)), "be a tensor or None", hint="A.lse is one")
 
     def of_nothing(self, outline: Outline) -> Tensor:
         if self.lse is not None and self.lse.shape != outline.shape[:3]:
-            raise value_error("LargestLogit", "lse", f"be {list(outline.shape[:3])}", list(self.lse.shape))
+            raise value_error("lse", f"be {list(outline.shape[:3])}", list(self.lse.shape))
         return super().of_nothing(outline).fill_(-math.inf)
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
@@ -89,7 +89,7 @@ class LargestLogit(PerRow):
             lse = self.lse.detach()[block.batch, block.heads, as_slice(block.rows)].to(block.weights.dtype)
         if lse is None:
             reason = "its weights are no softmax of scores, so no denominators are known"
-            raise unsupported("LargestLogit", "this matrix", [reason], hint="LargestLogit(lse) takes denominators")
+            raise unsupported("this matrix", [reason], hint="LargestLogit(lse) takes denominators")
         return block.logs.amax(-1) + lse
 
     def quantity(self, placing: Placing) -> Quantity | None:

@@ -11,7 +11,7 @@ from saccade.statistics.fused_sweep import Band, Quantity
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
 from saccade.statistics.row_block import Block
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["LagMass", "LocalMass", "SinkMass"]
 
@@ -40,7 +40,7 @@ class SinkMass(PerRow):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integer("SinkMass", "sink_tokens", self.sink_tokens)
+        check_int("sink_tokens", self.sink_tokens)
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         if placing.first is not None:
@@ -83,7 +83,7 @@ class LagMass(PerRow):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integer("LagMass", "lag", self.lag, None)
+        check_int("lag", self.lag, None)
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         return _between(block, placing, self.lag, self.lag)
@@ -111,7 +111,7 @@ class LocalMass(PerRow):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integer("LocalMass", "width", self.width, 0)
+        check_int("width", self.width, 0)
 
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
         return _between(block, placing, -self.width, self.width)

@@ -11,7 +11,7 @@ from saccade.statistics.fold import Outline
 from saccade.statistics.per_row import PerRow, Placing
 from saccade.statistics.places import Places
 from saccade.statistics.row_block import Block
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["PARTS", "Parts"]
 
@@ -58,8 +58,8 @@ class Parts(PerRow):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("sink", "local", "anchor"):
-            integer("Parts", name, getattr(self, name), 0)
-        integer("Parts", "block_size", self.block_size)
+            check_int(name, getattr(self, name), 0)
+        check_int("block_size", self.block_size)
 
     def of_nothing(self, outline: Outline) -> Tensor:
         return torch.zeros(*outline.shape[:3], len(PARTS), dtype=outline.dtype, device=outline.device)

@@ -12,7 +12,7 @@ from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.fused_sweep import Quantity, Swept
 from saccade.statistics.places import Places
 from saccade.statistics.row_block import Block, as_slice
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["PerRow", "Placing", "RowState", "check_places"]
 
@@ -60,7 +60,7 @@ class PerRow(Fold[RowState, Tensor]):
     places: Places | None = None
 
     def __post_init__(self) -> None:
-        check_places(type(self).__name__, self.places)
+        check_places(self.places)
 
     @abstractmethod
     def of_rows(self, block: Block, placing: Placing) -> Tensor:
@@ -92,6 +92,6 @@ class PerRow(Fold[RowState, Tensor]):
         return state.values
 
 
-def check_places(where: str, places: object) -> None:
+def check_places(places: object) -> None:
     """Raise unless these are places, or none."""
-    instance(where, "places", places, (Places, type(None)), "be Places or None", hint="Places.of(A)")
+    check_type("places", places, (Places, type(None)), "be Places or None", hint="Places.of(A)")

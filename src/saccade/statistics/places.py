@@ -41,9 +41,9 @@ class Places:
     def __post_init__(self) -> None:
         for name, x in (("q", self.q), ("kv", self.kv)):
             if not isinstance(x, Tensor) or x.dtype != torch.int64:
-                raise type_error("Places", name, "be an int64 tensor", getattr(x, "dtype", type(x).__name__))
+                raise type_error(name, "be an int64 tensor", getattr(x, "dtype", type(x).__name__))
             if x.dim() != 2:
-                raise value_error("Places", name, "be [batch or 1, len]", list(x.shape))
+                raise value_error(name, "be [batch or 1, len]", list(x.shape))
 
     @classmethod
     def of(cls, matrix: MatrixLike) -> Places:

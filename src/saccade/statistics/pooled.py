@@ -13,7 +13,7 @@ from torch import Tensor
 from saccade.engine.tiles.grouped_heads import take
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.row_block import Block, as_slice
-from saccade.support.validation import integer, one_of
+from saccade.support.validation import check_choice, check_int
 
 __all__ = ["How", "Pooled"]
 
@@ -58,8 +58,8 @@ class Pooled(Fold[_Cells, Tensor]):
     how: How = "mean"
 
     def __post_init__(self) -> None:
-        integer("Pooled", "bins", self.bins)
-        one_of("Pooled", "how", self.how, get_args(How))
+        check_int("bins", self.bins)
+        check_choice("how", self.how, get_args(How))
 
     def start(self, outline: Outline) -> _Cells:
         batch, heads, q_len, kv_len = outline.shape

@@ -8,7 +8,7 @@ from torch import Tensor
 from saccade.statistics.fold import Outline
 from saccade.statistics.protocol import MatrixLike
 from saccade.support.errors import value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["DENSE_LIMIT", "SPARSE_LIMIT", "sparse_of"]
 
@@ -21,7 +21,7 @@ SPARSE_LIMIT = 1 << 24
 
 def sparse_of(matrix: MatrixLike, limit: int) -> Tensor:
     """See `saccade.Matrix.to_sparse`. Indices ascend, so that the tensor is coalesced as it is."""
-    integer("Matrix.to_sparse", "limit", limit, None)
+    check_int("limit", limit, None)
     dtype = Outline.of(matrix).dtype
     indices = [torch.zeros(4, 0, dtype=torch.int64, device=matrix.device)]
     values = [torch.zeros(0, dtype=dtype, device=matrix.device)]
@@ -32,7 +32,7 @@ def sparse_of(matrix: MatrixLike, limit: int) -> Tensor:
             count += len(found[0])
             if count > limit:
                 hint = "A[b, h, i] gives a row, A.topk(k) the strongest keys; to_sparse(limit=...) insists"
-                raise value_error("Matrix.to_sparse", "size", f"be at most {limit:,} weights", "more", hint=hint)
+                raise value_error("size", f"be at most {limit:,} weights", "more", hint=hint)
             item, head, row, column = found
             own = torch.tensor([block.batch.start, block.heads.start], device=matrix.device)
             indices.append(torch.stack([item + own[0], head + own[1], block.queries[row], block.keys[column]]))

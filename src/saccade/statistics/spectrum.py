@@ -13,7 +13,7 @@ from saccade.statistics.concentration import SquaredNorm
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.protocol import MatrixLike
 from saccade.statistics.row_block import Block, as_slice
-from saccade.support.validation import integer, number
+from saccade.support.validation import check_int, check_number
 
 __all__ = ["Spectrum", "StableRank", "singular_values", "stable_rank"]
 
@@ -92,9 +92,9 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
 
     Reference: Musco and Musco 2015, arXiv:1504.05477, algorithm 2.
     """
-    integer("singular_values", "k", k)
-    integer("singular_values", "max_sweeps", max_sweeps)
-    number("singular_values", "tolerance", tolerance, above=0.0)
+    check_int("k", k)
+    check_int("max_sweeps", max_sweeps)
+    check_number("tolerance", tolerance, above=0.0)
     batch, heads, q_len, kv_len = matrix.shape
     rank = min(k, q_len, kv_len)
     outline = Outline.of(matrix)

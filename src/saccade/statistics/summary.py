@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.statistics.concentration import LargestWeight, SquaredNorm
 from saccade.statistics.distance import Distance
 from saccade.statistics.entropy import Entropy
@@ -33,7 +33,7 @@ from saccade.statistics.uniform_baseline import (
     uniform_of_mask,
 )
 from saccade.support.errors import unsupported
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["Summary", "plain_statistics", "summary_of"]
 
@@ -86,12 +86,12 @@ class _RowSum(PerRow):
         return "held"
 
 
-def summary_of(matrix: MatrixLike, given: Ingredients | None = None, parts: Parts | None = None) -> Summary:
+def summary_of(matrix: MatrixLike, inputs: AttentionInputs | None = None, parts: Parts | None = None) -> Summary:
     """All statistics of one sweep.
 
     Args:
         matrix: what is asked.
-        given: its ingredients, if it is a softmax; their mask says which keys are visible. Without them those are
+        inputs: its ingredients, if it is a softmax; their mask says which keys are visible. Without them those are
             whose weight is not 0, and the largest logit is not told.
         parts: which parts of the attention to tell too, which costs passes over the weights; none when None. Tokens
             stand where the matrix says, unless the parts say it.
@@ -100,33 +100,33 @@ def summary_of(matrix: MatrixLike, given: Ingredients | None = None, parts: Part
         TypeError: ``parts`` are none.
         UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
     """
-    instance("Matrix.summary", "parts", parts, (Parts, type(None)), "be Parts or None", hint="statistics.Parts()")
+    check_type("parts", parts, (Parts, type(None)), "be Parts or None", hint="statistics.Parts()")
     places = Places.of(matrix)
     folds = _folds(places, with_distributions=matrix.is_stochastic)
-    if not matrix.is_stochastic and given is None:
+    if not matrix.is_stochastic and inputs is None:
         reason = f"the rows of this {type(matrix).__name__} do not sum to 1 (is_stochastic is False)"
-        raise unsupported("Matrix.summary", "a summary", [reason], hint="A.topk and A.received need no distributions")
+        raise unsupported("a summary", [reason], hint="A.topk and A.received need no distributions")
     with torch.no_grad():
-        if given is not None:
+        if inputs is not None:
             folds["largest_logit"] = LargestLogit()
         answers = dict(zip(folds, matrix.ask(*folds.values()), strict=True))
-        if given is None:
+        if inputs is None:
             uniform = uniform_of_blocks(Outline.of(matrix), matrix.blocks(), places, NEAR)
         else:
-            uniform = uniform_of_mask(given, places, NEAR)
+            uniform = uniform_of_mask(inputs, places, NEAR)
         summary = _made(answers, uniform)
-        return summary if parts is None else _with_parts(summary, matrix, given, parts, places)
+        return summary if parts is None else _with_parts(summary, matrix, inputs, parts, places)
 
 
 def _with_parts(
-    summary: Summary, matrix: MatrixLike, given: Ingredients | None, parts: Parts, places: Places
+    summary: Summary, matrix: MatrixLike, inputs: AttentionInputs | None, parts: Parts, places: Places
 ) -> Summary:
     """A summary that tells the parts too, beside those of uniform attention."""
     asked = parts if parts.places is not None else dataclasses.replace(parts, places=places)
-    if given is None:
+    if inputs is None:
         even = even_rows_of_blocks(Outline.of(matrix), matrix.blocks(), asked)
     else:
-        even = even_rows_of_mask(given, places, asked)
+        even = even_rows_of_mask(inputs, places, asked)
     values = matrix.ask(asked)[0]
     rows = {**summary.rows, **{f"{name}_part": values[..., place] for place, name in enumerate(PARTS)}}
     measures = (*summary.measures, *measures_of_parts(parts, values, even, summary.uniform.visible))

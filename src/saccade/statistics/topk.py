@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.row_block import Block, as_slice
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Strongest", "TopK"]
 
@@ -56,7 +56,7 @@ class TopK(Fold[Strongest, Strongest]):
     k: int
 
     def __post_init__(self) -> None:
-        integer("TopK", "k", self.k)
+        check_int("k", self.k)
 
     def start(self, outline: Outline) -> Strongest:
         shape = (*outline.shape[:3], self.k)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.tiles.tile_scores import allowed
 from saccade.plan import Strip, Tile, Triangle
 from saccade.statistics.distance import Distance
@@ -58,47 +58,47 @@ class Near(NamedTuple):
         return LagMass(self.least, places) if self.least == self.most else LocalMass(self.most, places)
 
 
-def uniform_of_mask(given: Ingredients, places: Places, near: tuple[Near, ...]) -> Uniform:
+def uniform_of_mask(inputs: AttentionInputs, places: Places, near: tuple[Near, ...]) -> Uniform:
     """From the tiles of a plan: most of it by counting ranges, so that pairs are looked at only where a mask is unsure.
 
     Cost: O(pairs that the plan is unsure of) time, and nothing for the edge of a causal mask.
     """
-    whole = _outline(given, places)
+    whole = _outline(inputs, places)
     items, own_heads = whole.shape[:2]
     sums = _Sums(whole, places, near)
-    for tile in given.row_plan.tiles:
+    for tile in inputs.row_plan.tiles:
         own = slice(0, 1) if items == 1 else tile.batch
         unsure = sum(len(strip.keys) for strip in tile.columns if not _is_counted(strip))
         height = max(1, _PAIRS // unsure) if unsure else tile.height
         for start in range(0, tile.height, height):
             rows = tile.rows[start : start + height]
             asked = tile._replace(batch=own, heads=slice(0, own_heads), rows=rows)
-            sums.add(own, asked.heads, rows, [_seen(given, asked, strip, start) for strip in tile.columns])
+            sums.add(own, asked.heads, rows, [_seen(inputs, asked, strip, start) for strip in tile.columns])
     return sums.finished()
 
 
-def _outline(given: Ingredients, places: Places) -> Outline:
+def _outline(inputs: AttentionInputs, places: Places) -> Outline:
     """The outline of uniform attention: batch and heads are 1 where nothing tells them apart."""
-    batch, heads, q_len, kv_len = given.shape
+    batch, heads, q_len, kv_len = inputs.shape
     # What calls functions of the user's does not know what these tell apart.
-    told = (batch, heads) if given.rule.asks_functions else given.rule.shape
+    told = (batch, heads) if inputs.rule.asks_functions else inputs.rule.shape
     items, own_heads = (min(a, b) for a, b in zip(told, (batch, heads), strict=True))
     items = batch if max(len(places.q), len(places.kv)) > 1 else items
-    return Outline((items, own_heads, q_len, kv_len), given.compute_dtype, given.device)
+    return Outline((items, own_heads, q_len, kv_len), inputs.compute_dtype, inputs.device)
 
 
 def _is_counted(strip: Strip) -> bool:
     return strip.residual is True or isinstance(strip.residual, Triangle)
 
 
-def _seen(given: Ingredients, tile: Tile, strip: Strip, start: int) -> Seen:
+def _seen(inputs: AttentionInputs, tile: Tile, strip: Strip, start: int) -> Seen:
     """Who sees the keys of one strip, among the rows of a tile from its place ``start`` on."""
-    places = torch.arange(start, start + tile.height, device=given.device)
+    places = torch.arange(start, start + tile.height, device=inputs.device)
     if strip.residual is True:
         return Seen(strip.keys, torch.full_like(places, len(strip.keys)), None)
     if isinstance(strip.residual, Triangle):
         return Seen(strip.keys, (places + strip.residual.offset + 1).clamp(0, len(strip.keys)), None)
-    return Seen(strip.keys, None, allowed(given, tile._replace(columns=(strip,))))
+    return Seen(strip.keys, None, allowed(inputs, tile._replace(columns=(strip,))))
 
 
 def uniform_of_blocks(outline: Outline, blocks: Iterable[Block], places: Places, near: tuple[Near, ...]) -> Uniform:
@@ -110,14 +110,14 @@ def uniform_of_blocks(outline: Outline, blocks: Iterable[Block], places: Places,
     return sums.finished()
 
 
-def even_rows_of_mask(given: Ingredients, places: Places, fold: PerRow) -> Tensor:
+def even_rows_of_mask(inputs: AttentionInputs, places: Places, fold: PerRow) -> Tensor:
     """A question asked of the rows of uniform attention, ``[batch | 1, heads | 1, q_len, ...]``.
 
     Cost: O(pairs in the plan) time, a million pairs at a time.
     """
-    whole = _outline(given, places)
+    whole = _outline(inputs, places)
     items, own_heads, state = *whole.shape[:2], fold.start(whole)
-    for tile in given.row_plan.tiles:
+    for tile in inputs.row_plan.tiles:
         own = slice(0, 1) if items == 1 else tile.batch
         keys = tuple(strip.keys for strip in tile.columns)
         columns = sum(map(len, keys))
@@ -125,9 +125,9 @@ def even_rows_of_mask(given: Ingredients, places: Places, fold: PerRow) -> Tenso
         for start in range(0, tile.height if columns else 0, height):
             asked = tile._replace(batch=own, heads=slice(0, own_heads), rows=tile.rows[start : start + height])
             shape = (own.stop - own.start, own_heads, asked.height, columns)
-            seen = allowed(given, asked)
+            seen = allowed(inputs, asked)
             if seen is None:
-                seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=given.device)
+                seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.device)
             fold.add(state, _even(Block(own, asked.heads, asked.rows, keys, seen.expand(shape).to(whole.dtype))))
     return fold.finish(state)
 

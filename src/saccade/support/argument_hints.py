@@ -78,11 +78,10 @@ WORDS: Mapping[str, str] = {
 }
 
 
-def answers(where: str, words: Mapping[str, str] | None = None, /, **hints: str) -> Callable[[F], F]:
+def answers(words: Mapping[str, str] | None = None, /, **hints: str) -> Callable[[F], F]:
     """Decorate a function so that a call with wrong arguments raises one of our errors, with a hint.
 
     Args:
-        where: the function's name.
         words: hints by argument names of other libraries, `WORDS` if None; empty for functions without such arguments.
         hints: more hints, by names of arguments that may be missing or that only this function answers.
     """
@@ -96,7 +95,8 @@ def answers(where: str, words: Mapping[str, str] | None = None, /, **hints: str)
             except TypeError as error:
                 if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                     raise  # from inside of the function
-                refusal = _refusal(where, inspect.signature(function), args, kwargs, {**words, **hints})
+                name = function.__qualname__.removesuffix(".__init__")
+                refusal = _refusal(name, inspect.signature(function), args, kwargs, {**words, **hints})
                 if refusal is None:
                     raise
                 raise refusal from None
@@ -110,22 +110,21 @@ def answers_class(words: Mapping[str, str] | None = None, /, **hints: str) -> Ca
     """Like `answers`, for the constructor of a class."""
 
     def decorate(kind: C) -> C:
-        setattr(kind, "__init__", answers(kind.__name__, words, **hints)(kind.__dict__["__init__"]))  # noqa: B010  mypy
+        setattr(kind, "__init__", answers(words, **hints)(kind.__dict__["__init__"]))  # noqa: B010  mypy
         return kind
 
     return decorate
 
 
-def unknown(where: str, names: Mapping[str, object], known: Callable[..., Any]) -> TypeError:
+def unknown(names: Mapping[str, object], known: Callable[..., Any]) -> TypeError:
     """For a function on a hot path, which takes ``**unknown`` itself: the sentence for the first of these names.
 
     Args:
-        where: the function's name.
         names: what it was called with and does not know.
         known: the function.
     """
     parameters = [name for name in inspect.signature(known).parameters if name not in ("self", "unknown")]
-    return _misnamed(where, next(iter(names)), parameters, WORDS)
+    return _misnamed(next(iter(names)), parameters, WORDS)
 
 
 class AnswersCalls:
@@ -138,32 +137,34 @@ class AnswersCalls:
 
 
 def _refusal(
-    where: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], hints: Mapping[str, str]
+    function: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], hints: Mapping[str, str]
 ) -> TypeError | None:
     """What is wrong with a call: a name that is not known, too many values, a missing one."""
     known = [name for name in signature.parameters if name != "self"]
     is_method = "self" in signature.parameters
     for name in kwargs:
         if name not in known:
-            return _misnamed(where, name, known, hints)
+            return _misnamed(name, known, hints, function)
     plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
     by_place = [name for name in known if signature.parameters[name].kind is plain]
     given = len(args) - is_method
     if given > len(by_place):
         rule = f"be at most {len(by_place)}" if by_place else "be none"
         hint = hints.get("more") or f"by name: {', '.join(f'{name}=' for name in known[len(by_place) :])}"
-        return type_error(where, "values without a name", rule, given, hint=hint if known or "more" in hints else None)
+        return type_error(
+            "values without a name", rule, given, hint=hint if known or "more" in hints else None, where=function
+        )
     for name in known[given:]:
         parameter = signature.parameters[name]
         is_named = parameter.kind in (plain, inspect.Parameter.KEYWORD_ONLY)
         if parameter.default is parameter.empty and name not in kwargs and is_named:
-            return type_error(where, name, "be given", "nothing", hint=hints.get(name))
+            return type_error(name, "be given", "nothing", hint=hints.get(name), where=function)
     return None
 
 
-def _misnamed(where: str, name: str, known: Sequence[str], hints: Mapping[str, str]) -> TypeError:
+def _misnamed(name: str, known: Sequence[str], hints: Mapping[str, str], function: str | None = None) -> TypeError:
     hint = hints.get(name)
     is_name = hint is not None and hint.endswith("=") and hint[:-1].isidentifier()
     if hint is None or (is_name and hint[:-1] not in known):
         hint = f"its arguments are {', '.join(known)}" if known else None
-    return type_error(where, "an argument", "be one of its own", f"{name}=", hint=hint)
+    return type_error("an argument", "be one of its own", f"{name}=", hint=hint, where=function)

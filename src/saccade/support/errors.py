@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from saccade.support.called_function import called_function
+
 __all__ = [
     "ArgumentTypeError",
     "UnsupportedError",
@@ -78,45 +80,63 @@ def shown(value: object) -> str:
 
 
 def value_error(
-    where: str, argument: str, rule: str, got: object, *, facts: Sequence[str] = (), hint: str | None = None
+    argument: str, rule: str, got: object, *, facts: Sequence[str] = (), hint: str | None = None
 ) -> ValueError:
-    """A ``ValueError`` whose first line reads ``where: argument must rule; got got.``"""
-    return ValueError(_sentence(where, argument, rule, got, facts, hint))
+    """Return a ``ValueError`` whose first line reads ``function: argument must rule; got got.``"""
+    return ValueError(_sentence(argument, rule, got, facts, hint))
 
 
 def type_error(
-    where: str, argument: str, rule: str, got: object, *, facts: Sequence[str] = (), hint: str | None = None
+    argument: str,
+    rule: str,
+    got: object,
+    *,
+    facts: Sequence[str] = (),
+    hint: str | None = None,
+    where: str | None = None,
 ) -> TypeError:
-    """A ``TypeError`` whose first line reads ``where: argument must rule; got got.``"""
-    return ArgumentTypeError(_sentence(where, argument, rule, got, facts, hint))
+    """Return a ``TypeError`` whose first line reads ``function: argument must rule; got got.``
+
+    Args:
+        where: the function's name, for an error that arises before the function runs; otherwise it is found.
+    """
+    return ArgumentTypeError(_sentence(argument, rule, got, facts, hint, where))
 
 
-def unsupported(where: str, what: str, reasons: Sequence[str], *, hint: str | None = None) -> UnsupportedError:
-    """An `UnsupportedError` that lists all ``reasons`` why ``what`` cannot be had."""
+def unsupported(what: str, reasons: Sequence[str], *, hint: str | None = None) -> UnsupportedError:
+    """Return an `UnsupportedError` that lists all ``reasons`` why ``what`` cannot run."""
     # The parts of a module stand in lines of their own.
     reasons = tuple("\n".join(map(escaped, reason.split("\n"))) for reason in reasons)
-    lines = [f"{where}: {escaped(what)} cannot run these inputs:", *(f"    - {reason}" for reason in reasons)]
+    lines = [
+        f"{called_function()}: {escaped(what)} cannot run these inputs:",
+        *(f"    - {reason}" for reason in reasons),
+    ]
     if hint:
         lines.append(f"Hint: {escaped(hint)}")
     return UnsupportedError("\n".join(lines), reasons)
 
 
-def hidden_by_vmap(where: str, name: str) -> UnsupportedError:
-    """An `UnsupportedError` for what has to be read before anything is computed, and is mapped by ``vmap``."""
+def hidden_by_vmap(name: str) -> UnsupportedError:
+    """Return an `UnsupportedError` for tensors that must be read before the computation, and are mapped by ``vmap``."""
     reason = f"what {name} hold is read before anything is computed, and vmap hides it"
-    return unsupported(where, "vmap", [reason], hint="put the mapped axis into the batch yourself")
+    return unsupported("vmap", [reason], hint="put the mapped axis into the batch yourself")
 
 
-def missing_extra(where: str, package: str, extra: str) -> ImportError:
-    """An ``ImportError`` that says which extra of saccade brings a package that is not installed."""
+def missing_extra(package: str, extra: str) -> ImportError:
+    """Return an ``ImportError`` that says which extra of saccade brings a package that is not installed."""
     return ImportError(
-        f"{where}: {package} must be installed; got no such package.\nHint: pip install 'saccade[{extra}]'",
+        f"{called_function()}: {package} must be installed; got no such package.\nHint: pip install 'saccade[{extra}]'",
         name=package,
     )
 
 
-def _sentence(where: str, argument: str, rule: str, got: object, facts: Sequence[str], hint: str | None) -> str:
-    lines = [f"{where}: {argument} must {rule}; got {got}.", *(f"    {fact}" for fact in facts)]
+def _sentence(
+    argument: str, rule: str, got: object, facts: Sequence[str], hint: str | None, where: str | None = None
+) -> str:
+    lines = [
+        f"{where or called_function(argument)}: {argument} must {rule}; got {got}.",
+        *(f"    {fact}" for fact in facts),
+    ]
     if hint:
         lines.append(f"Hint: {hint}")
     return "\n".join(map(escaped, lines))

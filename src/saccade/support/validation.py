@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from saccade.support.errors import describe, kind, shown, type_error, value_error
 
 __all__ = [
-    "Shapes",
+    "ShapeSpec",
     "check_holds_values",
-    "flag",
-    "instance",
-    "integer",
+    "check_bool",
+    "check_type",
+    "check_int",
     "is_causal_bias",
     "is_finite_number",
     "is_integer",
     "is_number",
-    "number",
-    "one_of",
+    "check_number",
+    "check_choice",
     "register_tensor",
 ]
 
@@ -51,8 +51,8 @@ def is_finite_number(value: object) -> TypeGuard[float]:
     return is_number(value) and abs(int(value) if is_integer(value) else float(value)) <= sys.float_info.max
 
 
-def integer(
-    where: str, name: str, value: object, least: int | None = 1, *, below: int | None = None, hint: str | None = None
+def check_int(
+    name: str, value: object, least: int | None = 1, *, below: int | None = None, hint: str | None = None
 ) -> int:
     """A whole number of at least ``least`` (None: any), and less than ``below``; NumPy's become ints.
 
@@ -64,16 +64,15 @@ def integer(
         return value
     rule = "be an int" if least is None else f"be an int of at least {least}"
     if not is_integer(value):
-        raise type_error(where, name, rule, shown(value), hint=hint)
+        raise type_error(name, rule, shown(value), hint=hint)
     if least is not None and value < least:
-        raise value_error(where, name, rule, value, hint=hint)
+        raise value_error(name, rule, value, hint=hint)
     if below is not None and value >= below:
-        raise value_error(where, name, f"be below {below}", value, hint=hint)
+        raise value_error(name, f"be below {below}", value, hint=hint)
     return int(value)
 
 
-def number(
-    where: str,
+def check_number(
     name: str,
     value: object,
     *,
@@ -93,25 +92,25 @@ def number(
     limits += [f"below {below:g}"] if below is not None else []
     rule = " ".join(["be a finite number", " and ".join(limits)]).strip()
     if not is_number(value):
-        raise type_error(where, name, rule, shown(value), hint=hint)
+        raise type_error(name, rule, shown(value), hint=hint)
     fits = is_finite_number(value) and (least is None or value >= least) and (above is None or value > above)
     if not fits or (below is not None and value >= below):
-        raise value_error(where, name, rule, value, hint=hint)
+        raise value_error(name, rule, value, hint=hint)
     return float(value)
 
 
-def flag(where: str, name: str, value: object) -> bool:
+def check_bool(name: str, value: object) -> bool:
     """True or False, also NumPy's; the string "no" is true, and nobody means it.
 
     Raises:
         TypeError: anything else.
     """
     if not isinstance(value, bool | np.bool_):
-        raise type_error(where, name, "be True or False", shown(value))
+        raise type_error(name, "be True or False", shown(value))
     return bool(value)
 
 
-def one_of(where: str, name: str, value: T, options: Collection[T], *, hint: str | None = None) -> T:
+def check_choice(name: str, value: T, options: Collection[T], *, hint: str | None = None) -> T:
     """One of a few values.
 
     Raises:
@@ -119,12 +118,12 @@ def one_of(where: str, name: str, value: T, options: Collection[T], *, hint: str
     """
     if not any(value is option or (type(value) is type(option) and value == option) for option in options):
         listed = ", ".join(map(repr, options))
-        raise value_error(where, name, f"be one of {listed}", shown(value), hint=hint)
+        raise value_error(name, f"be one of {listed}", shown(value), hint=hint)
     return value
 
 
-def instance(
-    where: str, name: str, value: object, kinds: type[T] | tuple[type[T], ...], rule: str, *, hint: str | None = None
+def check_type(
+    name: str, value: object, kinds: type[T] | tuple[type[T], ...], rule: str, *, hint: str | None = None
 ) -> T:
     """A value of a type; ``rule`` says which, as in "be a saccade mask or None".
 
@@ -132,7 +131,7 @@ def instance(
         TypeError: another type.
     """
     if not isinstance(value, kinds):
-        raise type_error(where, name, rule, kind(value), hint=hint)
+        raise type_error(name, rule, kind(value), hint=hint)
     return value
 
 
@@ -146,7 +145,7 @@ def is_causal_bias(x: object) -> bool:
     return module is not None and isinstance(x, module.CausalBias)
 
 
-def check_holds_values(where: str, name: str, tensor: Tensor, *, causal_hint: str | None = None) -> None:
+def check_holds_values(name: str, tensor: Tensor, *, causal_hint: str | None = None) -> None:
     """Refuse a tensor subclass without memory: its values are elsewhere, and only its own operations know where.
 
     torch's own subclasses pass (`FakeTensor`, `DTensor`, functional tensors): their operations are complete.
@@ -158,12 +157,12 @@ def check_holds_values(where: str, name: str, tensor: Tensor, *, causal_hint: st
     rule = "be a tensor that holds its values"
     if is_causal_bias(tensor):
         hint = causal_hint or "hand it over as mask= itself, or write mask=masks.Causal()"
-        raise type_error(where, name, rule, kind(tensor), hint=hint)
+        raise type_error(name, rule, kind(tensor), hint=hint)
     if kind_of is Tensor or kind_of.__module__.startswith(("torch.", "saccade.")) or torch.compiler.is_compiling():
         return
     if tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() and not tensor.data_ptr():
         hint = f"hand over an ordinary tensor with the values of the {kind_of.__name__}"
-        raise type_error(where, name, rule, kind(tensor), hint=hint)
+        raise type_error(name, rule, kind(tensor), hint=hint)
 
 
 def register_tensor(module: nn.Module, name: str, value: Tensor | None, dtype: torch.dtype | None = None) -> None:
@@ -179,7 +178,7 @@ def register_tensor(module: nn.Module, name: str, value: Tensor | None, dtype: t
         module.register_buffer(name, value.detach().to(dtype, copy=True))
 
 
-class Shapes:
+class ShapeSpec:
     """The shapes of a function's tensors, in words; sizes of one name are one size.
 
     A size is a name, a number, ``_`` (any size), or ``...`` at the start (any number of axes). What is known beforehand
@@ -200,7 +199,7 @@ class Shapes:
     def __init__(self, *texts: str):
         self._parts = tuple(_parsed(text) for text in texts)
 
-    def check(self, where: str, *tensors: Any, hint: str | None = None, **known: int) -> dict[str, int]:
+    def check(self, *tensors: Any, hint: str | None = None, **known: int) -> dict[str, int]:
         """The sizes by their names.
 
         Raises:
@@ -210,19 +209,19 @@ class Shapes:
         sizes = dict(known)
         for (name, axes, is_open), x in zip(self._parts, tensors, strict=True):
             if not isinstance(x, Tensor):
-                raise type_error(where, name, "be a tensor", type(x).__name__)
+                raise type_error(name, "be a tensor", type(x).__name__)
             shape = tuple(x.shape[max(0, x.dim() - len(axes)) :] if is_open else x.shape)
             own: dict[str, int] = {}
             for axis, size in zip(axes, shape, strict=False):
                 own.setdefault(axis, int(axis) if axis.isdigit() else sizes.get(axis, size))
             fits = all(axis == "_" or own[axis] == size for axis, size in zip(axes, shape, strict=False))
             if len(shape) != len(axes) or not fits:
-                raise self._misfit(where, name, x, tensors, sizes, hint)
+                raise self._misfit(name, x, tensors, sizes, hint)
             sizes |= own
         return sizes
 
     def _misfit(
-        self, where: str, name: str, x: Tensor, tensors: tuple[Any, ...], sizes: dict[str, int], hint: str | None
+        self, name: str, x: Tensor, tensors: tuple[Any, ...], sizes: dict[str, int], hint: str | None
     ) -> Exception:
         """The sentence: built only once it is known that something does not fit."""
         axes, is_open = next((axes, is_open) for own, axes, is_open in self._parts if own == name)
@@ -233,7 +232,7 @@ class Shapes:
         rule = f"have shape {words}" + (f" = {filled}" if filled != words else "")
         named = zip((own for own, _, _ in self._parts), tensors, strict=True)
         facts = [describe(own, tensor) for own, tensor in named if isinstance(tensor, Tensor)]
-        return value_error(where, name, rule, list(x.shape), facts=facts, hint=hint)
+        return value_error(name, rule, list(x.shape), facts=facts, hint=hint)
 
 
 @cache

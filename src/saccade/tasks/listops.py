@@ -40,9 +40,9 @@ def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
 
     Reference: Nangia and Bowman 2018, arXiv:1804.06028; Tay et al. 2020, arXiv:2011.04006, section 2.2.1.
     """
-    begin("listops", seed, examples=examples, length=length, depth=depth)
+    begin(seed, examples=examples, length=length, depth=depth)
     if length < _SHORTEST:
-        raise value_error("listops", "length", f"be at least {_SHORTEST}, a list of 5 digits and the question", length)
+        raise value_error("length", f"be at least {_SHORTEST}, a list of 5 digits and the question", length)
     draw = random.Random(seed)
     tokens = torch.zeros(examples, length, dtype=torch.int64)
     targets = torch.full_like(tokens, IGNORED)

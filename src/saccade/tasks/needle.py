@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import value_error
-from saccade.support.validation import number
+from saccade.support.validation import check_number
 from saccade.tasks.recall import begin
 
 __all__ = ["Needle", "needle"]
@@ -53,10 +53,10 @@ def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, streng
         >>> sorted(scores.topk(2).indices.tolist()) == [int(start), int(start) + 1]
         True
     """
-    random = begin("needle", seed, examples=examples, kv_len=kv_len, head_dim=head_dim, needle_len=needle_len)
+    random = begin(seed, examples=examples, kv_len=kv_len, head_dim=head_dim, needle_len=needle_len)
     if needle_len > kv_len:
-        raise value_error("needle", "needle_len", f"be at most kv_len {kv_len}", needle_len)
-    strength = number("needle", "strength", strength)
+        raise value_error("needle_len", f"be at most kv_len {kv_len}", needle_len)
+    strength = check_number("strength", strength)
     query = torch.randn(examples, 1, 1, head_dim, generator=random)
     key, value = (torch.randn(examples, 1, kv_len, head_dim, generator=random) for _ in range(2))
     start = torch.randint(kv_len - needle_len + 1, (examples,), generator=random)

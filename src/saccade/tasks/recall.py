@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.support.errors import value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["IGNORED", "Recall", "begin", "induction", "mqar", "passkey"]
 
@@ -43,7 +43,7 @@ class Recall:
         asked = self.targets != IGNORED
         answers = F.pad(asked[:, :-1], (1, 0))
         if bool((answers & asked & (self.tokens == F.pad(self.targets, (1, -1)))).any()):
-            raise value_error("Recall.without_answers", "targets", "not be asked for in other answers", "some that are")
+            raise value_error("targets", "not be asked for in other answers", "some that are")
         return dataclasses.replace(self, tokens=self.tokens.masked_fill(answers & ~asked, 0))
 
     def accuracy(self, logits: Tensor) -> float:
@@ -56,15 +56,15 @@ class Recall:
         asked = targets != IGNORED
         if logits.dim() != 3 or len(logits) != len(targets) or not bool(asked.any()):
             rule = "be [examples, length, vocab], with a target among the tokens"
-            raise value_error("Recall.accuracy", "logits", rule, list(logits.shape))
+            raise value_error("logits", rule, list(logits.shape))
         return float((logits.argmax(-1) == targets)[asked].double().mean())
 
 
-def begin(where: str, seed: int, **sizes: int) -> torch.Generator:
+def begin(seed: int, **sizes: int) -> torch.Generator:
     """Check that all sizes are ints of at least 1, and return a generator of random numbers for one task."""
     for name, size in sizes.items():
-        integer(where, name, size)
-    return torch.Generator().manual_seed(integer(where, "seed", seed, 0))
+        check_int(name, size)
+    return torch.Generator().manual_seed(check_int("seed", seed, 0))
 
 
 def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: int) -> Recall:
@@ -90,12 +90,12 @@ def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: 
 
     Reference: Mohtashami and Jaggi 2023, arXiv:2305.16300, section 4.2, with token numbers for words.
     """
-    random = begin("passkey", seed, examples=examples, length=length, key_len=key_len, vocab_size=vocab_size)
+    random = begin(seed, examples=examples, length=length, key_len=key_len, vocab_size=vocab_size)
     context = length - key_len - 1
     if context < key_len + 1:
-        raise value_error("passkey", "length", f"hold a key of {key_len} and its sign twice", length)
+        raise value_error("length", f"hold a key of {key_len} and its sign twice", length)
     if vocab_size < 9 + key_len:
-        raise value_error("passkey", "vocab_size", f"be at least {9 + key_len}", vocab_size)
+        raise value_error("vocab_size", f"be at least {9 + key_len}", vocab_size)
     filler = 1 + torch.arange(context) % 8
     tokens = torch.zeros(examples, length, dtype=torch.int64)
     targets = torch.full_like(tokens, IGNORED)
@@ -133,12 +133,12 @@ def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: i
 
     Reference: Arora et al. 2023, arXiv:2312.04927, section 3.2; here with uniform gaps.
     """
-    random = begin("mqar", seed, examples=examples, length=length, num_pairs=num_pairs, vocab_size=vocab_size)
+    random = begin(seed, examples=examples, length=length, num_pairs=num_pairs, vocab_size=vocab_size)
     if length < 4 * num_pairs:
-        raise value_error("mqar", "length", f"hold {num_pairs} pairs and as many questions, {4 * num_pairs}", length)
+        raise value_error("length", f"hold {num_pairs} pairs and as many questions, {4 * num_pairs}", length)
     keys = (vocab_size - 1) // 2
     if keys < num_pairs:
-        raise value_error("mqar", "vocab_size", f"have {num_pairs} keys, at least {2 * num_pairs + 1}", vocab_size)
+        raise value_error("vocab_size", f"have {num_pairs} keys, at least {2 * num_pairs + 1}", vocab_size)
     tokens = torch.zeros(examples, length, dtype=torch.int64)
     targets = torch.full_like(tokens, IGNORED)
     places = (length - 2 * num_pairs) // 2
@@ -175,12 +175,12 @@ def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed:
 
     Reference: Olsson et al. 2022, arXiv:2209.11895.
     """
-    random = begin("induction", seed, examples=examples, length=length, copied=copied, vocab_size=vocab_size)
+    random = begin(seed, examples=examples, length=length, copied=copied, vocab_size=vocab_size)
     if copied < 2 or length < 2 * copied:
-        raise value_error("induction", "copied", f"be from 2 to half of length {length}", copied)
+        raise value_error("copied", f"be from 2 to half of length {length}", copied)
     first = length - copied
     if vocab_size - 1 < first:
-        raise value_error("induction", "vocab_size", f"have {first} tokens besides 0", vocab_size)
+        raise value_error("vocab_size", f"have {first} tokens besides 0", vocab_size)
     tokens = torch.stack([1 + torch.randperm(vocab_size - 1, generator=random)[:first] for _ in range(examples)])
     start = torch.randint(first - copied + 1, (examples, 1), generator=random)
     again = tokens.gather(1, start + torch.arange(copied))

@@ -32,12 +32,12 @@ def selective_copying(examples: int, length: int, *, copied: int, vocab_size: in
 
     Reference: Gu and Dao 2023, arXiv:2312.00752, section 3.1.
     """
-    random = begin("selective_copying", seed, examples=examples, length=length, copied=copied, vocab_size=vocab_size)
+    random = begin(seed, examples=examples, length=length, copied=copied, vocab_size=vocab_size)
     context = length - copied
     if copied > context:
-        raise value_error("selective_copying", "copied", f"be at most half of length {length}", copied)
+        raise value_error("copied", f"be at most half of length {length}", copied)
     if vocab_size < 3:
-        raise value_error("selective_copying", "vocab_size", "hold a blank, a sign and a token to copy", vocab_size)
+        raise value_error("vocab_size", "hold a blank, a sign and a token to copy", vocab_size)
     places = torch.rand(examples, context, generator=random).argsort(1)[:, :copied].sort(1).values
     said = torch.randint(2, vocab_size, (examples, copied), generator=random)
     tokens = torch.zeros(examples, length, dtype=torch.int64).scatter_(1, places, said)

@@ -99,7 +99,7 @@ def define(kind: type, formula: Callable[..., Tensor]) -> None:
 def _of(table: dict[type, Callable[..., Tensor]], module: object, what: str) -> Callable[..., Tensor]:
     if type(module) not in table:
         names = ", ".join(kind.__name__ for kind in table)
-        raise type_error("testing.definitions", what, f"be one of {names}", type(module).__name__)
+        raise type_error(what, f"be one of {names}", type(module).__name__)
     return table[type(module)]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saccade.engine.dispatch import KERNELS
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernel_check import FirstUse
 from saccade.engine.kernel_check.compare import look
 from saccade.engine.kernels.kernel import Kernel
@@ -20,7 +20,7 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
 from saccade.support.errors import type_error, unsupported, value_error
-from saccade.support.validation import one_of
+from saccade.support.validation import check_choice
 
 __all__ = ["FirstUse", "first_use"]
 
@@ -76,23 +76,23 @@ def first_use(
 
     Cost: a forward and backward run of the kernel, and some rows of five heads by the definition.
     """
-    one_of("first_use", "masks", masks, ("dense", "objects"))
+    check_choice("masks", masks, ("dense", "objects"))
     tensors = [x.detach().requires_grad_(gradients) for x in (query, key, value)]
     # fmt: off
-    given = Ingredients.of(
+    inputs = AttentionInputs.of(
         tensors[0], tensors[1], mask, bias=bias, scale=scale, softcap=softcap, score=score, q_positions=q_positions,
-        kv_positions=kv_positions, where="first_use",
+        kv_positions=kv_positions,
     )
     # fmt: on
-    check_value("first_use", tensors[2], given.query, given.key, given.dtype)
-    if 0 in given.shape or not all(bool(torch.isfinite(x).all()) for x in (query, key, value)):
-        raise value_error("first_use", "query, key and value", "be finite, and not empty", list(given.shape))
+    check_value(tensors[2], inputs.query, inputs.key, inputs.dtype)
+    if 0 in inputs.shape or not all(bool(torch.isfinite(x).all()) for x in (query, key, value)):
+        raise value_error("query, key and value", "be finite, and not empty", list(inputs.shape))
     told = {"bias": bias, "scale": scale, "softcap": softcap}
     asked = _asked(kernel, masks, {name: option for name, option in told.items() if option is not None})
-    reasons = asked.reasons(given, 0.0)
+    reasons = asked.reasons(inputs, 0.0)
     if reasons:
-        raise unsupported("first_use", asked.name, reasons)
-    return look(asked, given, tensors[2].to(given.query.dtype), gradients=gradients)
+        raise unsupported(asked.name, reasons)
+    return look(asked, inputs, tensors[2].to(inputs.query.dtype), gradients=gradients)
 
 
 def _asked(kernel: str | Kernel | Callable[..., Any], masks: str, options: dict[str, Any]) -> Kernel:
@@ -100,9 +100,9 @@ def _asked(kernel: str | Kernel | Callable[..., Any], masks: str, options: dict[
         return kernel
     if isinstance(kernel, str):
         named = {own.name: own for own in KERNELS}
-        return named[one_of("first_use", "kernel", kernel, tuple(named))]
+        return named[check_choice("kernel", kernel, tuple(named))]
     if not callable(kernel):
-        raise type_error("first_use", "kernel", "be a name, a kernel or a function", type(kernel).__name__)
+        raise type_error("kernel", "be a name, a kernel or a function", type(kernel).__name__)
     return _Called(kernel, masks, options)
 
 
@@ -114,20 +114,20 @@ class _Called(Kernel):
         self._function, self._masks, self._options = function, masks, options
         self._gives_lse = False
 
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
         why = "a function compares by dot products"
-        return (why,) if given.tile_function is not None or given.modification is not None else ()
+        return (why,) if inputs.tile_function is not None or inputs.modification is not None else ()
 
-    def reasons_of_lse(self, given: Ingredients) -> tuple[str, ...]:
+    def reasons_of_lse(self, inputs: AttentionInputs) -> tuple[str, ...]:
         return () if self._gives_lse else ("it gives no lse",)
 
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
-        mask: object = given.rule
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
+        mask: object = inputs.rule
         if self._masks == "dense":
-            seen = allowed(given, given.everything)
-            every = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=given.device)
-            mask = (every if seen is None else seen).expand(given.shape)
-        made = self._function(given.query, given.key, value, mask, **self._options)
+            seen = allowed(inputs, inputs.everything)
+            every = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.device)
+            mask = (every if seen is None else seen).expand(inputs.shape)
+        made = self._function(inputs.query, inputs.key, value, mask, **self._options)
         out, lse = made if isinstance(made, tuple) else (made, None)
         self._gives_lse = lse is not None
         return out, lse

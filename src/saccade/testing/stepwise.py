@@ -112,7 +112,7 @@ class Stepwise:
     def refuse(self, softcap: float | None, dropout_p: float) -> None:
         """Raise an error for options that are not supported."""
         if dropout_p:
-            raise unsupported("stepwise", "it", ("it has no dropout",))
+            raise unsupported("it", ("it has no dropout",))
 
     def read_query(self, query: Tensor) -> Tensor:
         """Return the query as it was passed."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import type_error, unsupported, value_error
-from saccade.support.validation import one_of
+from saccade.support.validation import check_choice
 from saccade.testing.case import Case
 from saccade.testing.problem import Problem
 
@@ -70,12 +70,12 @@ class Subject:
         callables = {"call": call, "with_lse": with_lse, "reasons": reasons}
         for name, given in [("function", function), *callables.items()]:
             if not callable(given) and (given is not None or name not in callables):
-                raise type_error("testing.check", name, "be callable", type(given).__name__)
-        one_of("testing.check", "masks", masks, ("dense", "objects"))
+                raise type_error(name, "be callable", type(given).__name__)
+        check_choice("masks", masks, ("dense", "objects"))
         unknown = set(offers or ()) - {*OPTIONS, *_POSITIONS}
         if unknown:
             rule = f"be among {', '.join((*OPTIONS, *_POSITIONS))}"
-            raise value_error("testing.check", "offers", rule, ", ".join(sorted(unknown)))
+            raise value_error("offers", rule, ", ".join(sorted(unknown)))
         self.function, self.call, self.lse_function, self.reasons = function, call, with_lse, reasons
         torch.empty(0, device=device)  # a missing device is no fault of the function
         self.masks, self.device = masks, device
@@ -93,7 +93,7 @@ class Subject:
         out = self._answer(self.function, problem)
         if not isinstance(out, Tensor):
             hint = "pass call= to pick the output, or with_lse= if it returns (out, lse)"
-            raise type_error("testing.check", "function", "return one tensor", type(out).__name__, hint=hint)
+            raise type_error("function", "return one tensor", type(out).__name__, hint=hint)
         return out
 
     def output_and_lse(self, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -117,7 +117,7 @@ class Subject:
     def ask(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
         """Call ``self.function`` or ``self.lse_function`` on a problem, whatever is offered."""
         if function is None:
-            raise value_error("testing.check", "with_lse", "be given to ask for the lse", None)
+            raise value_error("with_lse", "be given to ask for the lse", None)
         tensors = (problem.query, problem.key, problem.value)
         mask, options = self._arguments(problem)
         if self.call is None:
@@ -134,7 +134,7 @@ class Subject:
     def _answer(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
         lacks = self.missing(self.needed(problem))
         if lacks:  # a law derived this problem from an accepted one
-            raise unsupported("testing.check", "the function", lacks)
+            raise unsupported("the function", lacks)
         return self.ask(function, problem if "gqa" in self.offers else problem.ungrouped())
 
     def _arguments(self, problem: Problem) -> tuple[object, dict[str, Any]]:

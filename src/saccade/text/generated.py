@@ -34,5 +34,5 @@ def _place(page: str, command: str) -> tuple[int, int]:
     before, found, rest = page.partition(begin)
     made, ends, _ = rest.partition(f"\n\n{_END}")
     if not found or not ends:
-        raise value_error("with_generated", "page", f"hold the lines {begin.strip()} and {_END}", "a page without them")
+        raise value_error("page", f"hold the lines {begin.strip()} and {_END}", "a page without them")
     return len(before + found), len(before + found + made)

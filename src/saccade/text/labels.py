@@ -3,7 +3,7 @@
 import unicodedata
 
 from saccade.support.errors import escaped
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["display_width", "legible", "shorten", "visible"]
 
@@ -53,7 +53,7 @@ def shorten(text: str, width: int) -> str:
         >>> shorten("electroencephalography", 9)
         'electroe…'
     """
-    integer("shorten", "width", width)
+    check_int("width", width)
     if display_width(text) <= width:
         return text
     kept, used = [], 1

@@ -33,9 +33,9 @@ def merge(weights: torch.Tensor, query_words: Sequence[Word], key_words: Sequenc
     Cost: O(q_tokens * kv_tokens) time.
     """
     if not weights.is_floating_point():
-        raise type_error("merge", "weights", "be of a floating dtype", weights.dtype)
+        raise type_error("weights", "be of a floating dtype", weights.dtype)
     if weights.ndim < 2:
-        raise value_error("merge", "weights", "be [..., q_tokens, kv_tokens]", list(weights.shape))
+        raise value_error("weights", "be [..., q_tokens, kv_tokens]", list(weights.shape))
     columns = query_words if key_words is None else key_words
     q_len, kv_len = weights.shape[-2:]
     row_owner = _owner("query_words", query_words, q_len).to(weights.device)
@@ -53,9 +53,9 @@ def _owner(argument: str, words: Sequence[Word], tokens: int) -> torch.Tensor:
     for number, word in enumerate(words):
         if word.start != end or word.stop <= word.start:
             got = f"word {number + 1} at tokens [{word.start}, {word.stop}) after token {end}"
-            raise value_error("merge", argument, "cover the tokens one after the other", got)
+            raise value_error(argument, "cover the tokens one after the other", got)
         end = word.stop
     if end != tokens:
         hint = "cut padding off the weights first; it belongs to no word."
-        raise value_error("merge", argument, f"cover all {tokens} tokens", f"words for {end}", hint=hint)
+        raise value_error(argument, f"cover all {tokens} tokens", f"words for {end}", hint=hint)
     return torch.tensor([number for number, word in enumerate(words) for _ in range(word.start, word.stop)])

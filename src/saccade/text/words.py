@@ -131,7 +131,7 @@ def _given(pieces: list[_Piece], given: list[str]) -> tuple[Word, ...]:
     lost = sorted(set(range(len(given))) - {piece.number for piece in pieces if piece.number is not None})
     if lost:
         names = ", ".join(f"{given[number]!a} (word {number + 1})" for number in lost)
-        raise value_error("words", "every given word", "leave at least one token", f"nothing for {names}")
+        raise value_error("every given word", "leave at least one token", f"nothing for {names}")
     return tuple(
         piece.word if piece.number is None else replace(piece.word, text=given[piece.number]) for piece in pieces
     )

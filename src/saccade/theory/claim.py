@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.support.errors import type_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 from saccade.theory.measurement import Measurement, Measurements
 
 __all__ = ["VERDICTS", "Check", "Claim", "Draw", "Verdict", "claim"]
@@ -119,14 +119,14 @@ class Claim:
         Raises:
             TypeError: a seed that is no int, or an unknown ingredient.
         """
-        return self.measure(Draw(integer("Claim.check", "seed", seed, 0), self.name), **kwargs)
+        return self.measure(Draw(check_int("seed", seed, 0), self.name), **kwargs)
 
     def measure(self, draw: Draw, **kwargs: Any) -> tuple[Measurement, ...]:
         """Run the check with the random numbers of a `Draw`."""
         unknown = sorted(set(kwargs) - set(self.ingredients))
         if unknown:
             rule = f"be among {', '.join(self.ingredients)}" if self.ingredients else "be left out"
-            raise type_error("Claim.check", f"ingredients of {self.name}", rule, ", ".join(unknown))
+            raise type_error(f"ingredients of {self.name}", rule, ", ".join(unknown))
         with _one_thread(), torch.enable_grad():
             return tuple(self.trial(draw, **kwargs))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from saccade.support.errors import value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 from saccade.theory import (
     averages,
     bottleneck,
@@ -75,13 +75,13 @@ def find(name: str) -> Claim:
         >>> print(find("attention-has-low-rank").verdict)
         refuted
     """
-    instance("theory.find", "name", name, str, "be a string")
+    check_type("name", name, str, "be a string")
     for claim in CLAIMS:
         if claim.name == name:
             return claim
     near = [claim.name for claim in CLAIMS if name in claim.name or claim.topic == name]
     hint = f"did you mean {', '.join(near)}?" if near else "theory.CLAIMS has them all"
-    raise value_error("theory.find", "name", "be that of a claim", repr(name), hint=hint)
+    raise value_error("name", "be that of a claim", repr(name), hint=hint)
 
 
 def table(claims: Sequence[Claim]) -> str:

@@ -295,7 +295,7 @@ def mistakes() -> Figure:
 
 def side_by_side(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
     """Return a figure outside of pyplot with panels side by side, each about ``width`` inches wide."""
-    canvas = blank("theory.pictures")
+    canvas = blank()
     figure = canvas.figure
     figure.clear()
     figure.set_size_inches(width * count + 0.8, min(width, 3.0) + 0.6)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from saccade.support.errors import type_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 from saccade.theory.claim import Claim, Draw
 from saccade.theory.claims import CLAIMS
 from saccade.theory.measurement import Measurement
@@ -121,9 +121,9 @@ def verify(
     claims = CLAIMS if claims is None else tuple(claims)
     wrong = [type(one).__name__ for one in claims if not isinstance(one, Claim)]
     if wrong:
-        raise type_error("verify", "claims", "be claims of saccade.theory", ", ".join(wrong))
-    integer("verify", "seed", seed, 0)
-    integer("verify", "seeds", seeds)
+        raise type_error("claims", "be claims of saccade.theory", ", ".join(wrong))
+    check_int("seed", seed, 0)
+    check_int("seeds", seeds)
     findings: list[Finding] = []
     settled: set[str] = set()
     for own in range(seed, seed + seeds):

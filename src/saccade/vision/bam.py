@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from saccade.nn.projections import weight_of
 from saccade.support.argument_hints import AnswersCalls
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 from saccade.vision.cbam import Gates
 from saccade.vision.channel import pooled
 from saccade.vision.feature_map import BatchNorm, check_features, reduced
@@ -48,8 +48,8 @@ class BAM(AnswersCalls, nn.Module):
 
     def __init__(self, channels: int, ratio: int = 16, *, dilation: int = 4):
         super().__init__()
-        hidden = reduced("BAM", channels, ratio)
-        self.channels, self.ratio, self.dilation = channels, ratio, integer("BAM", "dilation", dilation)
+        hidden = reduced(channels, ratio)
+        self.channels, self.ratio, self.dilation = channels, ratio, check_int("dilation", dilation)
         self.reduce = nn.Linear(channels, hidden)
         self.expand = nn.Linear(hidden, channels)
         self.channel_norm = BatchNorm(channels)
@@ -92,8 +92,8 @@ class BAM(AnswersCalls, nn.Module):
         return f"{self.channels}, ratio={self.ratio}, dilation={self.dilation}"
 
     def _logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        check_features("BAM", features, self.channels, weight_of(self.reduce))
-        self.channel_norm.check_spread("BAM", features.shape[0])
+        check_features(features, self.channels, weight_of(self.reduce))
+        self.channel_norm.check_spread(features.shape[0])
         channel = self.expand(torch.relu(self.reduce(pooled(features, "average"))))
         channel = self.channel_norm(channel[:, :, None, None])[:, :, 0, 0]
         return channel, self.spatial_norm(self.convs(features))

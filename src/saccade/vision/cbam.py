@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from saccade.nn.projections import weight_of
 from saccade.support.argument_hints import AnswersCalls
-from saccade.support.validation import one_of
+from saccade.support.validation import check_choice
 from saccade.vision.channel import ChannelAttention
 from saccade.vision.feature_map import check_features
 from saccade.vision.spatial import SpatialAttention
@@ -72,7 +72,7 @@ class CBAM(AnswersCalls, nn.Module):
         projection_bias: bool = False,
     ):
         super().__init__()
-        self.channels, self.order = channels, one_of("CBAM", "order", order, ORDERS)
+        self.channels, self.order = channels, check_choice("order", order, ORDERS)
         self.channel = ChannelAttention(channels, ratio, pooling=("average", "max"), projection_bias=projection_bias)
         self.spatial = SpatialAttention(kernel_size, norm=norm)
 
@@ -92,7 +92,7 @@ class CBAM(AnswersCalls, nn.Module):
         return f"order={self.order!r}"
 
     def _gated(self, features: Tensor) -> tuple[Tensor, Gates]:
-        check_features("CBAM", features, self.channels, weight_of(self.spatial.conv))
+        check_features(features, self.channels, weight_of(self.spatial.conv))
         self.spatial.check(features)
         spatial = None
         if self.order == "spatial-channel":

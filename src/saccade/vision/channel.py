@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from saccade.nn.projections import weight_of
 from saccade.support.argument_hints import AnswersCalls
-from saccade.support.validation import flag, one_of
+from saccade.support.validation import check_bool, check_choice
 from saccade.vision.feature_map import check_features, reduced
 
 __all__ = ["ChannelAttention", "pooled"]
@@ -54,10 +54,10 @@ class ChannelAttention(AnswersCalls, nn.Module):
         projection_bias: bool = True,
     ):
         super().__init__()
-        hidden = reduced("ChannelAttention", channels, ratio)
+        hidden = reduced(channels, ratio)
         pooling = tuple(pooling) if isinstance(pooling, list) else pooling
-        self.pooling = one_of("ChannelAttention", "pooling", pooling, _POOLINGS)
-        flag("ChannelAttention", "projection_bias", projection_bias)
+        self.pooling = check_choice("pooling", pooling, _POOLINGS)
+        check_bool("projection_bias", projection_bias)
         self.channels, self.ratio = channels, ratio
         self.reduce = nn.Linear(channels, hidden, bias=projection_bias)
         self.expand = nn.Linear(hidden, channels, bias=projection_bias)
@@ -72,7 +72,7 @@ class ChannelAttention(AnswersCalls, nn.Module):
         Args:
             features: ``[batch, channels, H, W]``.
         """
-        check_features("ChannelAttention", features, self.channels, weight_of(self.reduce))
+        check_features(features, self.channels, weight_of(self.reduce))
         logits = [self.expand(torch.relu(self.reduce(pooled(features, how)))) for how in self.pooling]
         return torch.sigmoid(sum(logits[1:], logits[0]))
 

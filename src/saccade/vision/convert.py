@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 from saccade.vision.cbam import CBAM
 from saccade.vision.channel import ChannelAttention
 from saccade.vision.eca import ECA
@@ -56,7 +56,7 @@ def to_timm(module: nn.Module) -> dict[str, Tensor]:
         >>> {name: list(x.shape) for name, x in to_timm(ChannelAttention(8, ratio=4)).items()}
         {'fc1.weight': [2, 8, 1, 1], 'fc1.bias': [2], 'fc2.weight': [8, 2, 1, 1], 'fc2.bias': [8]}
     """
-    names, state = _names("to_timm", module), module.state_dict()
+    names, state = _names(module), module.state_dict()
     return {names[name]: own[:, :, None, None] if own.dim() == 2 else own for name, own in state.items()}
 
 
@@ -74,29 +74,29 @@ def from_timm(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tenso
         UnsupportedError: a setting that timm's counterpart lacks.
         ValueError: names or shapes that do not fit the module.
     """
-    names = _names("from_timm", module)
-    instance("from_timm", "state", state, Mapping, "be a state dict")
+    names = _names(module)
+    check_type("state", state, Mapping, "be a state dict")
     theirs = set(names.values())
     if theirs != set(state):
         facts = [f"lacks {sorted(theirs - set(state))}", f"has {sorted(set(state) - theirs)}"]
         rule = f"have the names of the timm layer that is a {type(module).__name__}"
         hint = "projection_bias and norm decide which parameters there are"
-        raise value_error("from_timm", "state", rule, "others", facts=facts, hint=hint)
+        raise value_error("state", rule, "others", facts=facts, hint=hint)
     for name, own in module.state_dict().items():
         shape, wanted = list(state[names[name]].shape), [*own.shape, 1, 1] if own.dim() == 2 else [*own.shape]
         if shape != wanted:
-            raise value_error("from_timm", names[name], f"have shape {wanted}, like {name} of the module", shape)
+            raise value_error(names[name], f"have shape {wanted}, like {name} of the module", shape)
     return {name: state[names[name]].reshape(own.shape) for name, own in module.state_dict().items()}
 
 
-def _names(where: str, module: nn.Module) -> dict[str, str]:
+def _names(module: nn.Module) -> dict[str, str]:
     """What timm calls the parameters of a module.
 
     Raises:
         TypeError, UnsupportedError: there is no counterpart.
     """
     rule = "be a ChannelAttention, ECA, SpatialAttention, CBAM or NonLocal"
-    instance(where, "module", module, tuple(_PARTS), rule)
+    check_type("module", module, tuple(_PARTS), rule)
     parts = next(parts for kind, parts in _PARTS.items() if isinstance(module, kind))
     reasons, names = _differences(module), {}
     for name in module.state_dict():
@@ -105,7 +105,7 @@ def _names(where: str, module: nn.Module) -> dict[str, str]:
         if part not in parts:
             reasons.append(f"it has {name}, which is no parameter of a plain layer")
     if reasons:
-        raise unsupported(where, f"timm's counterpart of {type(module).__name__}", reasons)
+        raise unsupported(f"timm's counterpart of {type(module).__name__}", reasons)
     return names
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from saccade.nn.projections import weight_of
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import value_error
-from saccade.support.validation import integer, number
+from saccade.support.validation import check_int, check_number
 from saccade.vision.channel import pooled
 from saccade.vision.feature_map import check_features
 
@@ -49,11 +49,11 @@ class ECA(AnswersCalls, nn.Module):
 
     def __init__(self, channels: int, kernel_size: int | None = None, *, gamma: float = 2.0, offset: float = 1.0):
         super().__init__()
-        self.channels = integer("ECA", "channels", channels)
-        least = abs(math.log2(channels) + number("ECA", "offset", offset)) / number("ECA", "gamma", gamma, above=0)
-        chosen = int(least) // 2 * 2 + 1 if kernel_size is None else integer("ECA", "kernel_size", kernel_size)
+        self.channels = check_int("channels", channels)
+        least = abs(math.log2(channels) + check_number("offset", offset)) / check_number("gamma", gamma, above=0)
+        chosen = int(least) // 2 * 2 + 1 if kernel_size is None else check_int("kernel_size", kernel_size)
         if chosen % 2 == 0:  # its gates would be shifted by half a channel
-            raise value_error("ECA", "kernel_size", "be odd, so that it has a centre", chosen)
+            raise value_error("kernel_size", "be odd, so that it has a centre", chosen)
         self.kernel_size = chosen
         self.conv = nn.Conv1d(1, 1, chosen, padding=chosen // 2, bias=False)
 
@@ -67,7 +67,7 @@ class ECA(AnswersCalls, nn.Module):
         Args:
             features: ``[batch, channels, H, W]``.
         """
-        check_features("ECA", features, self.channels, weight_of(self.conv))
+        check_features(features, self.channels, weight_of(self.conv))
         return torch.sigmoid(self.conv(pooled(features, "average")[:, None])[:, 0])
 
     def extra_repr(self) -> str:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from saccade.support.errors import describe, value_error
-from saccade.support.validation import Shapes, integer
+from saccade.support.validation import ShapeSpec, check_int
 
 __all__ = ["BatchNorm", "as_map", "as_tokens", "check_features", "reduced"]
 
-_FEATURES = Shapes("features [batch, channels, H, W]")
+_FEATURES = ShapeSpec("features [batch, channels, H, W]")
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -21,7 +21,7 @@ class BatchNorm(nn.BatchNorm2d):
             return super().forward(input)
         return nn.functional.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias)
 
-    def check_spread(self, where: str, count: int) -> None:
+    def check_spread(self, count: int) -> None:
         """Refuse to train on one value per channel, whose variance says nothing.
 
         Raises:
@@ -30,10 +30,10 @@ class BatchNorm(nn.BatchNorm2d):
         if self.training and count == 1:
             rule = "have at least 2 values per channel in training, for the batch norm"
             hint = "use a larger batch, or eval(), which takes the running statistics"
-            raise value_error(where, "features", rule, count, hint=hint)
+            raise value_error("features", rule, count, hint=hint)
 
 
-def check_features(where: str, features: Tensor, channels: int | None, parameter: Tensor | None) -> None:
+def check_features(features: Tensor, channels: int | None, parameter: Tensor | None) -> None:
     """Check that features are ``[batch, channels, H, W]``, not empty, and like a parameter, if there is one.
 
     Raises:
@@ -42,28 +42,28 @@ def check_features(where: str, features: Tensor, channels: int | None, parameter
     """
     hint = "features[None] adds the batch" if isinstance(features, Tensor) and features.dim() == 3 else None
     known = {} if channels is None else {"channels": channels}
-    sizes = _FEATURES.check(where, features, hint=hint, **known)
+    sizes = _FEATURES.check(features, hint=hint, **known)
     if not sizes["channels"] * sizes["H"] * sizes["W"]:
-        raise value_error(where, "features", "have at least one channel, row and column", list(features.shape))
+        raise value_error("features", "have at least one channel, row and column", list(features.shape))
     if parameter is None:
         return
     if features.device != parameter.device:
-        raise value_error(where, "features", f"be on {parameter.device}, like the parameters", features.device)
+        raise value_error("features", f"be on {parameter.device}, like the parameters", features.device)
     if features.dtype != parameter.dtype and not torch.is_autocast_enabled(features.device.type):
         rule = f"be {str(parameter.dtype).removeprefix('torch.')}, like the parameters"
         got = str(features.dtype).removeprefix("torch.")
-        raise value_error(where, "features", rule, got, facts=[describe("features", features)])
+        raise value_error("features", rule, got, facts=[describe("features", features)])
 
 
-def reduced(where: str, channels: int, ratio: int) -> int:
+def reduced(channels: int, ratio: int) -> int:
     """``channels / ratio``, the width of a bottleneck.
 
     Raises:
         ValueError: not ints of at least 1, or ``ratio`` does not divide ``channels``.
     """
-    if integer(where, "channels", channels) % integer(where, "ratio", ratio):
+    if check_int("channels", channels) % check_int("ratio", ratio):
         hint = None if ratio <= channels else "it would leave less than one channel"
-        raise value_error(where, "ratio", f"divide channels {channels}", ratio, hint=hint)
+        raise value_error("ratio", f"divide channels {channels}", ratio, hint=hint)
     return channels // ratio
 
 

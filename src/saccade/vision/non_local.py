@@ -9,7 +9,7 @@ from saccade.matrix import AttentionMatrix
 from saccade.nn.projections import weight_of
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import unsupported, value_error
-from saccade.support.validation import integer, number, one_of
+from saccade.support.validation import check_choice, check_int, check_number
 from saccade.vision.feature_map import BatchNorm, as_map, as_tokens, check_features
 
 __all__ = ["KINDS", "NonLocal", "rectified_sum_mean"]
@@ -69,15 +69,15 @@ class NonLocal(AnswersCalls, nn.Module):
         scale: float | None = 1.0,
     ):
         super().__init__()
-        self.channels = integer("NonLocal", "channels", channels)
+        self.channels = check_int("channels", channels)
         bottleneck = max(1, channels // 2) if bottleneck is None else bottleneck
-        self.bottleneck = integer("NonLocal", "bottleneck", bottleneck)
-        self.subsample = integer("NonLocal", "subsample", subsample)
-        self.kind = one_of("NonLocal", "kind", kind, KINDS)
-        scale = None if scale is None else number("NonLocal", "scale", scale)
+        self.bottleneck = check_int("bottleneck", bottleneck)
+        self.subsample = check_int("subsample", subsample)
+        self.kind = check_choice("kind", kind, KINDS)
+        scale = None if scale is None else check_number("scale", scale)
         if kind == "concatenation" and scale != 1.0:
             hint = "it has no dot product to scale; its vector w is learned"
-            raise value_error("NonLocal", "scale", "be 1.0 for kind 'concatenation'", scale, hint=hint)
+            raise value_error("scale", "be 1.0 for kind 'concatenation'", scale, hint=hint)
         width = channels if kind == "gaussian" else bottleneck
         self.scale = width**-0.5 if scale is None else scale
         self.query = None if kind == "gaussian" else nn.Conv2d(channels, bottleneck, 1)
@@ -122,7 +122,7 @@ class NonLocal(AnswersCalls, nn.Module):
         if self.kind not in _SOFTMAX:
             reason = f"kind {self.kind!r} has weights that can be negative or sum to anything but 1"
             hint = "the kinds 'embedded' and 'gaussian' have a row-stochastic matrix"
-            raise unsupported("NonLocal.matrix", "AttentionMatrix", [reason], hint=hint)
+            raise unsupported("AttentionMatrix", [reason], hint=hint)
         self._check(features)
         return self._matrix(features, self._context(features))
 
@@ -133,8 +133,8 @@ class NonLocal(AnswersCalls, nn.Module):
         )
 
     def _check(self, features: Tensor) -> None:
-        check_features("NonLocal", features, self.channels, weight_of(self.output))
-        self.norm.check_spread("NonLocal", features[:, 0].numel())
+        check_features(features, self.channels, weight_of(self.output))
+        self.norm.check_spread(features[:, 0].numel())
 
     def _context(self, features: Tensor) -> Tensor:
         """What keys and values are made of. The last row and column may be pooled from fewer positions."""

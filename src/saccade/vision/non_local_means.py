@@ -16,7 +16,7 @@ from saccade.scores import Gaussian
 from saccade.scores.base import Prepared, Score
 from saccade.support.errors import describe, type_error, value_error
 from saccade.support.numerics import widest_dtype
-from saccade.support.validation import instance, integer, number
+from saccade.support.validation import check_int, check_number, check_type
 from saccade.vision.feature_map import as_map, as_tokens
 
 __all__ = ["non_local_means"]
@@ -73,13 +73,12 @@ def non_local_means(
     Reference: Buades, Coll & Morel 2005, "A non-local algorithm for image denoising", section 3; with ``sigma``, their
     "Non-local means denoising", Image Processing On Line 2011, section 2.
     """
-    where = "non_local_means"
-    if integer(where, "patch_size", patch_size) % 2 == 0:
-        raise value_error(where, "patch_size", "be odd, so that a patch has a centre", patch_size)
-    integer(where, "search_radius", search_radius, 0)
-    number(where, "h", h, above=0)
-    number(where, "sigma", sigma, least=0)
-    pictures = _pictures(where, image, patch_size)
+    if check_int("patch_size", patch_size) % 2 == 0:
+        raise value_error("patch_size", "be odd, so that a patch has a centre", patch_size)
+    check_int("search_radius", search_radius, 0)
+    check_number("h", h, above=0)
+    check_number("sigma", sigma, least=0)
+    pictures = _pictures(image, patch_size)
     if 0 in pictures.shape:
         return image.clone()
     # Only differences of patches matter: near 0, their squares keep the most digits.
@@ -160,20 +159,20 @@ def _at_most_0(q: Tensor, k: Tensor, threshold: Tensor) -> Tensor:
     return (q @ k.mT + threshold).clamp(max=0.0)
 
 
-def _pictures(where: str, image: Tensor, patch_size: int) -> Tensor:
+def _pictures(image: Tensor, patch_size: int) -> Tensor:
     """The image as ``[batch, channels, H, W]``, once it is checked."""
     hint = "torch.from_numpy(array); a picture [H, W, channels] becomes channels first by .permute(2, 0, 1)"
-    instance(where, "image", image, Tensor, "be a tensor", hint=hint)
+    check_type("image", image, Tensor, "be a tensor", hint=hint)
     if image.dtype not in (torch.float32, torch.float64):
         got = str(image.dtype).removeprefix("torch.")
-        raise type_error(where, "image", "be float32 or float64", got, hint="image.float() / 255 for bytes")
+        raise type_error("image", "be float32 or float64", got, hint="image.float() / 255 for bytes")
     if image.dim() not in (2, 3, 4):
         rule = "have shape [H, W], [channels, H, W] or [batch, channels, H, W]"
-        raise value_error(where, "image", rule, list(image.shape))
+        raise value_error("image", rule, list(image.shape))
     if not bool(torch.isfinite(image.detach()).all()):
-        raise value_error(where, "image", "be finite", "NaN or inf", facts=[describe("image", image)])
+        raise value_error("image", "be finite", "NaN or inf", facts=[describe("image", image)])
     if 0 not in image.shape and min(image.shape[-2:]) <= patch_size // 2:
         rule = f"have more than {patch_size // 2} rows and columns for patch_size {patch_size}"
         got = f"{image.shape[-2]} x {image.shape[-1]}"
-        raise value_error(where, "image", rule, got, hint="the picture is mirrored at its borders")
+        raise value_error("image", rule, got, hint="the picture is mirrored at its borders")
     return image.reshape((1,) * (4 - image.dim()) + image.shape)

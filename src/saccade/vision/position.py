@@ -41,7 +41,7 @@ class PositionAttention(AnswersCalls, nn.Module):
 
     def __init__(self, channels: int, ratio: int = 8):
         super().__init__()
-        hidden = reduced("PositionAttention", channels, ratio)
+        hidden = reduced(channels, ratio)
         self.channels, self.ratio = channels, ratio
         self.query = nn.Conv2d(channels, hidden, 1)
         self.key = nn.Conv2d(channels, hidden, 1)
@@ -59,7 +59,7 @@ class PositionAttention(AnswersCalls, nn.Module):
         Args:
             features: ``[batch, channels, H, W]``.
         """
-        check_features("PositionAttention", features, self.channels, self.gamma)
+        check_features(features, self.channels, self.gamma)
         query, key = as_tokens(self.query(features)), as_tokens(self.key(features))
         return AttentionMatrix(query, key, scale=1.0)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from saccade.nn.projections import weight_of
 from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import value_error
-from saccade.support.validation import flag, integer
+from saccade.support.validation import check_bool, check_int
 from saccade.vision.feature_map import BatchNorm, check_features
 
 __all__ = ["SpatialAttention"]
@@ -45,11 +45,11 @@ class SpatialAttention(AnswersCalls, nn.Module):
 
     def __init__(self, kernel_size: int = 7, *, norm: bool = True):
         super().__init__()
-        self.kernel_size = integer("SpatialAttention", "kernel_size", kernel_size)
+        self.kernel_size = check_int("kernel_size", kernel_size)
         if kernel_size % 2 == 0:  # its map would be shifted by half a position
-            raise value_error("SpatialAttention", "kernel_size", "be odd, so that it has a centre", kernel_size)
+            raise value_error("kernel_size", "be odd, so that it has a centre", kernel_size)
         self.conv = nn.Conv2d(2, 1, kernel_size, padding=kernel_size // 2, bias=False)
-        self.norm = BatchNorm(1) if flag("SpatialAttention", "norm", norm) else None
+        self.norm = BatchNorm(1) if check_bool("norm", norm) else None
 
     def forward(self, features: Tensor) -> Tensor:
         """``[batch, channels, H, W]``, every position times its gate."""
@@ -71,6 +71,6 @@ class SpatialAttention(AnswersCalls, nn.Module):
         Raises:
             ValueError, TypeError: see the class.
         """
-        check_features("SpatialAttention", features, None, weight_of(self.conv))
+        check_features(features, None, weight_of(self.conv))
         if self.norm is not None:
-            self.norm.check_spread("SpatialAttention", features[:, 0].numel())
+            self.norm.check_spread(features[:, 0].numel())

@@ -14,22 +14,22 @@ DECADES = 4  # of a logarithmic scale that begins nowhere in particular: 1/10,00
 Array = npt.NDArray[np.floating[Any]]
 
 
-def as_matrix(where: str, weights: object) -> Array:
+def as_matrix(weights: object) -> Array:
     """Read a matrix from a tensor, an array or nested lists: ``[q_len, kv_len]``, infinities as NaN.
 
     Raises:
         TypeError: not numbers.
         ValueError: not two axes, an empty axis, or nothing finite in it.
     """
-    return _checked(where, weights, "[q_len, kv_len]", axes=(2,))
+    return _checked(weights, "[q_len, kv_len]", axes=(2,))
 
 
-def as_maps(where: str, weights: object) -> Array:
+def as_maps(weights: object) -> Array:
     """Read many matrices of one shape: ``[layers, heads, q_len, kv_len]`` or ``[heads, q_len, kv_len]``."""
-    return _checked(where, weights, "[heads, q_len, kv_len] or [layers, heads, q_len, kv_len]", axes=(3, 4))
+    return _checked(weights, "[heads, q_len, kv_len] or [layers, heads, q_len, kv_len]", axes=(3, 4))
 
 
-def as_numbers(where: str, argument: str, values: object) -> Array:
+def as_numbers(argument: str, values: object) -> Array:
     """Read real numbers of any shape from a tensor, an array or nested lists.
 
     Raises:
@@ -39,15 +39,15 @@ def as_numbers(where: str, argument: str, values: object) -> Array:
     if isinstance(values, torch.Tensor):
         tensor = values.detach()
         if tensor.is_complex():
-            raise type_error(where, argument, "be real numbers", tensor.dtype)
+            raise type_error(argument, "be real numbers", tensor.dtype)
         # NumPy has no bfloat16; everything narrower than float64 fits in float32 for the eye.
         return tensor.to("cpu", torch.float64 if tensor.dtype == torch.float64 else torch.float32).numpy()
     try:
         array = np.asarray(values)
     except ValueError:
-        raise value_error(where, argument, "have rows of equal length", "rows of different lengths") from None
+        raise value_error(argument, "have rows of equal length", "rows of different lengths") from None
     if array.dtype.kind not in "fiub":
-        raise type_error(where, argument, "be real numbers", f"{type(values).__name__} of dtype {array.dtype}")
+        raise type_error(argument, "be real numbers", f"{type(values).__name__} of dtype {array.dtype}")
     return array.astype(np.float64 if array.dtype == np.float64 else np.float32, copy=False)
 
 
@@ -65,7 +65,7 @@ def max_pool(matrix: Array, rows: int, columns: int) -> Array:
     return matrix
 
 
-def limits_of(where: str, matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
+def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
     """Decide the values that the two ends of the colour scale stand for.
 
     Zero is one end whenever no value lies beyond it: weights are compared with nothing, not with the least.
@@ -73,7 +73,7 @@ def limits_of(where: str, matrix: Array, limits: tuple[float, float] | None) -> 
     if limits is not None:
         low, high = (float(limit) for limit in limits)
         if not (np.isfinite(low) and np.isfinite(high) and low < high):
-            raise value_error(where, "limits", "be two finite numbers, low < high", (low, high))
+            raise value_error("limits", "be two finite numbers, low < high", (low, high))
         return low, high
     low, high = float(np.fmin.reduce(matrix, axis=None)), float(np.fmax.reduce(matrix, axis=None))
     if low >= 0:
@@ -83,25 +83,25 @@ def limits_of(where: str, matrix: Array, limits: tuple[float, float] | None) -> 
     return (low, high) if low < high else (0.0, 1.0)  # also when nothing is finite: NaN is below nothing
 
 
-def log_limits_of(where: str, matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
+def log_limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
     """Decide the two ends of a logarithmic scale: some decades below the largest value, or as given.
 
     Raises:
         ValueError: limits that are not above 0, or no value that is.
     """
     if limits is not None:
-        low, high = limits_of(where, matrix, limits)
+        low, high = limits_of(matrix, limits)
         if low <= 0:
-            raise value_error(where, "limits", "be above 0 on a logarithmic scale", (low, high))
+            raise value_error("limits", "be above 0 on a logarithmic scale", (low, high))
         return low, high
     high = float(np.fmax.reduce(matrix, axis=None))
     if not high > 0:
         hint = "log=False draws any numbers"
-        raise value_error(where, "weights", "hold a number above 0 for a logarithmic scale", "none", hint=hint)
+        raise value_error("weights", "hold a number above 0 for a logarithmic scale", "none", hint=hint)
     return high / 10**DECADES, high
 
 
-def masked(where: str, matrix: Array, allowed: object) -> Array:
+def masked(matrix: Array, allowed: object) -> Array:
     """A matrix with NaN where ``allowed`` is False.
 
     Args:
@@ -113,26 +113,26 @@ def masked(where: str, matrix: Array, allowed: object) -> Array:
         return matrix
     given = allowed.detach().cpu().numpy() if isinstance(allowed, torch.Tensor) else np.asarray(allowed)
     if given.dtype != np.bool_:
-        raise type_error(where, "allowed", "be of bool", given.dtype, hint="mask.to_dense(q_len, kv_len) is")
+        raise type_error("allowed", "be of bool", given.dtype, hint="mask.to_dense(q_len, kv_len) is")
     while given.ndim > matrix.ndim and len(given) == 1:  # Mask.to_dense has batch and heads
         given = given[0]
     try:
         given = np.broadcast_to(given, matrix.shape)
     except ValueError:
         rule = f"be broadcastable to {list(matrix.shape)}"
-        raise value_error(where, "allowed", rule, f"shape {list(given.shape)}") from None
+        raise value_error("allowed", rule, f"shape {list(given.shape)}") from None
     if not given.any():
-        raise value_error(where, "allowed", "allow something", "nothing")
+        raise value_error("allowed", "allow something", "nothing")
     return np.where(given, matrix, np.nan)
 
 
-def _checked(where: str, weights: object, shape: str, axes: tuple[int, ...]) -> Array:
-    array = as_numbers(where, "weights", weights)
+def _checked(weights: object, shape: str, axes: tuple[int, ...]) -> Array:
+    array = as_numbers("weights", weights)
     if array.ndim not in axes:
-        raise value_error(where, "weights", f"be {shape}", f"shape {list(array.shape)}")
+        raise value_error("weights", f"be {shape}", f"shape {list(array.shape)}")
     if array.size == 0:
-        raise value_error(where, "weights", "have no empty axis", f"shape {list(array.shape)}")
+        raise value_error("weights", "have no empty axis", f"shape {list(array.shape)}")
     finite = np.isfinite(array)
     if not finite.any():
-        raise value_error(where, "weights", "hold at least one finite number", "only NaN and infinities")
+        raise value_error("weights", "hold at least one finite number", "only NaN and infinities")
     return array if finite.all() else np.where(finite, array, np.nan)

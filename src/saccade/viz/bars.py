@@ -20,7 +20,7 @@ _BAR, _NARROWEST, _WIDEST, _HEIGHT = 0.16, 2.4, 9.0, 1.5  # inches: one bar, and
 _GATE = (0.0, 1.0)
 
 
-@answers("channel_weights", {})
+@answers({})
 def channel_weights(
     weights: object,
     *,
@@ -52,17 +52,17 @@ def channel_weights(
 
     Cost: O(channels).
     """
-    row = as_numbers("channel_weights", "weights", weights)
+    row = as_numbers("weights", weights)
     if row.ndim != 1:
         hint = "gates[0] are those of the first picture" if row.ndim == 2 else None
-        raise value_error("channel_weights", "weights", "be [channels]", f"shape {list(row.shape)}", hint=hint)
-    row = as_matrix("channel_weights", row[None])
+        raise value_error("weights", "be [channels]", f"shape {list(row.shape)}", hint=hint)
+    row = as_matrix(row[None])
     channels = row.shape[1]
-    check_labels("channel_weights", "x_labels", x_labels, channels, "channels")
+    check_labels("x_labels", x_labels, channels, "channels")
     if limits is None and np.nanmin(row) >= 0 and np.nanmax(row) <= 1:
         limits = _GATE
-    low, high = limits_of("channel_weights", row, limits)
-    canvas = blank("channel_weights")
+    low, high = limits_of(row, limits)
+    canvas = blank()
     width = whole_pixels(float(np.clip(channels * _BAR, _NARROWEST, _WIDEST)))
     # Two pixels for the narrowest bar: its own, and none of its neighbour's.
     shown = max_pool(row, 1, int(width * DPI / 2))[0]

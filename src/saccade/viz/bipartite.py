@@ -7,7 +7,7 @@ import numpy as np
 
 from saccade.support.argument_hints import answers
 from saccade.support.errors import value_error
-from saccade.support.validation import number
+from saccade.support.validation import check_number
 from saccade.text.labels import display_width
 from saccade.viz.arrays import Array, as_matrix
 from saccade.viz.canvas import PLAIN, blank, colours
@@ -24,7 +24,7 @@ _MOST = 80  # words on either side
 _LINE, _BETWEEN, _SIZE = 0.21, 2.6, 9.0  # inches of a line of text and between the columns, points
 
 
-@answers("bipartite", {})
+@answers({})
 def bipartite(
     weights: object,
     *,
@@ -59,16 +59,14 @@ def bipartite(
 
     Cost: one line for each weight of at least ``least``.
     """
-    matrix = as_matrix("bipartite", weights)
+    matrix = as_matrix(weights)
     if max(matrix.shape) > _MOST:
         hint = "heatmap draws a matrix of any size"
-        raise value_error(
-            "bipartite", "weights", f"have at most {_MOST} rows and columns", list(matrix.shape), hint=hint
-        )
-    number("bipartite", "least", least, above=0.0, below=1.0)
-    check_labels("bipartite", "y_labels", y_labels, matrix.shape[0], "queries")
-    check_labels("bipartite", "x_labels", x_labels, matrix.shape[1], "keys")
-    canvas = blank("bipartite")
+        raise value_error("weights", f"have at most {_MOST} rows and columns", list(matrix.shape), hint=hint)
+    check_number("least", least, above=0.0, below=1.0)
+    check_labels("y_labels", y_labels, matrix.shape[0], "queries")
+    check_labels("x_labels", x_labels, matrix.shape[1], "keys")
+    canvas = blank()
     height = max(matrix.shape)
     # The shorter text stands in the middle of the longer one.
     left, right = ((np.arange(count) + (height - count) / 2 + 0.5) for count in matrix.shape)

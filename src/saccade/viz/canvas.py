@@ -121,7 +121,7 @@ def whole_pixels(inches: float) -> float:
     return round(inches * DPI) / DPI
 
 
-def blank(where: str) -> Canvas:
+def blank() -> Canvas:
     """Make an empty figure outside pyplot's global list, so that nobody has to close it; notebooks show it.
 
     Raises:
@@ -132,7 +132,7 @@ def blank(where: str) -> Canvas:
 
         from saccade.viz.notebook_figure import Figure  # noqa: PLC0415
     except ModuleNotFoundError:
-        raise missing_extra(where, "matplotlib", "viz") from None
+        raise missing_extra("matplotlib", "viz") from None
     figure = Figure(dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
     return Canvas(figure, figure.add_axes((0.0, 0.0, 1.0, 1.0)))
@@ -145,7 +145,7 @@ def dress(axes: "Axes") -> None:
     axes.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
 
 
-@answers("save", {})
+@answers({})
 def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     """Write ``figure`` to ``path``, whose ending names the format (``.png``, ``.svg``, ``.pdf``).
 
@@ -164,7 +164,7 @@ def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     known = figure.canvas.get_supported_filetypes()
     ending = destination.suffix.removeprefix(".").lower() or "png"
     if ending not in known:
-        raise value_error("save", "path", f"end in one of {', '.join(sorted(known))}", path)
+        raise value_error("path", f"end in one of {', '.join(sorted(known))}", path)
     try:
         figure.savefig(beside, format=ending)
         os.replace(beside, destination)

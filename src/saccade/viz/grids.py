@@ -25,7 +25,7 @@ _ENDS = 8  # columns of text that the ends of a scale take, about
 _LETTER = 10  # pixels of one column of text in a name
 
 
-@answers("head_grid", {})
+@answers({})
 def head_grid(
     values: object, *, title: str | None = None, limits: tuple[float, float] | None = None, shared_scale: bool = False
 ) -> "Figure":
@@ -53,8 +53,8 @@ def head_grid(
     grids = _named(values)
     layers, heads = next(iter(grids.values())).shape
     everything = np.stack(list(grids.values()))
-    canvas = blank("head_grid")
-    ends = {name: limits_of("head_grid", everything if shared_scale else grid, limits) for name, grid in grids.items()}
+    canvas = blank()
+    ends = {name: limits_of(everything if shared_scale else grid, limits) for name, grid in grids.items()}
     names = {name: f"{name}  {low:.3g} – {high:.3g}".strip() for name, (low, high) in ends.items()}
     named = max(display_width(text) * _LETTER for text in names.values())
     room = max(display_width(name) + _ENDS for name in grids) * _LETTER  # whatever numbers the ends of scales are
@@ -91,18 +91,18 @@ def _number(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, left: i
 def _named(values: object) -> dict[str, Array]:
     given = values if isinstance(values, Mapping) else {"": values}
     if not given:
-        raise value_error("head_grid", "values", "hold at least one grid", "none")
+        raise value_error("values", "hold at least one grid", "none")
     grids: dict[str, Array] = {}
     for name, grid in given.items():
         if not isinstance(name, str):
-            raise type_error("head_grid", "values", "have names that are strings", type(name).__name__)
-        array = as_numbers("head_grid", "values", grid)
+            raise type_error("values", "have names that are strings", type(name).__name__)
+        array = as_numbers("values", grid)
         if array.ndim != 2:
-            raise value_error("head_grid", "values", "be [layers, heads]", f"shape {list(array.shape)}")
-        grids[name] = as_matrix("head_grid", array)
+            raise value_error("values", "be [layers, heads]", f"shape {list(array.shape)}")
+        grids[name] = as_matrix(array)
     shapes = {grid.shape for grid in grids.values()}
     if len(shapes) > 1:
-        raise value_error("head_grid", "values", "all be of one shape", sorted(shapes))
+        raise value_error("values", "all be of one shape", sorted(shapes))
     return grids
 
 

@@ -27,7 +27,7 @@ _SHORTEST = 0.9  # inches of the shorter side at least
 _LINES = "#e4e4e9"  # between cells: there, and no more than that
 
 
-@answers("heatmap", {})
+@answers({})
 def heatmap(
     weights: object,
     *,
@@ -87,29 +87,29 @@ def heatmap(
     head, and O(q_len + kv_len) memory.
     """
     if isinstance(weights, Matrix):
-        item, number = chosen("heatmap", weights, batch, head)
+        item, number = chosen(weights, batch, head)
         if allowed is not None:
-            raise value_error("heatmap", "allowed", "be left out for a lazy matrix, which knows its mask", "a mask")
+            raise value_error("allowed", "be left out for a lazy matrix, which knows its mask", "a mask")
         shape = weights.shape[2:]
     else:
-        refuse_choice("heatmap", head=head, batch=batch)
-        matrix = masked("heatmap", as_matrix("heatmap", weights), allowed)
+        refuse_choice(head=head, batch=batch)
+        matrix = masked(as_matrix(weights), allowed)
         shape = (matrix.shape[0], matrix.shape[1])
-    check_labels("heatmap", "x_labels", x_labels, shape[1], "columns")
-    check_labels("heatmap", "y_labels", y_labels, shape[0], "rows")
+    check_labels("x_labels", x_labels, shape[1], "columns")
+    check_labels("y_labels", y_labels, shape[0], "rows")
     if annotate and max(shape) > ANNOTATED_AT_MOST:
         rule, got = f"have at most {ANNOTATED_AT_MOST} rows and columns", f"shape {list(shape)}"
         hint = "annotate=False draws a matrix of any size."
-        raise value_error("heatmap", "a matrix to annotate", rule, got, hint=hint)
-    canvas = blank("heatmap")
+        raise value_error("a matrix to annotate", rule, got, hint=hint)
+    canvas = blank()
     width, height = _size(shape, annotate, x_labels is not None or y_labels is not None)
     pixels = round(height * DPI), round(width * DPI)
     rows = columns = None
     if isinstance(weights, Matrix):
-        matrix = as_matrix("heatmap", map_of(weights, item, number, max(pixels)))
+        matrix = as_matrix(map_of(weights, item, number, max(pixels)))
         rows, columns = places_of(weights, item)
     cells = max_pool(matrix, *pixels)
-    image = _draw_cells(canvas, cells, shape, scale_of("heatmap", cells, limits, log=log), log)
+    image = _draw_cells(canvas, cells, shape, scale_of(cells, limits, log=log), log)
     name_columns(canvas.axes, x_labels, x_name, shape[1], width, columns)
     name_rows(canvas.axes, y_labels, y_name, shape[0], height, rows)
     if annotate:

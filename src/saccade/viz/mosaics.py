@@ -27,7 +27,7 @@ _TINY = 1e-30  # 0 on a logarithmic scale
 _FRAME, _CHOSEN = (0.80, 0.80, 0.83), (0.0, 0.45, 0.55)
 
 
-@answers("mosaic", {})
+@answers({})
 def mosaic(
     weights: object,
     *,
@@ -70,7 +70,7 @@ def mosaic(
     maps, shape = _read(weights, batch, allowed)
     grid = maps.shape[:-2]
     _check_highlight(highlight, grid)
-    canvas = blank("mosaic")
+    canvas = blank()
     flat, limits = _scaled(maps, shared_scale, log)
     height, width = _tile_size(*shape)
     columns = grid[1] if len(grid) == 2 else min(len(flat), max(_FEW, ceil(sqrt(2 * len(flat)))))
@@ -96,12 +96,12 @@ def _read(weights: object, batch: int, allowed: object) -> tuple[Array, tuple[in
     """The maps ``[(layers,) heads, rows, columns]``, pooled if they were lazy, and the lengths of the matrices."""
     lazy = weights if isinstance(weights, Matrix) else _layers(weights)
     if lazy is None:
-        refuse_choice("mosaic", batch=batch)
-        maps = masked("mosaic", as_maps("mosaic", weights), allowed)
+        refuse_choice(batch=batch)
+        maps = masked(as_maps(weights), allowed)
         return maps, (maps.shape[-2], maps.shape[-1])
     if allowed is not None:
-        raise value_error("mosaic", "allowed", "be left out for lazy matrices, which know their mask", "a mask")
-    maps = as_maps("mosaic", maps_of("mosaic", lazy, batch, _TILE))
+        raise value_error("allowed", "be left out for lazy matrices, which know their mask", "a mask")
+    maps = as_maps(maps_of(lazy, batch, _TILE))
     return maps, (lazy if isinstance(lazy, Matrix) else lazy[0]).shape[2:]
 
 
@@ -117,11 +117,11 @@ def _scaled(maps: Array, shared_scale: bool, log: bool) -> tuple[Array, list[tup
     flat = maps.reshape(-1, *maps.shape[-2:])
     if not log:
         if not shared_scale:
-            return flat, [scale_of("mosaic", one, None)[:2] for one in flat]
-        low, high = limits_of("mosaic", maps, None)
+            return flat, [scale_of(one, None)[:2] for one in flat]
+        low, high = limits_of(maps, None)
         end = float(np.fmax.reduce([robust_top(one) for one in flat]))
         return flat, [(low, end if 0 < end < high else high)] * len(flat)
-    log_limits_of("mosaic", maps, None)  # something must be above 0
+    log_limits_of(maps, None)  # something must be above 0
     flat = np.log10(np.maximum(flat, _TINY))
     tops = np.fmax.reduce(flat, axis=(1, 2))
     tops = np.full_like(tops, np.nanmax(tops)) if shared_scale else tops
@@ -133,7 +133,7 @@ def _check_highlight(highlight: tuple[int, ...] | None, grid: tuple[int, ...]) -
         return
     if len(highlight) != len(grid) or not all(0 <= i < n for i, n in zip(highlight, grid, strict=True)):
         names = "(layer, head)" if len(grid) == 2 else "(head,)"
-        raise value_error("mosaic", "highlight", f"be {names} below {grid}", highlight)
+        raise value_error("highlight", f"be {names} below {grid}", highlight)
 
 
 def _tile_size(q_len: int, kv_len: int) -> tuple[int, int]:

@@ -23,7 +23,7 @@ _TINTS = ((1.0, 0.85, 0.3), (1.0, 0.7, 0.1), (0.97, 0.35, 0.05), (0.8, 0.0, 0.1)
 _LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue, as the eye weighs them
 
 
-@answers("spatial_map", {})
+@answers({})
 def spatial_map(
     image: object,
     weights: object,
@@ -60,9 +60,9 @@ def spatial_map(
     grey = _grey(image)
     own = _plane("weights", weights, (1,))
     if not is_number(opacity) or not 0 <= opacity <= 1:
-        raise value_error("spatial_map", "opacity", "be between 0 and 1", repr(opacity))
-    low, high = limits_of("spatial_map", own, limits)
-    canvas = blank("spatial_map")
+        raise value_error("opacity", "be between 0 and 1", repr(opacity))
+    low, high = limits_of(own, limits)
+    canvas = blank()
     height, width = (whole_pixels(max(side * _LONGER / max(grey.shape), _SHORTER)) for side in grey.shape)
     axes = canvas.axes
     axes.imshow(grey, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
@@ -91,7 +91,7 @@ def _grey(image: object) -> Array:
 
 def _plane(argument: str, values: object, channels: tuple[int, ...]) -> Array:
     """``[H, W]``; three channels become their luminance."""
-    array = as_numbers("spatial_map", argument, values)
+    array = as_numbers(argument, values)
     if array.ndim == 3 and array.shape[0] in channels:
         array = np.tensordot(np.array(_LUMINANCE, array.dtype), array, 1) if array.shape[0] == 3 else array[0]
     elif array.ndim != 2:
@@ -99,11 +99,11 @@ def _plane(argument: str, values: object, channels: tuple[int, ...]) -> Array:
         hint = (
             "channels come first: image.transpose(2, 0, 1)" if array.ndim == 3 and array.shape[2] in channels else None
         )
-        raise value_error("spatial_map", argument, rule, f"shape {list(array.shape)}", hint=hint)
+        raise value_error(argument, rule, f"shape {list(array.shape)}", hint=hint)
     if array.size == 0:
-        raise value_error("spatial_map", argument, "have no empty axis", f"shape {list(array.shape)}")
+        raise value_error(argument, "have no empty axis", f"shape {list(array.shape)}")
     if not np.isfinite(array).all():
-        raise value_error("spatial_map", argument, "be finite everywhere", "NaN or infinities")
+        raise value_error(argument, "be finite everywhere", "NaN or infinities")
     return array
 
 

@@ -28,7 +28,7 @@ __all__ = ["chosen", "map_of", "maps_of", "places_of", "refuse_choice", "swept"]
 _SURELY_HIDDEN = -500.0  # logs of hidden pairs stop below that, and those of pairs that are seen stay above
 
 
-def chosen(where: str, matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
+def chosen(matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
     """The batch item and the head that were named; the only head, where there is one.
 
     Raises:
@@ -36,29 +36,29 @@ def chosen(where: str, matrix: Matrix, batch: object, head: object) -> tuple[int
         ValueError: one that is not there, none named where there are several, or a matrix without entries.
     """
     if 0 in matrix.shape:
-        raise value_error(where, "weights", "have no empty axis", f"shape {list(matrix.shape)}")
+        raise value_error("weights", "have no empty axis", f"shape {list(matrix.shape)}")
     heads = matrix.shape[1]
     if head is None:
         if heads > 1:
             hint = "mosaic draws all heads."
-            raise value_error(where, "head", f"be given, from 0 to {heads - 1}", None, hint=hint)
+            raise value_error("head", f"be given, from 0 to {heads - 1}", None, hint=hint)
         head = 0
     found = []
     for name, index, count in (("batch", batch, matrix.shape[0]), ("head", head, heads)):
         if not is_integer(index):
-            raise type_error(where, name, "be an int", repr(index))
+            raise type_error(name, "be an int", repr(index))
         if not 0 <= index < count:
-            raise value_error(where, name, f"be from 0 to {count - 1}", index)
+            raise value_error(name, f"be from 0 to {count - 1}", index)
         found.append(int(index))
     return found[0], found[1]
 
 
-def refuse_choice(where: str, **named: object) -> None:
+def refuse_choice(**named: object) -> None:
     """Raise if something is named that only a lazy matrix has."""
     for name, value in named.items():
         if value not in (None, 0):
             hint = "index an array yourself: weights[batch, head]"
-            raise value_error(where, name, "be left out where weights are written out", value, hint=hint)
+            raise value_error(name, "be left out where weights are written out", value, hint=hint)
 
 
 def map_of(matrix: Matrix, batch: int, head: int, bins: int) -> Array:
@@ -66,7 +66,7 @@ def map_of(matrix: Matrix, batch: int, head: int, bins: int) -> Array:
     return _maps(matrix, batch, range(head, head + 1), bins)[0]
 
 
-def maps_of(where: str, given: Matrix | Sequence[Matrix], batch: object, bins: int) -> Array:
+def maps_of(given: Matrix | Sequence[Matrix], batch: object, bins: int) -> Array:
     """Maps of all heads of one layer or of several: the largest weight of each cell, NaN where all of it is hidden.
 
     Args:
@@ -83,8 +83,8 @@ def maps_of(where: str, given: Matrix | Sequence[Matrix], batch: object, bins: i
     layers = [given] if isinstance(given, Matrix) else list(given)
     shapes = {matrix.shape for matrix in layers}
     if len(shapes) > 1:
-        raise value_error(where, "weights", "all be of one shape", sorted(map(list, shapes)))
-    item, _ = chosen(where, layers[0], batch, 0)
+        raise value_error("weights", "all be of one shape", sorted(map(list, shapes)))
+    item, _ = chosen(layers[0], batch, 0)
     maps = np.stack([_maps(matrix, item, range(matrix.shape[1]), bins) for matrix in layers])
     return maps[0] if isinstance(given, Matrix) else maps
 
@@ -159,7 +159,7 @@ class _Seen:
 
     def add_all(self, matrix: AttentionMatrix, batch: int, heads: range) -> None:
         """Read the mask's plan: pairs are asked only where it is not sure."""
-        given = matrix.ingredients.current()
+        given = matrix.inputs.current()
         tells_heads_apart = given.rule.shape[1] > 1 or given.rule.asks_functions
         for head in heads if tells_heads_apart else heads[:1]:
             own = head - heads[0] if tells_heads_apart else slice(None)

@@ -22,7 +22,7 @@ _WIDTH, _HEIGHT = 6.4, 2.8  # inches
 _POINTS, _LOG_POINTS = 960, 160  # groups: what so many pixels can show; on a logarithmic axis, before lines are a blur
 
 
-@answers("profile", {})
+@answers({})
 def profile(
     values: object,
     *,
@@ -60,8 +60,8 @@ def profile(
     Cost: O(lines * points).
     """
     places, lines, even = _read(values, x, baseline, log)
-    check_labels("profile", "names", names, len(lines), "lines")
-    canvas = blank("profile")
+    check_labels("names", names, len(lines), "lines")
+    canvas = blank()
     axes = canvas.axes
     for number, line in enumerate(lines):
         ink = INKS[number % len(INKS)]
@@ -81,28 +81,28 @@ def profile(
 
 def _read(values: object, x: object, baseline: object, log: bool) -> tuple[Array, Array, Array | None]:
     """Where the shown points stand, the lines ``[lines, points]``, and the baseline."""
-    lines = as_numbers("profile", "values", values)
+    lines = as_numbers("values", values)
     lines = lines[None] if lines.ndim == 1 else lines
     if lines.ndim != 2 or 0 in lines.shape:
-        raise value_error("profile", "values", "be [points] or [lines, points]", f"shape {list(lines.shape)}")
+        raise value_error("values", "be [points] or [lines, points]", f"shape {list(lines.shape)}")
     if len(lines) > len(INKS):
-        raise value_error("profile", "values", f"have at most {len(INKS)} lines", len(lines), hint="choose some heads")
+        raise value_error("values", f"have at most {len(INKS)} lines", len(lines), hint="choose some heads")
     points = lines.shape[1]
     places = np.arange(points, dtype=np.float64) if x is None else _line("x", x, points).astype(np.float64)
     if (np.diff(places) <= 0).any():
-        raise value_error("profile", "x", "ascend", "places that do not")
+        raise value_error("x", "ascend", "places that do not")
     even = None if baseline is None else _line("baseline", baseline, points)
     shown = places > 0 if log else np.ones(points, dtype=bool)
     lines = lines[:, shown]
     if not np.isfinite(lines).any() or (log and not (np.nan_to_num(lines) > 0).any()):
-        raise value_error("profile", "values", "hold a number to show", "none", hint="log=True shows what is above 0")
+        raise value_error("values", "hold a number to show", "none", hint="log=True shows what is above 0")
     return places[shown], lines, None if even is None else even[shown]
 
 
 def _line(argument: str, values: object, points: int) -> Array:
-    line = as_numbers("profile", argument, values)
+    line = as_numbers(argument, values)
     if line.shape != (points,):
-        raise value_error("profile", argument, f"have one number for each of the {points} points", list(line.shape))
+        raise value_error(argument, f"have one number for each of the {points} points", list(line.shape))
     return line
 
 

@@ -17,11 +17,9 @@ _WORTH_IT = 0.5  # of the largest weight: a scale that would end above that ends
 _DECADES = 3  # below the largest weight: the scale never ends lower, or nothing at all would look like much
 
 
-def scale_of(
-    where: str, cells: Array, limits: tuple[float, float] | None, *, log: bool = False
-) -> tuple[float, float, bool]:
+def scale_of(cells: Array, limits: tuple[float, float] | None, *, log: bool = False) -> tuple[float, float, bool]:
     """The two ends of a scale, and whether values lie above the upper one; numbers of both signs have one around 0."""
-    low, high = (log_limits_of if log else limits_of)(where, cells, limits)
+    low, high = (log_limits_of if log else limits_of)(cells, limits)
     if limits is None and not log and low < 0:
         return -max(high, -low), max(high, -low), False
     top = float(np.fmax.reduce(cells, axis=None))

@@ -22,13 +22,13 @@ _SIZE = 9.0  # points
 _COLUMN = 0.62 * _SIZE  # points that one column of text takes, a little more than it needs
 
 
-def check_labels(where: str, argument: str, labels: Sequence[str] | None, count: int, lines: str) -> None:
+def check_labels(argument: str, labels: Sequence[str] | None, count: int, lines: str) -> None:
     """Raise unless there are no labels, or one for each of so many lines, such as "columns"."""
     if isinstance(labels, str):
         hint = "list(text) is one label per character."
-        raise type_error(where, argument, "be a list of strings", "one string", hint=hint)
+        raise type_error(argument, "be a list of strings", "one string", hint=hint)
     if labels is not None and len(labels) != count:
-        raise value_error(where, argument, f"have one label for each of the {count} {lines}", len(labels))
+        raise value_error(argument, f"have one label for each of the {count} {lines}", len(labels))
 
 
 def name_columns(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from saccade.mechanisms.compare import CLOSE, ROUGH, Comparison
 from saccade.support.argument_hints import answers
 from saccade.support.errors import value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 from saccade.viz.canvas import INK, PLAIN, blank, dress
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _WIDTH, _HEIGHT = 4.4, 3.2  # inches
 _EXACT = "#7a1f5c"
 
 
-@answers("tradeoff", {})
+@answers({})
 def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
     """Draw how wrong mechanisms are against how long they take: further left is faster, further down is closer.
 
@@ -38,11 +38,11 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
         ValueError: no mechanism in it has an error.
         ImportError: matplotlib is not installed.
     """
-    instance("tradeoff", "comparison", comparison, Comparison, "be what saccade.compare returns")
+    check_type("comparison", comparison, Comparison, "be what saccade.compare returns")
     rows = [row for row in comparison.rows if math.isfinite(row.error_median) and math.isfinite(row.seconds)]
     if not rows:
-        raise value_error("tradeoff", "comparison", "hold a mechanism with an error", "none")
-    canvas = blank("tradeoff")
+        raise value_error("comparison", "hold a mechanism with an error", "none")
+    canvas = blank()
     axes = canvas.axes
     floor = min([row.error_median for row in rows if row.error_median > 0] + [CLOSE]) / 3
     axes.set(xscale="log", yscale="log", xlabel="milliseconds", ylabel="median relative error")

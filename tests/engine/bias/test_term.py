@@ -198,7 +198,7 @@ def test_tables_are_as_wide_as_scores() -> None:
     for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2):
         query = torch.randn(1, 2, 4, 8, dtype=dtype)
         matrix = sc.AttentionMatrix(query, query, bias=Short())
-        assert matrix.ingredients.bias.source.dtype == wide
+        assert matrix.inputs.bias.source.dtype == wide
 
 
 BRAIN, HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -213,4 +213,4 @@ def test_a_tensor_is_held_as_queries_are_or_as_wide_as_scores(
 ) -> None:
     query = torch.randn(1, 2, 4, 8, dtype=dtype)
     matrix = sc.AttentionMatrix(query, query, bias=torch.zeros(4, 4, dtype=given))
-    assert matrix.ingredients.bias.source.dtype == held
+    assert matrix.inputs.bias.source.dtype == held

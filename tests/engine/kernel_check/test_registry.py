@@ -222,4 +222,4 @@ def test_kernels_by_hand_are_run_as_they_will_be(monkeypatch):
     (grad,) = torch.autograd.grad(out.sum(), query)
     (want,) = torch.autograd.grad(sc.attention(query, key, value, impl="reference").sum(), query)
     torch.testing.assert_close(grad, want)
-    assert kernel_check.reasons(Tiled(), sc.AttentionMatrix(query, key).ingredients) == ()
+    assert kernel_check.reasons(Tiled(), sc.AttentionMatrix(query, key).inputs) == ()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade import masks
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel
 from saccade.engine.kernels.reference import Reference
 from saccade.engine.kernels.tiled import Tiled
@@ -31,7 +31,7 @@ class Changed(Right):
 
     name = "changed"
 
-    def changed(self, given: Ingredients, value: Tensor) -> tuple[Ingredients, Tensor]:
+    def changed(self, given: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Tensor]:
         raise NotImplementedError
 
     def forward(self, given, value, dropped):

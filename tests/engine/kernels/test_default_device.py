@@ -5,7 +5,7 @@ import torch
 
 import saccade as sc
 from saccade import masks, positions, scores
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward
 from saccade.engine.kernels.tiled import Tiled
 
@@ -73,7 +73,7 @@ def test_weights(name):
 def test_the_tiled_backward_pass_by_itself():
     """Autograd's own call of it does not see the default device."""
     query, key, value = (x.detach() for x in inputs())
-    given, kernel, grad = Ingredients.of(query, key, masks.Causal()), Tiled(), torch.randn(2, 4, 33, 8).double()
+    given, kernel, grad = AttentionInputs.of(query, key, masks.Causal()), Tiled(), torch.randn(2, 4, 33, 8).double()
     results = Backward(*kernel.forward(given, value, None), grad, None)
     found, expected = on_cpu_and_beside(lambda: kernel.backward(given, value, None, results, (True, True, True, False)))
     assert [x is None for x in found] == [False, False, False, True]

@@ -136,7 +136,7 @@ def test_a_rule_for_distances_and_no_heads(impl):
 def test_calls_share_what_is_hidden_where_the_rule_tells_them_not_apart(batch, heads):
     allowed = torch.ones(batch, heads, 4, 4, dtype=torch.bool).tril()
     query = torch.randn(max(batch, 2), max(heads, 2), 4, 4)
-    given = sc.AttentionMatrix(query, query, masks.Dense(allowed)).ingredients
+    given = sc.AttentionMatrix(query, query, masks.Dense(allowed)).inputs
 
     def key(item, head):
         columns = (Strip(range(4), "some"),)

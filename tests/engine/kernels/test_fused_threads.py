@@ -101,7 +101,7 @@ def test_which_calls_may_share_threads(
     monkeypatch.undo()
     torch.set_num_threads(threads)
     x = torch.zeros(1, 4, 1, 64).expand(1, 4, n, 64)
-    assert fused_threads.threads_for(sc.AttentionMatrix(x, x, mask).ingredients) == shared
+    assert fused_threads.threads_for(sc.AttentionMatrix(x, x, mask).inputs) == shared
 
 
 def test_when_others_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:

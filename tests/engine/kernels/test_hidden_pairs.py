@@ -7,7 +7,7 @@ import torch
 
 import saccade as sc
 from saccade import masks
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import tiled_blocks as blocks
 from saccade.testing import oracle
 
@@ -62,6 +62,6 @@ def test_no_more_is_kept_than_there_is_room_for(room, monkeypatch):
     tensors, mask = [x.detach() for x in inputs()], ForEach(3 + room)
     for _ in range(2):
         sc.attention(*tensors, mask, impl="tiled")
-    memo = Ingredients.of(*tensors[:2], mask).plan.memo
+    memo = AttentionInputs.of(*tensors[:2], mask).plan.memo
     kept = sum(x.numel() for x in memo.values() if isinstance(x, torch.Tensor))
     assert kept == {0: 0, 60: 55, 1000: 121}[room]  # blocks of 5 rows, 5 and 1, of 11 keys each

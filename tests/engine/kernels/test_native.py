@@ -16,7 +16,7 @@ from torch import Tensor
 
 import saccade as sc
 from saccade import masks
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.native import Native, abilities
 from saccade.engine.kernels.native_plan import PANEL, ROWS, NativePlan, kept_bits
 from saccade.masks.convert.recognise_tensor import found
@@ -40,7 +40,7 @@ RULES = [
 ]
 
 
-def _read(plan: NativePlan, given: Ingredients) -> Tensor:
+def _read(plan: NativePlan, given: AttentionInputs) -> Tensor:
     """The mask that a plan says, bool ``[batch, heads, q_len, kv_len]``, pair by pair."""
     batch, heads, q_len, kv_len = given.shape
     blocks, seen = -(-q_len // ROWS), torch.zeros(given.shape, dtype=torch.bool)
@@ -78,7 +78,7 @@ def test_a_plan_says_what_the_mask_says(rule: masks.Mask | None) -> None:
     for q_len, kv_len in SIZES:
         batch, heads = (1, 1) if rule is None else (max(1, rule.shape[0]), max(1, rule.shape[1]))
         try:
-            given = Ingredients.of(torch.zeros(batch, heads, q_len, 8), torch.zeros(batch, heads, kv_len, 8), rule)
+            given = AttentionInputs.of(torch.zeros(batch, heads, q_len, 8), torch.zeros(batch, heads, kv_len, 8), rule)
         except ValueError:  # a mask made for another length
             continue
         if given.rule.asks_functions:
@@ -93,7 +93,7 @@ def test_a_plan_says_what_the_mask_says(rule: masks.Mask | None) -> None:
 @pytest.mark.parametrize("rule", RULES[:7], ids=str)
 def test_no_panel_is_read_that_none_of_24_rows_sees(rule: masks.Mask | None) -> None:
     batch = 1 if rule is None else rule.shape[0]
-    given = Ingredients.of(torch.zeros(batch, 2, 130, 8), torch.zeros(batch, 2, 130, 8), rule)
+    given = AttentionInputs.of(torch.zeros(batch, 2, 130, 8), torch.zeros(batch, 2, 130, 8), rule)
     plan = NativePlan.of(given)
     assert plan is not None
     assert plan.pairs(given) == 2 * _pairs_of_panels(given.rule.to_dense(130, batch=batch).expand(batch, -1, -1, -1))
@@ -268,6 +268,6 @@ def test_a_long_rule_with_a_step_goes_to_kernels_that_gather_its_keys(monkeypatc
     assert matrix.explain().kernel == "fused"
     narrow, half = query[..., :8], query.bfloat16()  # less is multiplied between the steps, or for less
     assert sc.AttentionMatrix(narrow, narrow, rule).explain().kernel == "native"
-    assert Native().drawbacks(sc.AttentionMatrix(half, half, rule).ingredients, 0.0) == ()
+    assert Native().drawbacks(sc.AttentionMatrix(half, half, rule).inputs, 0.0) == ()
     assert sc.AttentionMatrix(query[:, :, :1024], query[:, :, :1024], rule).explain().kernel == "native"
     assert matrix.explain(dropout_p=0.1).kernel == "native"  # the next one with dropout is slower still

@@ -65,7 +65,7 @@ def kernels(given: dict[str, Any], kind: str) -> list[tuple[str, torch.dtype]]:
     found = []
     for name, dtype in TRIED[kind]:
         options = {key: x for key, x in in_dtype(given, dtype).items() if key != "value"}
-        if not KERNELS[name].reasons(sc.AttentionMatrix(**options).ingredients, 0.0):
+        if not KERNELS[name].reasons(sc.AttentionMatrix(**options).inputs, 0.0):
             found.append((name, dtype))
     return found
 

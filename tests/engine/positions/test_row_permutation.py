@@ -178,7 +178,7 @@ def test_dropout_and_lse_do_not_depend_on_the_order(monkeypatch: pytest.MonkeyPa
     squares = all_of_it()
     monkeypatch.setattr(row_permutation, "_PAIR", 1e9)
     assert not _runs_in_squares(sc.AttentionMatrix(*inputs[:2], masks.Neighborhood(HEIGHT, WIDTH, 2), impl="tiled"))
-    natural = sc.AttentionMatrix(*inputs[:2], NEAR, sink_logit=matrix.ingredients.sink_logit, impl="reference")
+    natural = sc.AttentionMatrix(*inputs[:2], NEAR, sink_logit=matrix.inputs.sink_logit, impl="reference")
     expected = natural.matmul(inputs[2], dropout_p=0.3, seed=5)
     lse = sc.attention_with_lse(*inputs, NEAR, impl="reference")[1]
     others = [expected, lse, *torch.autograd.grad(expected.square().sum() + lse.sum(), inputs)]

@@ -158,7 +158,7 @@ def test_tensors_that_say_nothing_shorter_stay_what_they_are(shape: tuple[int, .
 def test_a_tensor_among_other_masks(join: Callable[[masks.Mask], masks.Mask]) -> None:
     for allowed in (TOGETHER, RIGHT):
         mask = join(masks.Dense(allowed))
-        given = sc.AttentionMatrix(*_inputs(allowed)[:2], mask).ingredients.current()
+        given = sc.AttentionMatrix(*_inputs(allowed)[:2], mask).inputs.current()
         assert not given.rule.tensors()
         expected = mask.to_dense(N, N, batch=len(masks.Dense(allowed).allowed))
         assert torch.equal(given.rule.to_dense(N, N, batch=len(expected)), expected)

@@ -36,9 +36,9 @@ def test_a_head_of_nan_spoils_no_other(weights, tmp_path, is_weights):
         clean, broken = weights, weights.clone()
         broken[:, 1] = math.nan
     else:
-        query = clean.ingredients.query.clone()
+        query = clean.inputs.query.clone()
         query[:, 1] = math.nan
-        broken = type(clean)(query, clean.ingredients.key, masks.Causal())
+        broken = type(clean)(query, clean.inputs.key, masks.Causal())
     whole, page = (written(tmp_path, given) for given in (clean, broken))
     assert not page.layer()["signed"]
     for head in (0, 2):

@@ -48,7 +48,7 @@ def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int) -> 
     try:
         import transformers  # noqa: PLC0415  # an extra
     except ModuleNotFoundError:
-        raise missing_extra("survey", "transformers", "transformers") from None
+        raise missing_extra("transformers", "transformers") from None
 
     from saccade.auditing.survey.architectures import architectures  # noqa: PLC0415
     from saccade.auditing.survey.result import Cell, measure  # noqa: PLC0415

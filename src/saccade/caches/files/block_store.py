@@ -38,7 +38,6 @@ class BlockFolder:
     Only files that it could have written are read, counted and removed. A link is never followed.
 
     Args:
-        where: the user's function, for the error.
         folder: made if there is none.
         max_bytes: most bytes that the files may take.
 
@@ -46,9 +45,9 @@ class BlockFolder:
         ValueError: a place that may not be read or written, or in which something else stands.
     """
 
-    def __init__(self, where: str, folder: Path, max_bytes: int):
+    def __init__(self, folder: Path, max_bytes: int):
         self._folder, self._max_bytes = folder, max_bytes
-        with _said(where, folder):
+        with _said(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -87,15 +86,14 @@ class BlockFolder:
                 with contextlib.suppress(OSError):
                     os.utime(self.path(key), ns=(now - 1000 * i, now - 1000 * i))
 
-    def write(self, where: str, key: str, data: memoryview, kept: set[str]) -> bool:
+    def write(self, key: str, data: memoryview, kept: set[str]) -> bool:
         """Write a block when there is room, or room can be made of those that were not used for longest.
 
         Args:
-            where: the user's function, for the error.
             key, data: of the block.
             kept: keys of blocks that must stay.
         """
-        with self._locked(where):
+        with self._locked():
             files = self._files()
             spare = self._max_bytes - data.nbytes - sum(file.size for file in files)
             for file in sorted(files, key=lambda file: file.used):
@@ -104,24 +102,24 @@ class BlockFolder:
             if spare < 0:
                 return False
             path = self.path(key)
-            with _said(where, path):
+            with _said(path):
                 path.parent.mkdir(exist_ok=True)
                 if path.parent.is_symlink():
                     raise NotADirectoryError(errno.ENOTDIR, "a link, which is not followed")
                 write_whole(path, data)
         return True
 
-    def clear(self, where: str) -> None:
+    def clear(self) -> None:
         """Remove all blocks; raises where some may not be removed, when the others are."""
-        with self._locked(where):
+        with self._locked():
             left = [file.path for file in self._files() if not _removed(file.path)]
         if left:
             rule = "be a folder whose blocks may be removed"
-            raise value_error(where, "folder", rule, f"{len(left)} that may not, such as {left[0]}")
+            raise value_error("folder", rule, f"{len(left)} that may not, such as {left[0]}")
 
     def _files(self) -> list[_File]:
         """All files that count: blocks, and unfinished ones."""
-        with _said("PrefixStore", self._folder):
+        with _said(self._folder):
             folders = [Path(entry.path) for entry in _entries(self._folder) if entry.is_dir(follow_symlinks=False)]
         found: list[_File] = []
         for folder in folders:
@@ -131,7 +129,7 @@ class BlockFolder:
         return found
 
     @contextlib.contextmanager
-    def _locked(self, where: str) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """One process at a time makes room and writes; the system ends the lock of a process that is killed."""
         try:
             import fcntl  # noqa: PLC0415  not on every system
@@ -140,7 +138,7 @@ class BlockFolder:
             yield
             return
         place = self._folder / "lock"
-        with _said(where, place):
+        with _said(place):
             handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -178,7 +176,7 @@ def _counted(entry: os.DirEntry[str]) -> _File | None:
 
 
 @contextlib.contextmanager
-def _said(where: str, path: Path) -> Iterator[None]:
+def _said(path: Path) -> Iterator[None]:
     """Put in a sentence what stands in the way at a place; a full or broken disk stays an OSError."""
     try:
         yield
@@ -186,4 +184,4 @@ def _said(where: str, path: Path) -> Iterator[None]:
         if error.errno not in _IN_THE_WAY:
             raise
         rule = "be a folder that this process may read and write, with nothing but blocks in it"
-        raise value_error(where, "folder", rule, f"{error.strerror} at {path}") from None
+        raise value_error("folder", rule, f"{error.strerror} at {path}") from None

@@ -39,7 +39,7 @@ def fingerprint(model: nn.Module) -> str:
         False
     """
     if not isinstance(model, nn.Module):
-        raise type_error("fingerprint", "model", "be a torch module", type(model).__name__)
+        raise type_error("model", "be a torch module", type(model).__name__)
     digest = hashlib.sha256()
     digest.update(f"{type(model).__qualname__}\n{model!r}\n{getattr(model, 'config', None)!r}\n".encode())
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}

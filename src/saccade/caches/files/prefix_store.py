@@ -16,7 +16,7 @@ from saccade.caches.files.tensor_files import VERSION, checked_path, decoded, en
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.model_cache import Cache
 from saccade.support.errors import type_error, unsupported, value_error
-from saccade.support.validation import instance, integer
+from saccade.support.validation import check_int, check_type
 
 __all__ = ["PrefixStore"]
 
@@ -81,14 +81,14 @@ class PrefixStore:
         block_size: int = 64,
         salt: str = "",
     ):
-        where, hint = "PrefixStore", "caches.fingerprint(model)"
-        self.folder, self.max_bytes = checked_path(where, "folder", folder), integer(where, "max_bytes", max_bytes)
-        self.block_size = integer(where, "block_size", block_size)
-        self.fingerprint = instance(where, "fingerprint", fingerprint, str, "be a string", hint=hint)
-        self.salt = instance(where, "salt", salt, str, "be a string")
+        hint = "caches.fingerprint(model)"
+        self.folder, self.max_bytes = checked_path("folder", folder), check_int("max_bytes", max_bytes)
+        self.block_size = check_int("block_size", block_size)
+        self.fingerprint = check_type("fingerprint", fingerprint, str, "be a string", hint=hint)
+        self.salt = check_type("salt", salt, str, "be a string")
         if not fingerprint:
-            raise value_error(where, "fingerprint", "name a model", "''", hint=hint)
-        self._blocks = BlockFolder(where, self.folder, max_bytes)
+            raise value_error("fingerprint", "name a model", "''", hint=hint)
+        self._blocks = BlockFolder(self.folder, max_bytes)
         self._root = _hash([VERSION, fingerprint, salt, block_size])
 
     @property
@@ -98,7 +98,7 @@ class PrefixStore:
 
     def find(self, tokens: Sequence[int]) -> int:
         """How many tokens at the beginning of a text are there: files are looked for, not read."""
-        chain = self._chain("PrefixStore.find", tokens)
+        chain = self._chain(tokens)
         return self.block_size * next((i for i, key in enumerate(chain) if not self._blocks.has(key)), len(chain))
 
     def restore(self, tokens: Sequence[int], cache: Cache | LayerCache, *, device: torch.device | str = "cpu") -> int:
@@ -116,11 +116,11 @@ class PrefixStore:
         Raises:
             ValueError, UnsupportedError: the cache is not empty, or of a kind that cannot be filled.
         """
-        where, size = "PrefixStore.restore", self.block_size
-        layers = _layers(where, cache)
+        size = self.block_size
+        layers = _layers(cache)
         if any(layer.length for layer in layers):
-            raise value_error(where, "cache", "be empty", f"one of {layers[0].length} columns", hint="crop(0)")
-        chain = self._chain(where, tokens)
+            raise value_error("cache", "be empty", f"one of {layers[0].length} columns", hint="crop(0)")
+        chain = self._chain(tokens)
         parts: list[list[Tensor]] = []
         for i, key in enumerate(chain[: max(0, len(tokens) - 1) // size]):
             part = self._block(key, list(tokens[i * size : (i + 1) * size]), len(layers))
@@ -147,12 +147,11 @@ class PrefixStore:
         Raises:
             ValueError, UnsupportedError: a cache of another kind, or of other tokens.
         """
-        where = "PrefixStore.put"
-        layers = _layers(where, cache)
-        chain, held = self._chain(where, tokens), layers[0].length
+        layers = _layers(cache)
+        chain, held = self._chain(tokens), layers[0].length
         if held < len(tokens):
-            raise value_error(where, "tokens", f"be held by the cache, at most {held}", len(tokens))
-        states = [_one_text(where, layer) for layer in layers]
+            raise value_error("tokens", f"be held by the cache, at most {held}", len(tokens))
+        states = [_one_text(layer) for layer in layers]
         written, known = 0, 0
         for i, key in enumerate(chain[: min(layer.exact_len for layer in layers) // self.block_size]):
             span = slice(i * self.block_size, (i + 1) * self.block_size)
@@ -163,7 +162,7 @@ class PrefixStore:
                     for name, x in state.items()
                 }
                 about = {"kind": _KIND, "key": key, "tokens": list(tokens[span])}
-                if not self._blocks.write(where, key, encoded("PrefixStore", tensors, about), set(chain[: i + 1])):
+                if not self._blocks.write(key, encoded(tensors, about), set(chain[: i + 1])):
                     break
                 written += 1
             known = i + 1
@@ -176,17 +175,17 @@ class PrefixStore:
         Raises:
             ValueError: some may not be removed; the others are.
         """
-        self._blocks.clear("PrefixStore.clear")
+        self._blocks.clear()
 
     def __repr__(self) -> str:
         return f"PrefixStore({str(self.folder)!r}, {self.max_bytes}, block_size={self.block_size})"
 
-    def _chain(self, where: str, tokens: Sequence[int]) -> list[str]:
+    def _chain(self, tokens: Sequence[int]) -> list[str]:
         """The keys of the full blocks of a text."""
         given = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
         if not is_list or not all(type(token) is int for token in given):
-            raise type_error(where, "tokens", "be the tokens of one text, a list of ints", type(tokens).__name__)
+            raise type_error("tokens", "be the tokens of one text, a list of ints", type(tokens).__name__)
         key, chain = self._root, []
         for start in range(0, len(given) - self.block_size + 1, self.block_size):
             key = _hash([key, list(given[start : start + self.block_size])])
@@ -200,7 +199,7 @@ class PrefixStore:
             return None
         names = [f"{i}.{which}" for i in range(layers) for which in ("key", "value")]
         try:
-            tensors, about = decoded("PrefixStore", raw, _KIND)
+            tensors, about = decoded(raw, _KIND)
         except ValueError:
             tensors, about = {}, {}
         is_it = about.get("key") == key and about.get("tokens") == tokens and set(tensors) == set(names)
@@ -225,24 +224,24 @@ def _differ(one: Tensor, other: Tensor) -> bool:
     return one.shape != other.shape or one.dtype != other.dtype
 
 
-def _one_text(where: str, layer: KVCache) -> dict[str, Tensor]:
+def _one_text(layer: KVCache) -> dict[str, Tensor]:
     """Keys and values of a layer; raises unless they are those of one text from 0 on."""
     key, value = layer.key, layer.value
     if not isinstance(layer.kv_positions, range) or layer.kv_positions != range(layer.length):
-        raise value_error(where, "cache", "hold tokens at 0, 1, 2, …", "others", hint="one text, unpadded")
+        raise value_error("cache", "hold tokens at 0, 1, 2, …", "others", hint="one text, unpadded")
     if key is None or value is None or len(key) != 1:
         got, hint = 0 if key is None else len(key), "reorder([b]) of a fork keeps item b"
-        raise value_error(where, "cache", "hold a batch of one", got, hint=hint)
+        raise value_error("cache", "hold a batch of one", got, hint=hint)
     return {"key": key, "value": value}
 
 
-def _layers(where: str, cache: Cache | LayerCache) -> list[KVCache]:
+def _layers(cache: Cache | LayerCache) -> list[KVCache]:
     """The caches of all layers; raises unless each holds all keys."""
-    instance(where, "cache", cache, (Cache, LayerCache), "be a cache")
+    check_type("cache", cache, (Cache, LayerCache), "be a cache")
     found: list[KVCache] = []
     for layer in cache.flat if isinstance(cache, Cache) else (cache,):
         if not isinstance(layer, KVCache):
             reason = f"a {type(layer).__name__} does not hold the keys of all tokens"
-            raise unsupported(where, "PrefixStore", [reason], hint="KVCache and BlockSelectCache do")
+            raise unsupported("PrefixStore", [reason], hint="KVCache and BlockSelectCache do")
         found.append(layer)
     return found

@@ -88,14 +88,13 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
         >>> load_cache(path)
         KVCache(max_len=None, length=5, nbytes=2048)
     """
-    where = "save_cache"
     if not isinstance(cache, Cache | LayerCache):
-        raise type_error(where, "cache", "be a cache of a layer or a model", type(cache).__name__)
-    file = checked_path(where, "path", path)
-    _check_fingerprint(where, fingerprint)
+        raise type_error("cache", "be a cache of a layer or a model", type(cache).__name__)
+    file = checked_path("path", path)
+    _check_fingerprint(fingerprint)
     tensors: dict[str, Tensor] = {}
-    tree = _written(cache, "", tensors, where)
-    write_whole(file, encoded(where, tensors, {"kind": _KIND, "fingerprint": fingerprint, "cache": tree}))
+    tree = _written(cache, "", tensors)
+    write_whole(file, encoded(tensors, {"kind": _KIND, "fingerprint": fingerprint, "cache": tree}))
 
 
 def load_cache(
@@ -117,36 +116,35 @@ def load_cache(
         ValueError: no file; one that is truncated, damaged, not a cache, of another version or for another model; or
             one that tells of a cache which could not be: nothing is made of it then.
     """
-    where = "load_cache"
-    file = checked_path(where, "path", path)
-    _check_fingerprint(where, fingerprint)
-    tensors, about = read_tensors(where, file, _KIND)
+    file = checked_path("path", path)
+    _check_fingerprint(fingerprint)
+    tensors, about = read_tensors(file, _KIND)
     held = about.get("fingerprint")
     if held != fingerprint:
         rule = "be that which the file was saved with" if held else "be None, as when the file was saved"
         hint = "other weights or another configuration make other keys and values: read the text anew"
         got = "none" if fingerprint is None else "that of another model"
-        raise value_error(where, "fingerprint", rule, got, hint=hint if fingerprint and held else "see fingerprint()")
+        raise value_error("fingerprint", rule, got, hint=hint if fingerprint and held else "see fingerprint()")
     try:
         return _read(about.get("cache"), "", {name: x.to(device) for name, x in tensors.items()})
     except MisfitError as misfit:
         # Its checksum fits: no chance damaged it, and something else than save_cache wrote it.
         rule = "be a file of a cache, as save_cache writes it"
-        raise value_error(where, "path", rule, f"one that {misfit}") from None
+        raise value_error("path", rule, f"one that {misfit}") from None
 
 
-def _check_fingerprint(where: str, fingerprint: object) -> None:
+def _check_fingerprint(fingerprint: object) -> None:
     if fingerprint is not None and (not isinstance(fingerprint, str) or not fingerprint):
         hint = "caches.fingerprint(model)"
-        raise type_error(where, "fingerprint", "be a string or None", type(fingerprint).__name__, hint=hint)
+        raise type_error("fingerprint", "be a string or None", type(fingerprint).__name__, hint=hint)
 
 
-def _written(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor], where: str) -> dict[str, Any]:
+def _written(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """What describes a cache; its tensors are added under names that begin with ``name``."""
     if isinstance(cache, Cache):
-        layers = [_written(layer, f"{name}{i}.", tensors, where) for i, layer in enumerate(cache)]
+        layers = [_written(layer, f"{name}{i}.", tensors) for i, layer in enumerate(cache)]
         return {"kind": "Cache", "layers": layers}
-    settings = _settings(cache, where)
+    settings = _settings(cache)
     numbers, state = cache.state()
     tensors.update({name + leaf: x for leaf, x in state.items()})
     return settings | numbers
@@ -172,7 +170,7 @@ def _read(tree: object, name: str, tensors: dict[str, Tensor], depth: int = 0) -
     return cache
 
 
-def _settings(cache: LayerCache, where: str) -> dict[str, Any]:
+def _settings(cache: LayerCache) -> dict[str, Any]:
     """The kind and the settings of a cache.
 
     Raises:
@@ -181,20 +179,18 @@ def _settings(cache: LayerCache, where: str) -> dict[str, Any]:
     kind = type(cache).__name__
     if _KINDS.get(kind) is not type(cache):
         reason = "it is a cache of your own, and a file holds no code"
-        raise unsupported(where, kind, [reason], hint="read the text anew, with a cache that can be saved")
+        raise unsupported(kind, [reason], hint="read the text anew, with a cache that can be saved")
     settings = {name: getattr(cache, name) for name in cache.settings}
     if "scorer" in settings:
         scorer = type(settings["scorer"]).__name__
         if _SCORERS.get(scorer) is not type(settings["scorer"]):
             reason = f"its scorer {scorer} is one of your own, and a file holds no code"
-            raise unsupported(where, kind, [reason], hint="MeanScorer() and BoundScorer() can be saved")
+            raise unsupported(kind, [reason], hint="MeanScorer() and BoundScorer() can be saved")
         settings["scorer"] = scorer
     rotary = settings.get("rotary")
     if rotary is not None:
         if type(rotary) is not encodings.Rotary:
-            raise unsupported(
-                where, kind, [f"its rotary is a {type(rotary).__name__}, whose tables no file of a cache holds"]
-            )
+            raise unsupported(kind, [f"its rotary is a {type(rotary).__name__}, whose tables no file of a cache holds"])
         told: dict[str, Any] = {word: getattr(rotary, word) for word in ("head_dim", "base", "rotary_dim", "layout")}
         scaling: Any = rotary.scaling
         told["scaling"] = None if scaling is None else [type(scaling).__name__, dataclasses.asdict(scaling)]

@@ -25,20 +25,19 @@ _BINARY = getattr(os, "O_BINARY", 0)  # Windows has it
 _PIECE = 1 << 24  # bytes that one write is asked to take
 
 
-def checked_path(where: str, name: str, path: object) -> Path:
+def checked_path(name: str, path: object) -> Path:
     """A place in the file system; raises unless it was given as a string or a path."""
     if isinstance(path, os.PathLike):
         path = os.fspath(path)
     if not isinstance(path, str):
-        raise type_error(where, name, "be a string or a path", type(path).__name__)
+        raise type_error(name, "be a string or a path", type(path).__name__)
     return Path(path)
 
 
-def encoded(where: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> memoryview:
+def encoded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> memoryview:
     """A file as bytes: a header that names and describes the tensors, then the tensors.
 
     Args:
-        where: the user's function, for the error.
         tensors: of numbers or bools, on any device.
         about: JSON; ``version`` and a checksum of everything are added.
 
@@ -48,7 +47,7 @@ def encoded(where: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any])
     try:
         from safetensors.torch import save  # noqa: PLC0415  imported when used
     except ModuleNotFoundError:
-        raise missing_extra(where, "safetensors", "models") from None
+        raise missing_extra("safetensors", "models") from None
     plain = {name: x.detach().cpu().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
     described = {**about, "version": VERSION}
     described["checksum"] = _checksum(described, plain)
@@ -78,7 +77,7 @@ def write_whole(path: Path, data: memoryview) -> None:
     _sync_folder(path.parent)
 
 
-def read_tensors(where: str, path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a file, by name, and what is said about them.
 
     Raises:
@@ -89,10 +88,10 @@ def read_tensors(where: str, path: Path, kind: str) -> tuple[dict[str, Tensor], 
     try:
         raw = path.read_bytes()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise value_error(where, "path", rule, f"no file at {str(path)!r}") from None
+        raise value_error("path", rule, f"no file at {str(path)!r}") from None
     except PermissionError as error:
-        raise value_error(where, "path", rule, f"one that may not be read: {str(path)!r} ({error.strerror})") from None
-    return decoded(where, raw, kind)
+        raise value_error("path", rule, f"one that may not be read: {str(path)!r} ({error.strerror})") from None
+    return decoded(raw, kind)
 
 
 def read_plain(path: Path) -> bytes:
@@ -106,28 +105,28 @@ def read_plain(path: Path) -> bytes:
         return file.read()
 
 
-def decoded(where: str, raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors in the bytes of a file, by name, and what is said about them; raises as `read_tensors`."""
     try:
         from safetensors import SafetensorError  # noqa: PLC0415  imported when used
         from safetensors.torch import load  # noqa: PLC0415
     except ModuleNotFoundError:
-        raise missing_extra(where, "safetensors", "models") from None
+        raise missing_extra("safetensors", "models") from None
     rule = _RULE.format(kind)
     try:
         tensors = load(raw)
     except (SafetensorError, KeyError, ValueError):  # a type that torch has no word for is a KeyError
-        raise value_error(where, "path", rule, f"a truncated, damaged or foreign one of {len(raw)} bytes") from None
+        raise value_error("path", rule, f"a truncated, damaged or foreign one of {len(raw)} bytes") from None
     about = _about(raw)
     if about is None:
-        raise value_error(where, "path", rule, "a safetensors file that saccade did not write")
+        raise value_error("path", rule, "a safetensors file that saccade did not write")
     if about.get("version") != VERSION:
         hint = f"this version of saccade reads files of version {VERSION}"
-        raise value_error(where, "path", rule, f"one of version {about.get('version')!r}", hint=hint)
+        raise value_error("path", rule, f"one of version {about.get('version')!r}", hint=hint)
     if about.get("kind") != kind:
-        raise value_error(where, "path", rule, f"one of a {about.get('kind')!r}")
+        raise value_error("path", rule, f"one of a {about.get('kind')!r}")
     if not _fits(about, tensors):
-        raise value_error(where, "path", rule, "a damaged one: its checksum does not fit")
+        raise value_error("path", rule, "a damaged one: its checksum does not fit")
     return tensors, about
 
 

@@ -153,7 +153,6 @@ def distance_term(
     rule: Mask,
     origin: tuple[int, int],
     scale: float,
-    where: str,
 ) -> DistanceTerm:
     """The bias as a table of the distances that occur."""
     _, heads, q_len, kv_len = shape
@@ -173,7 +172,7 @@ def distance_term(
     if table.dim() != 4 or any(own not in (1, size) for own, size in zip(table.shape, shape[:3], strict=False)):
         name = type(bias).__name__
         got = f"{name} for {table.shape[1]} heads" if table.dim() == 4 else name
-        raise value_error(where, "bias", f"be made for {heads} heads, or one", got)
+        raise value_error("bias", f"be made for {heads} heads, or one", got)
     # In the dtype of the scores: float64 for float64, else float32.
     return DistanceTerm(table.to(wide_dtype(query.dtype)), lowest, first, q, kv)
 

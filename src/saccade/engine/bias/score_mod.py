@@ -26,29 +26,28 @@ class Modification:
     leaves: tuple[Tensor, ...] = ()
 
     @classmethod
-    def of(cls, function: ScoreMod, place: tuple[Tensor, ...], dtype: torch.dtype, where: str) -> Modification:
+    def of(cls, function: ScoreMod, place: tuple[Tensor, ...], dtype: torch.dtype) -> Modification:
         """Ask the function about one pair, and find what it reads that is trained.
 
         Args:
             function: the user's.
             place: batch item, head and positions of the pair, int64 ``[1, 1, 1, 1]``.
             dtype: of scores.
-            where: the user's function, for the error.
         """
-        answer = _asked(function, torch.zeros(1, 1, 1, 1, dtype=dtype, device=place[0].device), place, where)
+        answer = _asked(function, torch.zeros(1, 1, 1, 1, dtype=dtype, device=place[0].device), place)
         return cls(function, tuple(_leaves(answer)))
 
-    def __call__(self, scores: Tensor, place: tuple[Tensor, ...], where: str) -> Tensor:
+    def __call__(self, scores: Tensor, place: tuple[Tensor, ...]) -> Tensor:
         """Other scores ``[batch, heads, rows, columns]`` for these, at indices that broadcast to them."""
-        return _asked(self.function, scores, place, where)
+        return _asked(self.function, scores, place)
 
     def gradients(
-        self, grad: Tensor, scores: Tensor, place: tuple[Tensor, ...], where: str
+        self, grad: Tensor, scores: Tensor, place: tuple[Tensor, ...]
     ) -> tuple[Tensor | None, tuple[Tensor | None, ...]]:
         """Of the scores and of the leaves, from the gradient of the answer."""
         scores = scores.detach().requires_grad_()
         with torch.enable_grad():
-            answer = self(scores.clone(), place, where)  # which the function may write into
+            answer = self(scores.clone(), place)  # which the function may write into
         if not answer.requires_grad:
             return None, (None,) * len(self.leaves)
         # What the function has captured may be computed from leaves; that is gone through for every tile.
@@ -58,14 +57,14 @@ class Modification:
         return of_scores, tuple(others)
 
 
-def _asked(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...], where: str) -> Tensor:
+def _asked(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...]) -> Tensor:
     answer = function(scores, *place)
     rule = "give a number for each score: (score, b, h, q, kv) -> score, all tensors"
     if not isinstance(answer, Tensor):
-        raise type_error(where, "the function of scores", rule, kind(answer))
+        raise type_error("the function of scores", rule, kind(answer))
     if answer.is_floating_point() is False:
         hint = "a function (b, h, q, kv) -> bool is a mask: pass it as mask=" if answer.dtype == torch.bool else None
-        raise type_error(where, "the function of scores", rule, str(answer.dtype), hint=hint)
+        raise type_error("the function of scores", rule, str(answer.dtype), hint=hint)
     if answer is scores:
         return scores
     try:
@@ -74,7 +73,7 @@ def _asked(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...], where:
     except RuntimeError:
         hint = "b, h, q and kv are tensors of four dimensions that broadcast, as in table[h, q - kv]"
         got = f"{list(answer.shape)} for {list(scores.shape)}"
-        raise value_error(where, "the function of scores", rule, got, hint=hint) from None
+        raise value_error("the function of scores", rule, got, hint=hint) from None
 
 
 def _leaves(answer: Tensor) -> list[Tensor]:

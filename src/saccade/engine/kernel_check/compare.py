@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine import autograd
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernel_check.reference_rows import Pick, Truth, picks_of, truth_of
 from saccade.engine.kernel_check.result import Compared, FirstUse
 from saccade.engine.kernels.kernel import Kernel
@@ -23,7 +23,7 @@ _REDUCED = 1e-2  # of float32 where torch was told that products may be computed
 _FLOOR = 0.1  # a row of less than a tenth of the usual size is judged by that
 
 
-def look(kernel: Kernel, given: Ingredients, value: Tensor, *, gradients: bool) -> FirstUse:
+def look(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, gradients: bool) -> FirstUse:
     """Run a kernel, and compare some rows of some heads with the definition.
 
     Rows: the first, the last, those at both sides of a block's edge and of some tiles', and a few at random. Heads: the
@@ -33,29 +33,29 @@ def look(kernel: Kernel, given: Ingredients, value: Tensor, *, gradients: bool) 
 
     Args:
         kernel: what is looked at.
-        given, value: finite, and not empty.
+        inputs, value: finite, and not empty.
         gradients: whether to go back from these rows, too: to query, key, value and what else wants it.
 
     Cost: one product by the kernel, with gradients there and back; of the definition some rows of five heads.
     """
-    limit = _LIMITS[given.dtype]
-    if given.dtype == torch.float32 and not given.query.is_cpu and torch.get_float32_matmul_precision() != "highest":
+    limit = _LIMITS[inputs.dtype]
+    if inputs.dtype == torch.float32 and not inputs.query.is_cpu and torch.get_float32_matmul_precision() != "highest":
         limit = _REDUCED
-    picks = list(picks_of(given))
+    picks = list(picks_of(inputs))
     raised: str | None = None
     quantities: tuple[Compared, ...] = ()
     try:
-        quantities = _compared(kernel, given, value, picks, gradients)
+        quantities = _compared(kernel, inputs, value, picks, gradients)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # compilers raise whatever they like; it is told, and another kernel runs
         raised = _told(error)
-    return _found(kernel, given, value, sum(len(pick.rows) for pick in picks), limit, quantities, raised)
+    return _found(kernel, inputs, value, sum(len(pick.rows) for pick in picks), limit, quantities, raised)
 
 
-def after_error(kernel: Kernel, given: Ingredients, value: Tensor, error: Exception) -> FirstUse:
+def after_error(kernel: Kernel, inputs: AttentionInputs, value: Tensor, error: Exception) -> FirstUse:
     """The same of a kernel that raised."""
-    return _found(kernel, given, value, 0, 0.0, (), _told(error))
+    return _found(kernel, inputs, value, 0, 0.0, (), _told(error))
 
 
 def _told(error: Exception) -> str:
@@ -64,7 +64,7 @@ def _told(error: Exception) -> str:
 
 def _found(
     kernel: Kernel,
-    given: Ingredients,
+    inputs: AttentionInputs,
     value: Tensor,
     rows: int,
     limit: float,
@@ -73,15 +73,15 @@ def _found(
 ) -> FirstUse:
     return FirstUse(
         kernel=kernel.name,
-        place=_name_of(given.device),
+        place=_name_of(inputs.device),
         rows=rows,
         limit=limit,
         quantities=quantities,
         raised=raised,
-        shapes=(tuple(given.query.shape), tuple(given.key.shape), tuple(value.shape)),
-        mask=str(given.rule),
-        dtype=given.dtype,
-        device=given.device,
+        shapes=(tuple(inputs.query.shape), tuple(inputs.key.shape), tuple(value.shape)),
+        mask=str(inputs.rule),
+        dtype=inputs.dtype,
+        device=inputs.device,
     )
 
 
@@ -99,12 +99,12 @@ class _Answer(NamedTuple):
     of_lse: list[Tensor]
 
     @classmethod
-    def of(cls, kernel: Kernel, given: Ingredients, value: Tensor, picks: list[Pick]) -> _Answer:
-        if kernel.by_hand and autograd.is_recorded(given, value):
-            out, lse = autograd.differentiable(kernel, given, value, None)
+    def of(cls, kernel: Kernel, inputs: AttentionInputs, value: Tensor, picks: list[Pick]) -> _Answer:
+        if kernel.by_hand and autograd.is_recorded(inputs, value):
+            out, lse = autograd.differentiable(kernel, inputs, value, None)
         else:
-            out, lse = kernel.forward(given, value, None)  # type: ignore[assignment]
-        gives_lse = not kernel.reasons_of_lse(given)
+            out, lse = kernel.forward(inputs, value, None)  # type: ignore[assignment]
+        gives_lse = not kernel.reasons_of_lse(inputs)
         drawn = torch.Generator().manual_seed(1)
         of_rows = [torch.randn(len(pick.rows), out.shape[3], generator=drawn).to(out) for pick in picks]
         of_lse = [torch.randn(len(pick.rows), generator=drawn).to(out) * gives_lse for pick in picks]
@@ -126,14 +126,14 @@ class _Answer(NamedTuple):
 
 
 def _compared(
-    kernel: Kernel, given: Ingredients, value: Tensor, picks: list[Pick], gradients: bool
+    kernel: Kernel, inputs: AttentionInputs, value: Tensor, picks: list[Pick], gradients: bool
 ) -> tuple[Compared, ...]:
     """The largest error of each quantity."""
-    sources = given.sources(value)
-    known = len(sources) - len(given.captured)  # a function of scores reads its tensors itself
+    sources = inputs.sources(value)
+    known = len(sources) - len(inputs.captured)  # a function of scores reads its tensors itself
     wanted = [gradients and x is not None and x.requires_grad for x in sources[:known]]
     leaves = [None if x is None else x.detach().requires_grad_(want) for x, want in zip(sources, wanted, strict=False)]
-    own, values = given.of_sources((*leaves, *given.captured))
+    own, values = inputs.of_sources((*leaves, *inputs.captured))
     # Whatever else listens to what autograd keeps (checkpoints do) must not hear of this.
     with torch.set_grad_enabled(gradients), torch.autograd.graph.saved_tensors_hooks(_same, _same):
         answer = _Answer.of(kernel, own, values, picks)

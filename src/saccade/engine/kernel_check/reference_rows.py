@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.tiles.grouped_heads import product
 from saccade.engine.tiles.tile_scores import allowed, normalised, visible_scores
 from saccade.plan import Strip, Tile
@@ -29,17 +29,17 @@ class Pick(NamedTuple):
     rows: list[int]
 
 
-def picks_of(given: Ingredients) -> Iterator[Pick]:
+def picks_of(inputs: AttentionInputs) -> Iterator[Pick]:
     """Rows at which kernels tend to err, and some at random, of a few heads."""
-    batch, heads, q_len, _ = given.shape
+    batch, heads, q_len, _ = inputs.shape
     drawn = torch.Generator().manual_seed(0)
     rows = {0, q_len - 1, _BLOCK - 1, _BLOCK, (q_len - 1) // _BLOCK * _BLOCK - 1, (q_len - 1) // _BLOCK * _BLOCK}
     rows |= set(torch.randint(q_len, (_RANDOM,), generator=drawn).tolist())
-    tiles = given.row_plan.tiles
+    tiles = inputs.row_plan.tiles
     starts = [tile.rows.start for _, tile in zip(range(4 * _CUTS), tiles)]  # noqa: B905  the first of many
     rows |= {row + side for row in starts[:: max(1, len(starts) // _CUTS)] for side in (-1, 0)}
     inside = sorted(row for row in rows if 0 <= row < q_len)
-    share = heads // given.key.shape[1]
+    share = heads // inputs.key.shape[1]
     # A kernel that mistakes one group for another is right about the first head and the last.
     chosen = {(0, 0), (0, 1 % heads), (0, share % heads), (batch - 1, heads - 1)}
     chosen.add((int(torch.randint(batch, (), generator=drawn)), int(torch.randint(heads, (), generator=drawn))))
@@ -59,26 +59,26 @@ class Truth(NamedTuple):
 
 
 def truth_of(
-    given: Ingredients, value: Tensor, pick: Pick, of_rows: Tensor, of_lse: Tensor, *, gradients: bool
+    inputs: AttentionInputs, value: Tensor, pick: Pick, of_rows: Tensor, of_lse: Tensor, *, gradients: bool
 ) -> Truth:
     """The definition of the rows of a pick, in float64 where the device has it.
 
     Args:
-        given, value: of the product.
+        inputs, value: of the product.
         pick: which rows.
         of_rows, of_lse: gradients of their outputs ``[rows, value_dim]`` and lse ``[rows]``.
         gradients: whether to go back from them.
     """
-    wide = widest_dtype(given.device)
-    own = given.replaced(dtype=wide)
-    q = given.query[pick.item, pick.head, pick.rows].to(wide)
-    k, v = (x[pick.item, pick.group].to(wide) for x in (given.key, value))
+    wide = widest_dtype(inputs.device)
+    own = inputs.replaced(dtype=wide)
+    q = inputs.query[pick.item, pick.head, pick.rows].to(wide)
+    k, v = (x[pick.item, pick.group].to(wide) for x in (inputs.key, value))
     leaves = [x.detach().requires_grad_(gradients) for x in (q, k, v)]
-    bias = [] if given.bias is None else [given.bias.source]
+    bias = [] if inputs.bias is None else [inputs.bias.source]
     others = [x.detach().requires_grad_(x.requires_grad) for x in bias]
-    others += [x.detach().to(wide).requires_grad_(x.requires_grad) for x in given.parameters]
+    others += [x.detach().to(wide).requires_grad_(x.requires_grad) for x in inputs.parameters]
     own = own.replaced(
-        bias=None if given.bias is None else given.bias.of(others[0]), parameters=tuple(others[len(bias) :])
+        bias=None if inputs.bias is None else inputs.bias.of(others[0]), parameters=tuple(others[len(bias) :])
     )
     with torch.set_grad_enabled(gradients):
         parts = [_row(own, leaves, pick, number) for number in range(len(pick.rows))]
@@ -96,21 +96,21 @@ def truth_of(
         with torch.no_grad():
             taken = (out * g).sum(-1).abs() + of_lse.to(wide).abs()
             moved = (p * ((g @ v.T).abs() + taken[:, None])).square()
-            scale = given.scale**2
+            scale = inputs.scale**2
             of_q, of_k = (moved @ k.square() * scale).sqrt(), (moved.T @ q.square() * scale).sqrt()
             sizes = (of_q, of_k, (p.square().T @ g.square()).sqrt())
             size_of_scores = float(moved.sum().sqrt())
     return Truth(out.detach(), lse.detach(), size_of_out, grads, sizes, size_of_scores)
 
 
-def _row(given: Ingredients, leaves: list[Tensor], pick: Pick, number: int) -> tuple[Tensor, Tensor, Tensor]:
+def _row(inputs: AttentionInputs, leaves: list[Tensor], pick: Pick, number: int) -> tuple[Tensor, Tensor, Tensor]:
     """Output, lse and weights of one complete row."""
     q, k, v = (x[None, None] for x in (leaves[0][number : number + 1], *leaves[1:]))
-    row, kv_len = pick.rows[number], given.shape[3]
+    row, kv_len = pick.rows[number], inputs.shape[3]
     one = (slice(pick.item, pick.item + 1), slice(pick.head, pick.head + 1))
-    tile = Tile(*one, range(row, row + 1), (Strip(range(kv_len), ("row", row)),), given.rule)
-    scores = visible_scores(given, q, k, None if given.bias is None else given.bias.read(tile), tile)
-    seen = allowed(given, tile)
+    tile = Tile(*one, range(row, row + 1), (Strip(range(kv_len), ("row", row)),), inputs.rule)
+    scores = visible_scores(inputs, q, k, None if inputs.bias is None else inputs.bias.read(tile), tile)
+    seen = allowed(inputs, tile)
     scores = scores if seen is None else scores.masked_fill(~seen, -math.inf)
     weights, lse = normalised(scores)
     return product(weights, v)[0, 0, 0], lse[0, 0, 0], weights[0, 0, 0]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernel_check.result import FirstUse
 from saccade.engine.kernels.kernel import Kernel
 from saccade.masks import Mask
@@ -51,18 +51,18 @@ class _Record(NamedTuple):
 _RECORDS: dict[_Kind, _Record] = {}
 
 
-def holds(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients) -> bool:
+def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs) -> bool:
     """Whether a kernel may run this product: it was seen to hold for its kind, or is now.
 
     Warns, once for each kind, where it was not.
 
     Args:
-        kernel, given, value: of the product.
+        kernel, inputs, value: of the product.
         own: the ingredients as the kernel gets them, in an order of its own.
     """
-    if not kernel.is_checked or not is_on(given) or given.query.is_meta or not is_plain(given.query):
+    if not kernel.is_checked or not is_on(inputs) or inputs.query.is_meta or not is_plain(inputs.query):
         return True
-    kind, wanted = _kind_of(kernel, given), (value.shape[3], _wants_gradients(given, value))
+    kind, wanted = _kind_of(kernel, inputs), (value.shape[3], _wants_gradients(inputs, value))
     record = _RECORDS.get(kind)
     if record is not None and (not record.found.ok or _covers(record, wanted)):
         return record.found.ok
@@ -70,7 +70,7 @@ def holds(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients) -
         from saccade.engine.kernel_check.compare import look  # noqa: PLC0415  no processor's kernel needs it
 
         with unobserved():
-            if not is_finite(given.query, given.key, value):
+            if not is_finite(inputs.query, inputs.key, value):
                 return True  # the definition of these rows is NaN; a later product will do
             found = look(kernel, own, value, gradients=wanted[1])
     except torch.OutOfMemoryError:
@@ -79,11 +79,11 @@ def holds(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients) -
     return found.ok
 
 
-def failed(kernel: Kernel, given: Ingredients, value: Tensor, own: Ingredients, error: Exception) -> None:
+def failed(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs, error: Exception) -> None:
     """Note that a kernel raised in a product whose kind had been seen to hold, and warn."""
     from saccade.engine.kernel_check.compare import after_error  # noqa: PLC0415  as above
 
-    _keep(_kind_of(kernel, given), _Record(after_error(kernel, own, value, error), frozenset()))
+    _keep(_kind_of(kernel, inputs), _Record(after_error(kernel, own, value, error), frozenset()))
 
 
 def _keep(kind: _Kind, record: _Record) -> None:
@@ -92,19 +92,19 @@ def _keep(kind: _Kind, record: _Record) -> None:
         warnings.warn(record.found.warning, stacklevel=3)
 
 
-def reasons(kernel: Kernel, given: Ingredients) -> tuple[str, ...]:
+def reasons(kernel: Kernel, inputs: AttentionInputs) -> tuple[str, ...]:
     """Why a kernel is not to be asked again for such a product: what was wrong when it first ran; empty if nothing."""
-    record = _RECORDS.get(_kind_of(kernel, given)) if kernel.is_checked and is_on(given) else None
+    record = _RECORDS.get(_kind_of(kernel, inputs)) if kernel.is_checked and is_on(inputs) else None
     return () if record is None or record.found.ok else (record.found.fault,)
 
 
-def seen(kernel: Kernel, given: Ingredients) -> str:
+def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
     """What has been seen of a kernel for such a product, as `explain` tells it; empty for kernels without a check."""
     if not kernel.is_checked:
         return ""
-    if not is_on(given):
+    if not is_on(inputs):
         return f"nothing: {_VARIABLE}=off"
-    record = _RECORDS.get(_kind_of(kernel, given))
+    record = _RECORDS.get(_kind_of(kernel, inputs))
     return (
         "nothing yet: its first product here will be compared with the definition"
         if record is None
@@ -112,16 +112,16 @@ def seen(kernel: Kernel, given: Ingredients) -> str:
     )
 
 
-def is_on(given: Ingredients) -> bool:
+def is_on(inputs: AttentionInputs) -> bool:
     """Whether kernels are looked at, unless the environment says no."""
     told = os.environ.get(_VARIABLE, "on")
     if told not in _CHOICES:
-        raise value_error(given.where, _VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(told))
+        raise value_error(_VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(told))
     return told == "on"
 
 
-def _wants_gradients(given: Ingredients, value: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given.sources(value))
+def _wants_gradients(inputs: AttentionInputs, value: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs.sources(value))
 
 
 def _covers(record: _Record, wanted: tuple[int, bool]) -> bool:
@@ -129,23 +129,23 @@ def _covers(record: _Record, wanted: tuple[int, bool]) -> bool:
     return wanted in record.covered or (wanted[0], True) in record.covered
 
 
-def _kind_of(kernel: Kernel, given: Ingredients) -> _Kind:
-    bias = given.bias
+def _kind_of(kernel: Kernel, inputs: AttentionInputs) -> _Kind:
+    bias = inputs.bias
     terms = (
         None if bias is None else (type(bias), bias.source.requires_grad, bias.source.dtype),
-        given.softcap is not None,
-        type(given.tile_function),
-        given.modification is not None,
+        inputs.softcap is not None,
+        type(inputs.tile_function),
+        inputs.modification is not None,
     )
     return _Kind(
         type(kernel).__qualname__ if _is_ours(kernel) else kernel,
-        given.device,
-        given.query.dtype,
-        _structure(given.rule),
+        inputs.device,
+        inputs.query.dtype,
+        _structure(inputs.rule),
         terms,
-        given.query.shape[3],
-        given.query.shape[1] != given.key.shape[1],
-        (*map(_length, given.shape[2:]), "square" if given.shape[2] == given.shape[3] else "oblong"),
+        inputs.query.shape[3],
+        inputs.query.shape[1] != inputs.key.shape[1],
+        (*map(_length, inputs.shape[2:]), "square" if inputs.shape[2] == inputs.shape[3] else "oblong"),
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.gpu_setting import left_out
 from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
 from saccade.engine.memory_accounting import Cost, Held
@@ -43,58 +43,58 @@ class Flex(Kernel):
     hides = False
     devices: tuple[str, ...] = ("cuda",)
 
-    def suits(self, given: Ingredients, dropout_p: float) -> bool:
+    def suits(self, inputs: AttentionInputs, dropout_p: float) -> bool:
         """Where it could run."""
-        return given.device.type in self.devices
+        return inputs.device.type in self.devices
 
-    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+    def drawbacks(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
         """Why ``impl="auto"`` passes it over: what is compiled has to be run often, or be large."""
-        why = list(left_out(given))
-        if not given.rule.is_value:
+        why = list(left_out(inputs))
+        if not inputs.rule.is_value:
             why.append("its mask is no value: nothing could be kept for the next call")
-        elif given.plan.pairs < _FEW_PAIRS:
-            why.append(f"{given.plan.pairs:,} pairs do not repay compiling (from {_FEW_PAIRS:,} on they do)")
+        elif inputs.plan.pairs < _FEW_PAIRS:
+            why.append(f"{inputs.plan.pairs:,} pairs do not repay compiling (from {_FEW_PAIRS:,} on they do)")
         return tuple(why)
 
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
         why = []
-        if given.device.type not in self.devices:
-            why.append(f"it runs on {' and '.join(self.devices)}, not on {given.device.type}")
-        if given.query.dtype not in _DTYPES:
-            why.append(f"it has no {str(given.query.dtype).removeprefix('torch.')}")
-        if 0 in given.shape or given.query.shape[3] < _NARROWEST:
+        if inputs.device.type not in self.devices:
+            why.append(f"it runs on {' and '.join(self.devices)}, not on {inputs.device.type}")
+        if inputs.query.dtype not in _DTYPES:
+            why.append(f"it has no {str(inputs.query.dtype).removeprefix('torch.')}")
+        if 0 in inputs.shape or inputs.query.shape[3] < _NARROWEST:
             why.append(f"it takes heads at least {_NARROWEST} wide, and no empty inputs")
         if dropout_p > 0.0:
             why.append("it has no dropout")
-        why += reasons_of_dot_products(given)
-        if given.rule.asks_functions:
+        why += reasons_of_dot_products(inputs)
+        if inputs.rule.asks_functions:
             why.append("it compiles masks, and a user's function may not compile")
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
         return tuple(why)
 
-    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+    def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """The pairs of the plan, and the lists of blocks."""
-        batch, heads, q_len, kv_len = given.shape
-        results = batch * heads * q_len * (value_dim * given.query.dtype.itemsize + 4)
+        batch, heads, q_len, kv_len = inputs.shape
+        results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
         blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
-        return Cost(len(given.plan), self.pairs(given), Held(results + blocks, results))
+        return Cost(len(inputs.plan), self.pairs(inputs), Held(results + blocks, results))
 
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse."""
         from torch.nn.attention.flex_attention import AuxRequest  # noqa: PLC0415  imports a compiler
 
         width = value.shape[3]
         value = value if width >= _NARROWEST else F.pad(value, (0, _NARROWEST - width))
         out, aux = self.function()(
-            given.query,
-            given.key,
+            inputs.query,
+            inputs.key,
             value,
-            score_mod=_modified(given),
-            block_mask=_blocks(given),
-            scale=None if given.scale == given.query.shape[3] ** -0.5 else 1.0,
-            enable_gqa=given.query.shape[1] != given.key.shape[1],
+            score_mod=_modified(inputs),
+            block_mask=_blocks(inputs),
+            scale=None if inputs.scale == inputs.query.shape[3] ** -0.5 else 1.0,
+            enable_gqa=inputs.query.shape[1] != inputs.key.shape[1],
             return_aux=AuxRequest(lse=True),
         )
         return out if out.shape[3] == width else out[..., :width], aux.lse
@@ -130,26 +130,26 @@ def _with_room(compiled: Any) -> Any:
     return called
 
 
-def _blocks(given: Ingredients) -> Any:
+def _blocks(inputs: AttentionInputs) -> Any:
     """The blocks of the mask, kept with the plan."""
     from saccade.engine.kernels.block_mask import blocks_of  # noqa: PLC0415  imports a compiler
 
-    key, memo = ("blocks of flex", given.device), given.plan.memo
+    key, memo = ("blocks of flex", inputs.device), inputs.plan.memo
     if key not in memo:
         with unobserved():
-            memo[key] = blocks_of(given.rule, given.shape, given.origin, given.device)
+            memo[key] = blocks_of(inputs.rule, inputs.shape, inputs.origin, inputs.device)
     return memo[key]
 
 
-def _modified(given: Ingredients) -> Any:
+def _modified(inputs: AttentionInputs) -> Any:
     """What happens to a score before the mask, as FlexAttention asks for it: scale, softcap, then bias.
 
     Numbers go as tensors: those of Python are compiled in, a graph for each, and a softcap that changes not at all.
     """
-    bias, device = given.bias, given.device
-    is_default = given.scale == given.query.shape[3] ** -0.5
-    scale = None if is_default else torch.full((), given.scale, device=device)
-    softcap = None if given.softcap is None else torch.full((), given.softcap, device=device)
+    bias, device = inputs.bias, inputs.device
+    is_default = inputs.scale == inputs.query.shape[3] ** -0.5
+    scale = None if is_default else torch.full((), inputs.scale, device=device)
+    softcap = None if inputs.softcap is None else torch.full((), inputs.softcap, device=device)
     if scale is None and softcap is None and bias is None:
         return None
 

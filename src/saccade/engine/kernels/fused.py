@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import aten_flash
 from saccade.engine.kernels.fused_bias import NOTHING, added
 from saccade.engine.kernels.fused_calls import Call, single_call
@@ -43,67 +43,72 @@ class Fused(KernelByHand):
     adds_to_hidden = True
     leaves_to = "tiled"
 
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
         why = []
-        if not given.query.is_cpu:
-            why.append(f"it runs on CPUs, not on {given.query.device.type}")
+        if not inputs.query.is_cpu:
+            why.append(f"it runs on CPUs, not on {inputs.query.device.type}")
         elif not aten_flash.is_available():
             why.append(f"torch {torch.__version__} lacks the operation (or changed its arguments)")
         if dropout_p > 0.0:
             why.append("it has no dropout")
-        if given.softcap is not None:
+        if inputs.softcap is not None:
             why.append("it has no softcap")
-        why += reasons_of_dot_products(given)
-        if given.bias is not None and wants_gradient(given.bias.source):
+        why += reasons_of_dot_products(inputs)
+        if inputs.bias is not None and wants_gradient(inputs.bias.source):
             why.append("it has no gradient for bias")
         if has_forward_derivatives():
             why.append(NO_FORWARD_DERIVATIVES)
         return tuple(why)
 
-    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+    def drawbacks(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
         """Return why complete rows are faster: a mask with steps may have many small tiles."""
-        plan = given.plan
-        if not plan.overlaps or _price(plan, 1.0) <= _price(given.row_plan, _PAIR_OF_ROWS):
+        plan = inputs.plan
+        if not plan.overlaps or _price(plan, 1.0) <= _price(inputs.row_plan, _PAIR_OF_ROWS):
             return ()
-        return (f"its mask has steps: {len(plan)} tiles take more time than all pairs of {len(given.row_plan)} do",)
+        return (f"its mask has steps: {len(plan)} tiles take more time than all pairs of {len(inputs.row_plan)} do",)
 
-    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+    def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """What the calls of the operation compute and hold; nothing is run."""
-        return cost_of(given, value_dim)
+        return cost_of(inputs, value_dim)
 
-    def backward_bytes(self, given: Ingredients, value_dim: int) -> int:
+    def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
         """What the calls of the operation hold on the way back."""
-        return bytes_of_backward(given, value_dim)
+        return bytes_of_backward(inputs, value_dim)
 
-    def pairs(self, given: Ingredients) -> int:
+    def pairs(self, inputs: AttentionInputs) -> int:
         """Query-key pairs whose scores the calls compute."""
-        return pairs_of(given)
+        return pairs_of(inputs)
 
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse."""
         value_dim = value.shape[3]
-        given, value = _ready(given, value)
-        single = single_call(given)
+        inputs, value = _ready(inputs, value)
+        single = single_call(inputs)
         if single is None:
-            out, lse = _forward_of_tiles(given, value)
+            out, lse = _forward_of_tiles(inputs, value)
         else:
-            is_plain = given.bias is None and (single.causal or single.is_sure)
-            terms = NOTHING if is_plain else added(given, single)
-            key = given.key
+            is_plain = inputs.bias is None and (single.causal or single.is_sure)
+            terms = NOTHING if is_plain else added(inputs, single)
+            key = inputs.key
             if len(single.tile.columns[0].keys) != key.shape[2]:
-                key, value = _columns(given, value, single)
-            out, lse = aten_flash.forward(given.query, key, value, *terms, single.causal, given.scale)
+                key, value = _columns(inputs, value, single)
+            out, lse = aten_flash.forward(inputs.query, key, value, *terms, single.causal, inputs.scale)
         return (out if out.shape[3] == value_dim else out[..., :value_dim]), lse
 
     def backward(
-        self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
+        self,
+        inputs: AttentionInputs,
+        value: Tensor,
+        dropped: Dropped | None,
+        results: Backward,
+        wanted: tuple[bool, ...],
     ) -> Tensors:
         """Gradients of query, key and value."""
-        (width, value_dim), sign = (given.query.shape[3], value.shape[3]), _sign(given)
-        given, value = _ready(given, value)
+        (width, value_dim), sign = (inputs.query.shape[3], value.shape[3]), _sign(inputs)
+        inputs, value = _ready(inputs, value)
         out, grad_out = (_prepared(x, value.shape[3]) for x in (results.out, results.grad_out))
-        of_query, of_key, of_value = _backward(given, value, results._replace(out=out, grad_out=grad_out))
+        of_query, of_key, of_value = _backward(inputs, value, results._replace(out=out, grad_out=grad_out))
         of_query = of_query if sign is None else of_query * sign
         others = (None,) * (len(wanted) - 3)
         return (_narrow(of_query, width), _narrow(of_key, width), _narrow(of_value, value_dim), *others)
@@ -114,32 +119,32 @@ def _price(plan: Plan, pair: float) -> float:
     return pair * plan.pairs + _TILE * len(plan)
 
 
-def _ready(given: Ingredients, value: Tensor) -> tuple[Ingredients, Tensor]:
+def _ready(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Tensor]:
     """Inputs as the operation wants them: of one width, with stride 1, and a scale above 0."""
-    query, key = given.query, given.key
-    if query.shape[3] == value.shape[3] and given.scale > 0.0:
+    query, key = inputs.query, inputs.key
+    if query.shape[3] == value.shape[3] and inputs.scale > 0.0:
         is_whole = query.is_contiguous() and key.is_contiguous() and value.is_contiguous()  # told faster than strides
         if is_whole or query.stride(3) == key.stride(3) == value.stride(3) == 1:
-            return given, value
+            return inputs, value
     # A few more zeros change no product.
     width = max(value.shape[3], query.shape[3], 1)
     query, key, value = _prepared(query, width), _prepared(key, width), _prepared(value, width)
-    sign = _sign(given)
+    sign = _sign(inputs)
     if sign is not None:
         # The operation multiplies hidden scores, already -inf, by the scale too; so the sign goes to the query.
-        return given.replaced(query=query * sign, key=key, scale=-given.scale or 1.0), value
-    if query is not given.query or key is not given.key:
-        given = given.replaced(query=query, key=key)
-    return given, value
+        return inputs.replaced(query=query * sign, key=key, scale=-inputs.scale or 1.0), value
+    if query is not inputs.query or key is not inputs.key:
+        inputs = inputs.replaced(query=query, key=key)
+    return inputs, value
 
 
 def _narrow(x: Tensor, width: int) -> Tensor:
     return x if x.shape[3] == width else x[..., :width]
 
 
-def _sign(given: Ingredients) -> float | None:
+def _sign(inputs: AttentionInputs) -> float | None:
     """What the query is multiplied with instead of a scale that is not above 0."""
-    return None if given.scale > 0.0 else -1.0 if given.scale < 0.0 else 0.0
+    return None if inputs.scale > 0.0 else -1.0 if inputs.scale < 0.0 else 0.0
 
 
 def _prepared(x: Tensor, width: int) -> Tensor:
@@ -148,20 +153,20 @@ def _prepared(x: Tensor, width: int) -> Tensor:
     return x if x.stride(3) == 1 else x.contiguous()
 
 
-def _forward_of_tiles(given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor]:
-    query, plan = given.query, given.plan
-    batch, heads, q_len, _ = given.shape
+def _forward_of_tiles(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor]:
+    query, plan = inputs.query, inputs.plan
+    batch, heads, q_len, _ = inputs.shape
     width = value.shape[3]
     # [batch, len, heads, width] in memory, so that heads merge without a copy.
     out = query.new_empty(batch, q_len, heads, width).transpose(1, 2)
-    lse = query.new_empty(batch, heads, q_len, dtype=given.compute_dtype)
+    lse = query.new_empty(batch, heads, q_len, dtype=inputs.compute_dtype)
     if plan.overlaps or not len(plan):
         out.zero_()
         lse.fill_(-math.inf)
 
     def compute(call: Call) -> tuple[Tensor, Tensor]:
-        terms = added(given, call)  # made before keys are copied: less is held at a time
-        return aten_flash.forward(_rows(query, call), *_keys(given, value, call), *terms, call.causal, given.scale)
+        terms = added(inputs, call)  # made before keys are copied: less is held at a time
+        return aten_flash.forward(_rows(query, call), *_keys(inputs, value, call), *terms, call.causal, inputs.scale)
 
     def add(call: Call, part: tuple[Tensor, Tensor]) -> None:
         own_out, own_lse = _rows(out, call), _rows(lse, call)
@@ -170,7 +175,7 @@ def _forward_of_tiles(given: Ingredients, value: Tensor) -> tuple[Tensor, Tensor
         own_out.copy_(part[0])
         own_lse.copy_(part[1])
 
-    each_call(given, compute, add)
+    each_call(inputs, compute, add)
     return out, lse
 
 
@@ -179,22 +184,22 @@ def _rows(x: Tensor, call: Call) -> Tensor:
     return at(x[call.tile.batch, call.tile.heads], call.tile.rows, 2)
 
 
-def _groups(given: Ingredients, call: Call) -> tuple[slice, slice]:
-    return call.tile.batch, groups_of(call.tile.heads, given.shape[1], given.key.shape[1])
+def _groups(inputs: AttentionInputs, call: Call) -> tuple[slice, slice]:
+    return call.tile.batch, groups_of(call.tile.heads, inputs.shape[1], inputs.key.shape[1])
 
 
-def _keys(given: Ingredients, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+def _keys(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Keys and values of a call."""
-    groups, columns = _groups(given, call), call.columns
-    return take(given.key[groups], columns, 2), take(value[groups], columns, 2)
+    groups, columns = _groups(inputs, call), call.columns
+    return take(inputs.key[groups], columns, 2), take(value[groups], columns, 2)
 
 
-def _columns(given: Ingredients, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+def _columns(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Keys and values of a call that takes every row, and one range of columns."""
-    if call.tile.width == given.shape[3]:
-        return given.key, value
+    if call.tile.width == inputs.shape[3]:
+        return inputs.key, value
     span = call.columns[0]
-    return at(given.key, span, 2), at(value, span, 2)
+    return at(inputs.key, span, 2), at(value, span, 2)
 
 
 def _merge(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -205,36 +210,36 @@ def _merge(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[T
     return torch.lerp(a.to(share.dtype), b.to(share.dtype), share).to(a.dtype), lse
 
 
-def _backward(given: Ingredients, value: Tensor, results: Backward) -> tuple[Tensor, Tensor, Tensor]:
-    width, scale = given.query.shape[3], given.scale
+def _backward(inputs: AttentionInputs, value: Tensor, results: Backward) -> tuple[Tensor, Tensor, Tensor]:
+    width, scale = inputs.query.shape[3], inputs.scale
     out, lse, grad_out, grad_lse = results
-    query, key = given.query, given.key
+    query, key = inputs.query, inputs.key
     if grad_lse is not None:
         query, key, value, out, grad_out = _with_lse(query, key, value, out, grad_out, grad_lse)
-        given = given.replaced(query=query, key=key)
-    single = single_call(given)
-    if single is not None and single.tile.width == given.shape[3]:
-        terms = added(given, single).terms
+        inputs = inputs.replaced(query=query, key=key)
+    single = single_call(inputs)
+    if single is not None and single.tile.width == inputs.shape[3]:
+        terms = added(inputs, single).terms
         grads = aten_flash.backward(grad_out, query, key, value, out, lse, terms, single.causal, scale)
     else:
-        grads = _backward_of_tiles(given, value, Backward(out, lse, grad_out, None))
+        grads = _backward_of_tiles(inputs, value, Backward(out, lse, grad_out, None))
     of_query, of_key, of_value = (_narrow(grad, width) for grad in grads)
     return of_query, of_key, of_value
 
 
-def _backward_of_tiles(given: Ingredients, value: Tensor, results: Backward) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, overlaps = given.query, given.key, given.plan.overlaps
-    gq = torch.zeros_like(query, dtype=given.compute_dtype if overlaps else query.dtype)
+def _backward_of_tiles(inputs: AttentionInputs, value: Tensor, results: Backward) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, overlaps = inputs.query, inputs.key, inputs.plan.overlaps
+    gq = torch.zeros_like(query, dtype=inputs.compute_dtype if overlaps else query.dtype)
     # Many tiles add to one key: sums are kept in float32, and rounded once.
-    gk, gv = (torch.zeros(x.shape, dtype=given.compute_dtype, device=x.device) for x in (key, value))
+    gk, gv = (torch.zeros(x.shape, dtype=inputs.compute_dtype, device=x.device) for x in (key, value))
 
     def compute(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        terms = added(given, call).terms
+        terms = added(inputs, call).terms
         q, o, own_lse, go = (_rows(x, call) for x in (query, *results[:3]))
-        return aten_flash.backward(go, q, *_keys(given, value, call), o, own_lse, terms, call.causal, given.scale)
+        return aten_flash.backward(go, q, *_keys(inputs, value, call), o, own_lse, terms, call.causal, inputs.scale)
 
     def add(call: Call, parts: tuple[Tensor, Tensor, Tensor]) -> None:
-        groups, rows = _groups(given, call), _rows(gq, call)
+        groups, rows = _groups(inputs, call), _rows(gq, call)
         if overlaps or not call.is_first:
             rows += parts[0]
         else:
@@ -242,7 +247,7 @@ def _backward_of_tiles(given: Ingredients, value: Tensor, results: Backward) -> 
         add_at(gk[groups], parts[1], call.columns, 2)
         add_at(gv[groups], parts[2], call.columns, 2)
 
-    each_call(given, compute, add)
+    each_call(inputs, compute, add)
     return gq, gk, gv
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, cast
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import aten_flash
 from saccade.engine.tiles.grouped_heads import joined
 from saccade.engine.tiles.tile_splitting import pieces
@@ -47,19 +47,19 @@ class Call(NamedTuple):
         return items * heads * aten_flash.pairs(self.tile.height, self.tile.width, self.causal)
 
 
-def calls_of(given: Ingredients, tile: Tile) -> Iterator[Call]:
+def calls_of(inputs: AttentionInputs, tile: Tile) -> Iterator[Call]:
     """The calls of one tile; over all of them, each of its columns is taken once."""
     for number, (columns, is_triangle) in enumerate(_parts(tile)):
-        causal, is_sure = is_triangle and given.bias is None, not is_triangle and _all_sure(columns)
+        causal, is_sure = is_triangle and inputs.bias is None, not is_triangle and _all_sure(columns)
         yield Call(tile._replace(columns=columns), causal, is_sure, number == 0)
 
 
-def single_call(given: Ingredients) -> Call | None:
+def single_call(inputs: AttentionInputs) -> Call | None:
     """The one call that takes every row, if there is one: its result is the product's.
 
     It takes all columns; without a bias, one range of them will do, whose keys are a view.
     """
-    plan, bias = given.plan, given.bias
+    plan, bias = inputs.plan, inputs.bias
     key = ("single call", bias is None, bias is None or bias.is_written_out)
     if key in plan.memo:
         return cast("Call | None", plan.memo[key])
@@ -70,19 +70,19 @@ def single_call(given: Ingredients) -> Call | None:
             is_whole = len(tile.columns[0].keys) == shape[3]
             found = Call(tile, False, True) if is_whole or bias is None else None
         else:
-            calls = list(calls_of(given, tile))
+            calls = list(calls_of(inputs, tile))
             is_whole = tile.width == shape[3] or (bias is None and len(joined(tile.spans)) == 1)
             found = calls[0] if len(calls) == 1 and is_whole else None
     plan.memo[key] = found
     return found
 
 
-def tiles_of(given: Ingredients) -> Iterable[Tile]:
+def tiles_of(inputs: AttentionInputs) -> Iterable[Tile]:
     """The tiles of the plan, cut where reading the bias of a whole one would take much memory."""
-    if given.bias is None or given.bias.is_written_out:
-        return given.plan.tiles
-    share = given.query.shape[1] // given.key.shape[1] if given.key.shape[1] else 1
-    cut = (pieces(tile, share=share, rows=_READ_ROWS, entries=_READ_ENTRIES) for tile in given.plan.tiles)
+    if inputs.bias is None or inputs.bias.is_written_out:
+        return inputs.plan.tiles
+    share = inputs.query.shape[1] // inputs.key.shape[1] if inputs.key.shape[1] else 1
+    cut = (pieces(tile, share=share, rows=_READ_ROWS, entries=_READ_ENTRIES) for tile in inputs.plan.tiles)
     return itertools.chain.from_iterable(cut)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 import torch
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import aten_flash
 from saccade.engine.kernels.fused_bias import Added, hidden_key, is_kept, made, with_bias
 from saccade.engine.kernels.fused_calls import Call, calls_of, single_call, tiles_of
@@ -19,45 +19,49 @@ from saccade.plan import Tile
 __all__ = ["bytes_of_backward", "cost_of", "pairs_of"]
 
 
-def pairs_of(given: Ingredients) -> int:
+def pairs_of(inputs: AttentionInputs) -> int:
     """Query-key pairs whose scores the calls compute, over batch and heads."""
-    single = single_call(given)
+    single = single_call(inputs)
     if single is not None:
         return single.pairs
-    return sum(call.pairs for tile in tiles_of(given) for call in calls_of(given, tile))
+    return sum(call.pairs for tile in tiles_of(inputs) for call in calls_of(inputs, tile))
 
 
-def cost_of(given: Ingredients, value_dim: int) -> Cost:
+def cost_of(inputs: AttentionInputs, value_dim: int) -> Cost:
     """What a forward product costs."""
-    batch, heads, q_len, _ = given.shape
-    copies, width = _prepared(given, value_dim)
-    rows, single = batch * heads * q_len, single_call(given)
-    run = _Run(given, width, threads_for(given) if single is None else 1)
+    batch, heads, q_len, _ = inputs.shape
+    copies, width = _prepared(inputs, value_dim)
+    rows, single = batch * heads * q_len, single_call(inputs)
+    run = _Run(inputs, width, threads_for(inputs) if single is None else 1)
     run.ledger.touch(copies.most)
     with run.ledger.holding(copies.left):
         if single is not None:
             run.ledger.take(run.call(single))
         else:
-            run.ledger.take(rows * (width * given.query.dtype.itemsize + given.compute_dtype.itemsize))
-            for tile in tiles_of(given):
-                for call in calls_of(given, tile):
+            run.ledger.take(rows * (width * inputs.query.dtype.itemsize + inputs.compute_dtype.itemsize))
+            for tile in tiles_of(inputs):
+                for call in calls_of(inputs, tile):
                     run.call(call)
-    return Cost(len(given.plan), pairs_of(given), Held(run.ledger.most, run.ledger.now))
+    return Cost(len(inputs.plan), pairs_of(inputs), Held(run.ledger.most, run.ledger.now))
 
 
-def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
+def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
     """Most bytes that a backward pass holds, gradients included."""
-    (batch, heads, q_len, kv_len), key, single = given.shape, given.key, single_call(given)
-    width, item, wide = max(given.query.shape[3], value_dim), given.query.dtype.itemsize, given.compute_dtype.itemsize
+    (batch, heads, q_len, kv_len), key, single = inputs.shape, inputs.key, single_call(inputs)
+    width, item, wide = (
+        max(inputs.query.shape[3], value_dim),
+        inputs.query.dtype.itemsize,
+        inputs.compute_dtype.itemsize,
+    )
     rows, columns = batch * heads * q_len * width, batch * key.shape[1] * kv_len * width
     if single is not None and single.tile.width == kv_len:
         height, width = single.tile.height, single.tile.width
         return (2 * rows + 2 * columns) * item + torch.get_num_threads() * aten_flash.bytes_of_backward(
             height, width, item
         )
-    threads, most = threads_for(given), 0
-    for tile in tiles_of(given):
-        for call in calls_of(given, tile):
+    threads, most = threads_for(inputs), 0
+    for tile in tiles_of(inputs):
+        for call in calls_of(inputs, tile):
             groups = groups_of(tile.heads, heads, key.shape[1])
             items = tile.batch.stop - tile.batch.start
             own_rows = items * (tile.heads.stop - tile.heads.start) * tile.height * width
@@ -71,18 +75,18 @@ def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
     return rows * item + 2 * columns * wide + max(threads * most, rounded)
 
 
-def _prepared(given: Ingredients, value_dim: int) -> tuple[Held, int]:
+def _prepared(inputs: AttentionInputs, value_dim: int) -> tuple[Held, int]:
     """Copies of query, key and value as the operation wants them, and their width."""
-    (batch, heads, q_len, _), query, key = given.shape, given.query, given.key
+    (batch, heads, q_len, _), query, key = inputs.shape, inputs.query, inputs.key
     is_straight = query.stride(3) == key.stride(3) == 1
-    if query.shape[3] == value_dim and given.scale > 0.0 and is_straight:
+    if query.shape[3] == value_dim and inputs.scale > 0.0 and is_straight:
         return Held(0, 0), value_dim
     width = max(value_dim, query.shape[3], 1)
     of_query, of_key = (size * width * query.dtype.itemsize for size in (batch * heads * q_len, key[..., 0].numel()))
     copied = sum(size for x, size in ((query, of_query), (key, of_key)) if x.shape[3] != width or x.stride(3) != 1) + (
         of_key if value_dim != width else 0
     )
-    if given.scale > 0.0:
+    if inputs.scale > 0.0:
         return Held(copied, copied), width
     is_copied = query.shape[3] != width or query.stride(3) != 1
     return Held(copied + of_query, copied + (0 if is_copied else of_query)), width
@@ -95,31 +99,31 @@ class _Run:
         ledger: of all threads; what is kept, and calls as a whole, each thread at work on one.
     """
 
-    def __init__(self, given: Ingredients, width: int, threads: int):
+    def __init__(self, inputs: AttentionInputs, width: int, threads: int):
         self.ledger = Ledger()
-        self._given, self._width, self._threads = given, width, threads
-        self._probe = Probe(given)
+        self._given, self._width, self._threads = inputs, width, threads
+        self._probe = Probe(inputs)
         self._kept: dict[Hashable, tuple[int, int]] = {}
         self._entries = 0
         self._own = Ledger()  # of one call
 
     def call(self, call: Call) -> int:
         """One call of the operation; bytes of its results, which are not on the ledger any more."""
-        given, tile, own = self._given, call.tile, Ledger()
+        inputs, tile, own = self._given, call.tile, Ledger()
         self._own = own
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
-        groups = groups_of(tile.heads, given.shape[1], given.key.shape[1])
-        kv_heads, columns, item = groups.stop - groups.start, call.columns, given.query.dtype.itemsize
+        groups = groups_of(tile.heads, inputs.shape[1], inputs.key.shape[1])
+        kv_heads, columns, item = groups.stop - groups.start, call.columns, inputs.query.dtype.itemsize
         copies = 2 * items * kv_heads * tile.width * self._width * item if len(columns) > 1 else 0
         terms, told_apart = self._added(call)
         with own.holding(terms + copies):
             shape = (items, heads, tile.height, self._width)
             of_torch = torch.get_num_threads() if self._threads == 1 else 1
-            held = aten_flash.held(shape, kv_heads, tile.width, given.query.dtype, call.causal, told_apart, of_torch)
+            held = aten_flash.held(shape, kv_heads, tile.width, inputs.query.dtype, call.causal, told_apart, of_torch)
             own.touch(held.most)
-        if given.plan.overlaps or not call.is_first:
+        if inputs.plan.overlaps or not call.is_first:
             # Half precision is merged in float32: both sides are copied, and the result is.
-            rows, wide = items * heads * tile.height, given.compute_dtype.itemsize
+            rows, wide = items * heads * tile.height, inputs.compute_dtype.itemsize
             own.touch(held.left + rows * (self._width * wide * (1 if item == wide else 3) + 3 * wide))
         self.ledger.touch(self._threads * own.most)
         return held.left
@@ -131,9 +135,9 @@ class _Run:
         if bias is None:
             return hidden, told_apart
 
-        def read(given: Ingredients, piece: Tile) -> Added:
+        def read(inputs: AttentionInputs, piece: Tile) -> Added:
             likewise = None if told_apart is None else torch.zeros(()).expand(*told_apart, piece.height, piece.width)
-            return with_bias(given, piece, likewise)
+            return with_bias(inputs, piece, likewise)
 
         with self._own.holding(hidden):
             held = self._probe.held("bias", call.tile, read)
@@ -143,18 +147,18 @@ class _Run:
 
     def _hidden(self, call: Call) -> tuple[int, tuple[int, int] | None]:
         """The same of -inf at hidden pairs alone; what is kept with the plan stays on the ledger."""
-        given, tile = self._given, call.tile
+        inputs, tile = self._given, call.tile
         if all(strip.residual is True for strip in tile.columns):
             return 0, None
-        key = hidden_key(given, call)
+        key = hidden_key(inputs, call)
         if key in self._kept:
             return 0, self._kept[key]
         making = self._probe.held("hidden", tile, made)
         self.ledger.touch(self._threads * making.most)
-        entries = making.left // given.query.dtype.itemsize
+        entries = making.left // inputs.query.dtype.itemsize
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
-        told_apart = _told_apart(entries // (tile.height * tile.width), items, heads, given.rule.shape[1])
-        if given.rule.is_value and is_kept(entries, self._entries):
+        told_apart = _told_apart(entries // (tile.height * tile.width), items, heads, inputs.rule.shape[1])
+        if inputs.rule.is_value and is_kept(entries, self._entries):
             self._entries += entries
             self._kept[key] = told_apart
             self.ledger.take(making.left)

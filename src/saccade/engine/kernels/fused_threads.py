@@ -24,7 +24,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.fused_calls import Call, calls_of, tiles_of
 from saccade.plan import Tile
 from saccade.support.torch_modes import is_plain
@@ -53,48 +53,48 @@ _OWN_NUMBERS = "backend: OpenMP" in torch.__config__.parallel_info()  # else tor
 Part = TypeVar("Part")
 
 
-def each_call(given: Ingredients, compute: Callable[[Call], Part], add: Callable[[Call, Part], None]) -> None:
+def each_call(inputs: AttentionInputs, compute: Callable[[Call], Part], add: Callable[[Call, Part], None]) -> None:
     """Compute a part for every call, on whatever thread, and add the parts one by one, in the order of the calls."""
-    tiles, threads = iter(tiles_of(given)), threads_for(given)
+    tiles, threads = iter(tiles_of(inputs)), threads_for(inputs)
     for tile in tiles:
         if threads > 1 and _disturbance.is_seen(threads):
-            left = (part for whole in itertools.chain((tile,), tiles) for part in _cut(given, whole, threads))
-            _Queue(threads, (call for part in left for call in calls_of(given, part)), compute, add).run()
+            left = (part for whole in itertools.chain((tile,), tiles) for part in _cut(inputs, whole, threads))
+            _Queue(threads, (call for part in left for call in calls_of(inputs, part)), compute, add).run()
             return
-        for call in calls_of(given, tile):
+        for call in calls_of(inputs, tile):
             add(call, compute(call))
 
 
-def threads_for(given: Ingredients) -> int:
+def threads_for(inputs: AttentionInputs) -> int:
     """How many threads may share a product; one where they would gain nothing, or where it matters who computes it."""
     # A mask that is a function of a user's may read what belongs to a thread. Modes and profilers listen to one.
-    if given.rule.asks_functions or not _OWN_NUMBERS or any(ask() for ask in _LISTENERS):
+    if inputs.rule.asks_functions or not _OWN_NUMBERS or any(ask() for ask in _LISTENERS):
         return 1
-    threads, plan = torch.get_num_threads(), given.plan
-    if threads == 1 or plan.count < 2 or not (is_plain(given.query) and is_plain(given.key)):
+    threads, plan = torch.get_num_threads(), inputs.plan
+    if threads == 1 or plan.count < 2 or not (is_plain(inputs.query) and is_plain(inputs.key)):
         return 1
-    key = ("is shared", threads, given.key.shape[1], given.query.shape[3])
+    key = ("is shared", threads, inputs.key.shape[1], inputs.query.shape[3])
     if key not in plan.memo:
         sizes = [_pairs(tile) for tile in plan.tiles]
-        is_worth_it = sum(sizes) * given.query.shape[3] >= max(len(sizes) * _LEAST, threads * _ENOUGH)
-        parts = _parts(given, threads)
+        is_worth_it = sum(sizes) * inputs.query.shape[3] >= max(len(sizes) * _LEAST, threads * _ENOUGH)
+        parts = _parts(inputs, threads)
         is_even = parts == threads or 2 * threads * max(sizes) <= parts * sum(sizes)
         plan.memo[key] = is_worth_it and is_even
     return threads if plan.memo[key] else 1
 
 
-def _cut(given: Ingredients, tile: Tile, threads: int) -> Iterator[Tile]:
+def _cut(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[Tile]:
     """A tile, in parts of some heads each if it is a good part of all."""
-    size = given.shape[1] // _parts(given, threads)
-    if 4 * threads * _pairs(tile) <= given.plan.pairs:
-        size = given.shape[1]
+    size = inputs.shape[1] // _parts(inputs, threads)
+    if 4 * threads * _pairs(tile) <= inputs.plan.pairs:
+        size = inputs.shape[1]
     for start in range(tile.heads.start, tile.heads.stop, size):
         yield tile._replace(heads=slice(start, min(start + size, tile.heads.stop)))
 
 
-def _parts(given: Ingredients, threads: int) -> int:
+def _parts(inputs: AttentionInputs, threads: int) -> int:
     """Parts that the heads of a tile may fall into: what a mask hides is computed for each, where it is not kept."""
-    return math.gcd(given.key.shape[1], threads) if given.rule.is_value else 1
+    return math.gcd(inputs.key.shape[1], threads) if inputs.rule.is_value else 1
 
 
 def _pairs(tile: Tile) -> int:

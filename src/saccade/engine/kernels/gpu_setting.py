@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.support.errors import value_error
 
 __all__ = ["left_out"]
@@ -12,7 +12,7 @@ __all__ = ["left_out"]
 _VARIABLE, _CHOICES = "SACCADE_GPU", ("auto", "tiled")
 
 
-def left_out(given: Ingredients) -> tuple[str, ...]:
+def left_out(inputs: AttentionInputs) -> tuple[str, ...]:
     """Why ``impl="auto"`` leaves out all kernels but `tiled` on a GPU: because ``SACCADE_GPU=tiled`` says so.
 
     Raises:
@@ -20,5 +20,5 @@ def left_out(given: Ingredients) -> tuple[str, ...]:
     """
     told = os.environ.get(_VARIABLE, "auto")
     if told not in _CHOICES:
-        raise value_error(given.where, _VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(told))
+        raise value_error(_VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(told))
     return (f"{_VARIABLE}=tiled leaves it out",) if told == "tiled" else ()

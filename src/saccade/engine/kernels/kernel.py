@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.memory_accounting import Cost
 from saccade.support.errors import unsupported
 
@@ -29,12 +29,12 @@ class Backward(NamedTuple):
     grad_lse: Tensor | None
 
 
-def reasons_of_dot_products(given: Ingredients) -> list[str]:
+def reasons_of_dot_products(inputs: AttentionInputs) -> list[str]:
     """Why a kernel that computes dot products, and nothing else of scores, cannot run these inputs."""
     why = []
-    if given.tile_function is not None:
+    if inputs.tile_function is not None:
         why.append("it has dot products only, and maps that end in one")
-    if given.modification is not None:
+    if inputs.modification is not None:
         why.append("it calls no function of scores")
     return why
 
@@ -68,33 +68,33 @@ class Kernel(ABC):
     adds_to_hidden = False
     is_checked = False
 
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs exactly; an empty tuple, the default, means that it can."""
         return ()
 
-    def suits(self, given: Ingredients, dropout_p: float) -> bool:
+    def suits(self, inputs: AttentionInputs, dropout_p: float) -> bool:
         """Whether it belongs here at all: `explain` does not name it otherwise."""
         return True
 
-    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+    def drawbacks(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
         """Why ``impl="auto"`` passes it over, though it could run these inputs; empty if it does not."""
         return ()
 
-    def reasons_of_lse(self, given: Ingredients) -> tuple[str, ...]:
+    def reasons_of_lse(self, inputs: AttentionInputs) -> tuple[str, ...]:
         """Why it cannot give the lse, where that is asked for; empty if it can."""
         return ()
 
-    def pairs(self, given: Ingredients) -> int:
+    def pairs(self, inputs: AttentionInputs) -> int:
         """Query-key pairs whose scores the forward product computes, over batch and heads."""
-        return given.plan.pairs
+        return inputs.plan.pairs
 
-    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+    def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """What the forward product computes and holds; nothing is run."""
         reason = "it does not say what it costs: define Kernel.cost"
-        raise unsupported("explain", f'impl="{self.name}"', [reason])
+        raise unsupported(f'impl="{self.name}"', [reason])
 
     @abstractmethod
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
         """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``.
 
         The lse may be None only where `reasons_of_lse` says why.
@@ -107,16 +107,21 @@ class KernelByHand(Kernel):
     by_hand = True
 
     @abstractmethod
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
 
-    def backward_bytes(self, given: Ingredients, value_dim: int) -> int:
+    def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
         """Most bytes that the backward pass holds beside what the forward pass keeps, gradients included."""
         reason = "it does not say what its backward pass holds: define KernelByHand.backward_bytes"
-        raise unsupported("cost", f'impl="{self.name}"', [reason])
+        raise unsupported(f'impl="{self.name}"', [reason])
 
     @abstractmethod
     def backward(
-        self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
+        self,
+        inputs: AttentionInputs,
+        value: Tensor,
+        dropped: Dropped | None,
+        results: Backward,
+        wanted: tuple[bool, ...],
     ) -> Tensors:
         """Gradients of query, key, value, the bias's source and the score's parameters; None where not wanted."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.memory_accounting import Held, counted
 from saccade.plan import Plan, Strip, Tile
 
@@ -24,15 +24,15 @@ class Probe:
     Queries and keys are stood in for by zeros that take no memory.
 
     Args:
-        given: the ingredients in question.
+        inputs: the ingredients in question.
         is_narrow: queries and keys that are multiplied may be one number wide, since they are few beside their pairs.
     """
 
-    def __init__(self, given: Ingredients, *, is_narrow: bool = False):
-        self._given = _stand_in(given, 1 if is_narrow and given.tile_function is None else None)
+    def __init__(self, inputs: AttentionInputs, *, is_narrow: bool = False):
+        self._given = _stand_in(inputs, 1 if is_narrow and inputs.tile_function is None else None)
         self._found: dict[Hashable, tuple[float, float]] = {}
 
-    def held(self, name: str, tile: Tile, run: Callable[[Ingredients, Tile], object]) -> Held:
+    def held(self, name: str, tile: Tile, run: Callable[[AttentionInputs, Tile], object]) -> Held:
         """What ``run`` holds for a tile, if that grows with its pairs; what is of one name is run once for all."""
         if tile.height * tile.width == 0:
             return Held(0, 0)
@@ -40,29 +40,29 @@ class Probe:
         key = (name, id(tile.rule), copies, min(tile.height, _SIDE), _kind(tile))
         if key not in self._found:
             part = _part(tile, math.prod(copies))
-            given = self._given.replaced(
+            inputs = self._given.replaced(
                 plan=Plan(self._given.shape, ())
             )  # what is kept with the plan is for whole tiles
             with torch.no_grad():
-                found = counted(lambda: run(given, part))
+                found = counted(lambda: run(inputs, part))
             pairs = part.height * part.width
             self._found[key] = found.most / pairs, found.left / pairs
         most, left = (int(each * tile.height * tile.width) for each in self._found[key])
         return Held(most, left)
 
 
-def _stand_in(given: Ingredients, width: int | None) -> Ingredients:
+def _stand_in(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
     """The same score matrix of zeros, which is on the CPU where there is no memory behind the true one."""
 
     def zeros(x: Tensor, width: int | None = None) -> Tensor:
         shape = x.shape if width is None else (*x.shape[:-1], width)
         return torch.zeros((), dtype=x.dtype, device="cpu" if x.is_meta else x.device).expand(shape)
 
-    bias = given.bias
-    return given.replaced(
-        query=zeros(given.query, width),
-        key=zeros(given.key, width),
-        parameters=tuple(zeros(x) for x in given.parameters),
+    bias = inputs.bias
+    return inputs.replaced(
+        query=zeros(inputs.query, width),
+        key=zeros(inputs.key, width),
+        parameters=tuple(zeros(x) for x in inputs.parameters),
         bias=bias.of(zeros(bias.source)) if bias is not None and bias.source.is_meta else bias,
     )
 

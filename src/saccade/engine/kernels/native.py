@@ -13,7 +13,7 @@ from torch import Tensor
 from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import DenseTerm, HidingTerm, Term, summed_to
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import (
     NO_FORWARD_DERIVATIVES,
     Backward,
@@ -70,76 +70,81 @@ class Native(KernelByHand):
     is_choosy = True
     leaves_to = "fused"
 
-    def suits(self, given: Ingredients, dropout_p: float) -> bool:
+    def suits(self, inputs: AttentionInputs, dropout_p: float) -> bool:
         """Return whether the kernel is installed and switched on."""
         return is_on()
 
-    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+    def drawbacks(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
         """Return why another kernel is faster: there are few keys, or the mask has a step.
 
         For a mask with a step this kernel reads all keys, with a bit per pair; `fused` gathers the keys of each step.
         """
-        batch, heads, q_len, kv_len = given.shape
-        pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(given.query.dtype, 0)
+        batch, heads, q_len, kv_len = inputs.shape
+        pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(inputs.query.dtype, 0)
         if kv_len < _FEW_KEYS:
             return (f"{kv_len} keys do not repay packing them (from {_FEW_KEYS} on they do)",)
         if pairs < enough:
             return (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",)
-        bits, width = q_len * kv_len, given.query.shape[3]
-        is_half = given.query.dtype is torch.bfloat16
+        bits, width = q_len * kv_len, inputs.query.shape[3]
+        is_half = inputs.query.dtype is torch.bfloat16
         is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS
-        if is_few or dropout_p > 0.0 or all(step == 1 for step, _ in given.rule.terms()):
+        if is_few or dropout_p > 0.0 or all(step == 1 for step, _ in inputs.rule.terms()):
             return ()
         return ("its mask has steps, and it would compute the pairs between them",)
 
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
         if abilities() is None:
             return ("saccade-cpu is not installed: pip install saccade-cpu",)
         why = []
-        dtype = given.query.dtype
-        if not given.query.is_cpu:
-            why.append(f"it runs on CPUs, not on {given.query.device.type}")
+        dtype = inputs.query.dtype
+        if not inputs.query.is_cpu:
+            why.append(f"it runs on CPUs, not on {inputs.query.device.type}")
         if not reads(dtype):
             why.append(f"it has no {str(dtype).removeprefix('torch.')} on this processor")
-        why += reasons_of_dot_products(given)
-        if given.rule.asks_functions:
+        why += reasons_of_dot_products(inputs)
+        if inputs.rule.asks_functions:
             why.append("its mask calls a function")
-        if given.bias is not None:
-            why += _reasons_of_bias(given.bias, given.shape)
+        if inputs.bias is not None:
+            why += _reasons_of_bias(inputs.bias, inputs.shape)
         if has_forward_derivatives():
             why.append(NO_FORWARD_DERIVATIVES)
-        if not why and kept_plan(given) is None:
+        if not why and kept_plan(inputs) is None:
             why.append("its mask says nothing exact about its rows, and a bit for each pair is too much")
         return tuple(why)
 
-    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+    def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """What the blocks compute and hold; nothing is run."""
-        return cost_of(given, value_dim, dropout_p)
+        return cost_of(inputs, value_dim, dropout_p)
 
-    def backward_bytes(self, given: Ingredients, value_dim: int) -> int:
+    def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
         """What the backward pass holds: sums over the keys in parts, and the sum of the parts."""
-        return bytes_of_backward(given, value_dim)
+        return bytes_of_backward(inputs, value_dim)
 
-    def pairs(self, given: Ingredients) -> int:
+    def pairs(self, inputs: AttentionInputs) -> int:
         """Query-key pairs whose scores the blocks compute."""
-        return known_plan(given).pairs(given)
+        return known_plan(inputs).pairs(inputs)
 
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse."""
-        call = Call.of(given, value, dropped)
+        call = Call.of(inputs, value, dropped)
         out, lse = torch.ops.saccade_cpu.forward(*call.arguments)
         out = out if out.shape[3] == value.shape[3] else out[..., : value.shape[3]]
-        if isinstance(given.bias, HidingTerm):
-            out = out.masked_fill(given.bias.queries[..., None], 0.0)
-            lse = lse.masked_fill(given.bias.queries, -torch.inf)
+        if isinstance(inputs.bias, HidingTerm):
+            out = out.masked_fill(inputs.bias.queries[..., None], 0.0)
+            lse = lse.masked_fill(inputs.bias.queries, -torch.inf)
         return out, lse
 
     def backward(
-        self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
+        self,
+        inputs: AttentionInputs,
+        value: Tensor,
+        dropped: Dropped | None,
+        results: Backward,
+        wanted: tuple[bool, ...],
     ) -> Tensors:
         """Gradients of query, key, value and the bias's source."""
-        call = Call.of(given, value, dropped)
+        call = Call.of(inputs, value, dropped)
         grad_out = prepared(results.grad_out)
         delta = (grad_out[..., : value.shape[3]].float() * results.out.float()).sum(-1)
         if results.grad_lse is not None:
@@ -147,10 +152,10 @@ class Native(KernelByHand):
         table = call.table if wanted[3] else -1
         lse = results.lse.contiguous()
         of_query, of_key, of_value, of_bias = torch.ops.saccade_cpu.backward(
-            *call.arguments, grad_out, lse, delta.contiguous(), chunks_of(given), table
+            *call.arguments, grad_out, lse, delta.contiguous(), chunks_of(inputs), table
         )
-        width = given.query.shape[3]
-        bias = _grad_of_bias(given.bias, of_bias, call) if wanted[3] and given.bias is not None else None
+        width = inputs.query.shape[3]
+        bias = _grad_of_bias(inputs.bias, of_bias, call) if wanted[3] and inputs.bias is not None else None
         others = (None,) * (len(wanted) - 4)
         return (
             of_query[..., :width],

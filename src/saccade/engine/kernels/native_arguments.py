@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import HidingTerm, Term
 from saccade.engine.dropout import Dropped, Words
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.native_plan import ROWS, held_by_bits, kept_bits, known_plan, packed
 from saccade.engine.memory_accounting import Cost, Held, Ledger
 from saccade.engine.tiles.tile_scores import index_of, positions
@@ -42,23 +42,23 @@ class Call(NamedTuple):
         return (*self.arguments[:2], *self.arguments[3:-4])
 
     @classmethod
-    def of(cls, given: Ingredients, value: Tensor, dropped: Dropped | None) -> Call:
+    def of(cls, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> Call:
         """Tensors as the operations read them."""
-        plan, term = known_plan(given), given.bias
-        bits = None if plan.is_exact else kept_bits(given)
+        plan, term = known_plan(inputs), inputs.bias
+        bits = None if plan.is_exact else kept_bits(inputs)
         visible = None
         if isinstance(term, HidingTerm):
             visible, term = packed(~term.keys), term.term
-        bias, index, table = _rows_of(term, given.shape)
+        bias, index, table = _rows_of(term, inputs.shape)
         rows, columns, threshold, kept = None, None, 0, 1.0
         if dropped is not None:
-            b, h, _ = index_of(given, given.everything)
-            words = Words(dropped.seed, dropped.items(b), h, *positions(given, given.everything), dropped.p)
+            b, h, _ = index_of(inputs, inputs.everything)
+            words = Words(dropped.seed, dropped.items(b), h, *positions(inputs, inputs.everything), dropped.p)
             rows, columns, threshold = words.rows.contiguous(), words.columns.contiguous(), words.threshold
             kept = 1.0 / (1.0 - dropped.p)
-        tensors = (prepared(given.query), prepared(given.key), prepared(value))
-        capped = 0.0 if given.softcap is None else given.softcap
-        options = (bias, index is not None, given.scale, capped, rows, columns, threshold, kept)
+        tensors = (prepared(inputs.query), prepared(inputs.key), prepared(value))
+        capped = 0.0 if inputs.softcap is None else inputs.softcap
+        options = (bias, index is not None, inputs.scale, capped, rows, columns, threshold, kept)
         return cls((*tensors, plan.starts, plan.runs, plan.spans, bits, visible, *options), index, table)
 
 
@@ -70,15 +70,15 @@ def prepared(x: Tensor) -> Tensor:
     return F.pad(x, (0, missing)) if missing else x.clone(memory_format=torch.contiguous_format)
 
 
-def cost_of(given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
     """What a forward product costs: what `Call.of` makes, the results, and what each thread packs."""
-    (batch, heads, q_len, kv_len), query, key = given.shape, given.query, given.key
-    plan, ledger, rows = known_plan(given), Ledger(), batch * heads * q_len
+    (batch, heads, q_len, kv_len), query, key = inputs.shape, inputs.query, inputs.key
+    plan, ledger, rows = known_plan(inputs), Ledger(), batch * heads * q_len
     if not plan.is_exact:
-        ledger.step(held_by_bits(given))
+        ledger.step(held_by_bits(inputs))
     kept = ledger.now
-    if given.bias is not None:
-        ledger.step(_held_by_bias(given.bias, q_len + kv_len - 1))
+    if inputs.bias is not None:
+        ledger.step(_held_by_bias(inputs.bias, q_len + kv_len - 1))
     if dropout_p:
         ledger.step(Held(32 * max(rows, kv_len), 4 * (rows + kv_len)))
     widths, item = (_filled(query.shape[3]), _filled(value_dim)), query.dtype.itemsize
@@ -88,23 +88,23 @@ def cost_of(given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
     ledger.take(results)
     sizes = (batch, heads, key.shape[1], q_len, kv_len, *widths)
     ledger.touch(torch.ops.saccade_cpu.held(*sizes, query.dtype == torch.bfloat16))
-    return Cost(len(plan.runs), plan.pairs(given), Held(ledger.most, kept + results))
+    return Cost(len(plan.runs), plan.pairs(inputs), Held(ledger.most, kept + results))
 
 
-def chunks_of(given: Ingredients) -> int:
+def chunks_of(inputs: AttentionInputs) -> int:
     """Parts in which the backward pass sums over rows, where heads alone are fewer than its tasks."""
-    batch, _, q_len, _ = given.shape
-    return max(1, min(-(-_TASKS // max(1, batch * given.key.shape[1])), -(-q_len // ROWS)))
+    batch, _, q_len, _ = inputs.shape
+    return max(1, min(-(-_TASKS // max(1, batch * inputs.key.shape[1])), -(-q_len // ROWS)))
 
 
-def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
+def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
     """Most bytes that a backward pass holds, gradients included."""
-    (batch, heads, q_len, kv_len), kv_heads = given.shape, given.key.shape[1]
-    rows, widths = batch * heads * q_len, (_filled(given.query.shape[3]), _filled(value_dim))
+    (batch, heads, q_len, kv_len), kv_heads = inputs.shape, inputs.key.shape[1]
+    rows, widths = batch * heads * q_len, (_filled(inputs.query.shape[3]), _filled(value_dim))
     of_keys = 4 * batch * kv_heads * kv_len * sum(widths)
-    narrow = given.query.dtype.itemsize
+    narrow = inputs.query.dtype.itemsize
     rounded = 0 if narrow == 4 else narrow * (rows * widths[0] + batch * kv_heads * kv_len * sum(widths))
-    return 4 * rows * (widths[0] + 1) + max((chunks_of(given) + 1) * of_keys, of_keys + rounded)
+    return 4 * rows * (widths[0] + 1) + max((chunks_of(inputs) + 1) * of_keys, of_keys + rounded)
 
 
 def _filled(width: int) -> int:

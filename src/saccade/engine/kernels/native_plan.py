@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.memory_probe import Probe
 from saccade.engine.memory_accounting import Held
 from saccade.engine.tiles.tile_scores import allowed
@@ -46,14 +46,14 @@ class NativePlan(NamedTuple):
     is_exact: bool
 
     @classmethod
-    def of(cls, given: Ingredients) -> NativePlan | None:
+    def of(cls, inputs: AttentionInputs) -> NativePlan | None:
         """The plan of a rule; None if its rows say nothing exact, and bits for all pairs are too many."""
-        rule, (batch, _, q_len, kv_len), (q_first, kv_first) = given.rule, given.shape, given.origin
-        if 0 in given.shape:
+        rule, (batch, _, q_len, kv_len), (q_first, kv_first) = inputs.rule, inputs.shape, inputs.origin
+        if 0 in inputs.shape:
             blocks = -(-q_len // ROWS)
             none = [torch.zeros(size, dtype=torch.int32) for size in ((blocks + 1,), (0, 3), (1, q_len, 0, 2))]
             return cls(none[0], none[1], none[2], True)
-        if given.plan.is_full:
+        if inputs.plan.is_full:
             return _whole(q_len, kv_len)
         items = [ALL] if rule.shape[0] == 1 or batch == 1 else list(range(batch))
         first = np.tile(np.arange(q_first, q_first + q_len, ROWS, dtype=np.int64), len(items))
@@ -61,21 +61,21 @@ class NativePlan(NamedTuple):
         blocks = len(first) // len(items)
         groups = Groups(np.repeat(np.asarray(items, dtype=np.int64), blocks), first, last)
         bounds = rule.bounds(groups, _keys(first, kv_first, kv_len))
-        starts, runs = _runs(given, bounds, first)
+        starts, runs = _runs(inputs, bounds, first)
         is_whole = not (runs[:, 2] == _LIMITED).any()
         few = bounds.needed.starts.shape[1] <= _MOST_SPANS and not is_whole
-        exact = _spans(given, items) if few else None
+        exact = _spans(inputs, items) if few else None
         is_exact = is_whole or exact is not None
-        if not is_exact and math.prod(_told_apart(given)) * q_len * kv_len > _MOST_BITS:
+        if not is_exact and math.prod(_told_apart(inputs)) * q_len * kv_len > _MOST_BITS:
             return None
         runs[runs[:, 2] == _LIMITED, 2] = _LIMITED if is_exact else _RESIDUAL
         spans = np.zeros((len(items), q_len, 0, 2), dtype=np.int64) if exact is None else exact
         arrays = [torch.from_numpy(x.astype(np.int32)) for x in (starts, runs, spans)]
         return cls(arrays[0], arrays[1], arrays[2], is_exact)
 
-    def pairs(self, given: Ingredients) -> int:
+    def pairs(self, inputs: AttentionInputs) -> int:
         """Query-key pairs whose scores are computed, over batch and heads: whole panels of each block."""
-        batch, heads, q_len, kv_len = given.shape
+        batch, heads, q_len, kv_len = inputs.shape
         blocks = -(-q_len // ROWS)
         block = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts.numpy())) % max(blocks, 1)
         rows = np.minimum(ROWS, q_len - block * ROWS)
@@ -84,44 +84,44 @@ class NativePlan(NamedTuple):
         return pairs * heads * (batch if len(self.spans) == 1 else 1)
 
 
-def kept_plan(given: Ingredients) -> NativePlan | None:
+def kept_plan(inputs: AttentionInputs) -> NativePlan | None:
     """`NativePlan.of`, kept with the plan of the rule."""
-    memo = given.plan.memo
+    memo = inputs.plan.memo
     if "native" not in memo:
         with unobserved():
-            memo["native"] = NativePlan.of(given)
+            memo["native"] = NativePlan.of(inputs)
     return cast("NativePlan | None", memo["native"])
 
 
-def known_plan(given: Ingredients) -> NativePlan:
+def known_plan(inputs: AttentionInputs) -> NativePlan:
     """`kept_plan` of a rule that has one, as `Native.reasons` has seen."""
-    plan = kept_plan(given)
+    plan = kept_plan(inputs)
     assert plan is not None
     return plan
 
 
-def kept_bits(given: Ingredients) -> Tensor:
+def kept_bits(inputs: AttentionInputs) -> Tensor:
     """One bit for each pair, int64 ``[batch | 1, heads | 1, q_len, panels]``, kept with the plan of the rule."""
-    memo = given.plan.memo
+    memo = inputs.plan.memo
     if "native bits" not in memo:
         with unobserved():
-            memo["native bits"] = _bits(given)
+            memo["native bits"] = _bits(inputs)
     return cast("Tensor", memo["native bits"])
 
 
-def _bits(given: Ingredients) -> Tensor:
-    words = torch.zeros(_shape_of_bits(given), dtype=torch.int64, device=given.device)
+def _bits(inputs: AttentionInputs) -> Tensor:
+    words = torch.zeros(_shape_of_bits(inputs), dtype=torch.int64, device=inputs.device)
     own = words.numpy().view(np.uint8)
-    for tile in _asked(given):
-        bits = np.packbits(cast("Tensor", allowed(given, tile)).numpy(), axis=-1, bitorder="little")
+    for tile in _asked(inputs):
+        bits = np.packbits(cast("Tensor", allowed(inputs, tile)).numpy(), axis=-1, bitorder="little")
         own[:, :, tile.rows.start : tile.rows.stop, : bits.shape[-1]] = bits
     return words
 
 
-def held_by_bits(given: Ingredients) -> Held:
+def held_by_bits(inputs: AttentionInputs) -> Held:
     """Bytes that `kept_bits` holds while it asks the rule, and those that are kept."""
-    words = 8 * math.prod(_shape_of_bits(given))
-    asked = Probe(given).held("bits", next(_asked(given)), allowed)
+    words = 8 * math.prod(_shape_of_bits(inputs))
+    asked = Probe(inputs).held("bits", next(_asked(inputs)), allowed)
     return Held(words + asked.most, words)
 
 
@@ -146,23 +146,23 @@ def _keys(groups: Ints, first: int, count: int) -> Universe:
     return Universe(np.full_like(groups, first), np.full_like(groups, first + count))
 
 
-def _spans(given: Ingredients, items: list[int]) -> Ints | None:
+def _spans(inputs: AttentionInputs, items: list[int]) -> Ints | None:
     """The keys of each row, ``[items, q_len, spans, 2]``; None if the rule says nothing exact, or too many ranges."""
-    (_, _, q_len, kv_len), (q_first, kv_first) = given.shape, given.origin
+    (_, _, q_len, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     own = np.repeat(np.asarray(items, dtype=np.int64), q_len)
     rows = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
-    asked = given.rule.bounds(Groups(own, rows, rows), _keys(rows, kv_first, kv_len))
+    asked = inputs.rule.bounds(Groups(own, rows, rows), _keys(rows, kv_first, kv_len))
     is_exact = asked.is_exact or bool((asked.needed.sizes() == asked.sure.sizes()).all())
     if not is_exact or asked.needed.starts.shape[1] > _MOST_SPANS:
         return None
     return (np.stack([asked.needed.starts, asked.needed.ends], 2) - kv_first).reshape(len(items), q_len, -1, 2)
 
 
-def _runs(given: Ingredients, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
+def _runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
     """Where the runs of each block begin, and the runs: of whole panels, and of limited ones."""
-    kv_first, panels = given.origin[1], _keys(first, 0, -(-given.shape[3] // PANEL))
+    kv_first, panels = inputs.origin[1], _keys(first, 0, -(-inputs.shape[3] // PANEL))
     touched = _in_panels(bounds.needed, kv_first, panels, out=True)
-    whole = _in_panels(bounds.sure, kv_first, panels, kv_len=given.shape[3])
+    whole = _in_panels(bounds.sure, kv_first, panels, kv_len=inputs.shape[3])
     found = []
     for spans, kind in ((whole, _WHOLE), (touched.minus(whole, panels), _LIMITED)):
         block, slot = np.nonzero(spans.starts < spans.ends)
@@ -185,19 +185,19 @@ def _in_panels(keys: Spans, first: int, panels: Universe, *, out: bool = False, 
     return Spans.of(np.where(is_some, starts // PANEL, 0), np.where(is_some, -(-ends // PANEL), 0), panels)
 
 
-def _told_apart(given: Ingredients) -> tuple[int, int]:
+def _told_apart(inputs: AttentionInputs) -> tuple[int, int]:
     """How many batch items and heads have bits of their own."""
-    return min(given.rule.shape[0], given.shape[0]), min(given.rule.shape[1], given.shape[1])
+    return min(inputs.rule.shape[0], inputs.shape[0]), min(inputs.rule.shape[1], inputs.shape[1])
 
 
-def _shape_of_bits(given: Ingredients) -> tuple[int, int, int, int]:
-    return (*_told_apart(given), given.shape[2], -(-given.shape[3] // PANEL))
+def _shape_of_bits(inputs: AttentionInputs) -> tuple[int, int, int, int]:
+    return (*_told_apart(inputs), inputs.shape[2], -(-inputs.shape[3] // PANEL))
 
 
-def _asked(given: Ingredients) -> Iterator[Tile]:
+def _asked(inputs: AttentionInputs) -> Iterator[Tile]:
     """Some rows at a time, of all pairs that are told apart."""
-    (items, heads), (q_len, kv_len) = _told_apart(given), given.shape[2:]
+    (items, heads), (q_len, kv_len) = _told_apart(inputs), inputs.shape[2:]
     rows = max(1, _PAIRS_ASKED // (items * heads * kv_len))
     for first in range(0, q_len, rows):
         columns = (Strip(range(kv_len), "all pairs"),)
-        yield Tile(slice(0, items), slice(0, heads), range(first, min(first + rows, q_len)), columns, given.rule)
+        yield Tile(slice(0, items), slice(0, heads), range(first, min(first + rows, q_len)), columns, inputs.rule)

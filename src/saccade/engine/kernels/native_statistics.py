@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias.term import HidingTerm
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.kernels.native import HALF, Native, abilities, is_on
 from saccade.engine.kernels.native_arguments import Call, chunks_of
@@ -42,40 +42,44 @@ class Looked(NamedTuple):
     received: Tensor
 
 
-def can_look(given: Ingredients, impl: str | Kernel) -> bool:
+def can_look(inputs: AttentionInputs, impl: str | Kernel) -> bool:
     """Whether the compiled kernel is asked for, or allowed, and can look at these ingredients."""
     is_named = impl == "native" or isinstance(impl, Native)
     if not is_named and not (impl == "auto" and is_on()):
         return False
-    if not (is_plain(given.query) and is_plain(given.key)) or 0 in given.shape or isinstance(given.bias, HidingTerm):
+    if (
+        not (is_plain(inputs.query) and is_plain(inputs.key))
+        or 0 in inputs.shape
+        or isinstance(inputs.bias, HidingTerm)
+    ):
         return False
-    return not Native().reasons(_readable(given), 0.0) and is_clean(given, given.query, given.key)
+    return not Native().reasons(_readable(inputs), 0.0) and is_clean(inputs, inputs.query, inputs.key)
 
 
-def look(given: Ingredients, bands: list[Band], ahead: int) -> Looked:
+def look(inputs: AttentionInputs, bands: list[Band], ahead: int) -> Looked:
     """One sweep.
 
     Args:
-        given: what `can_look` has said yes to.
+        inputs: what `can_look` has said yes to.
         bands: whose sums are wanted.
         ahead: by how many positions query i stands before key i, for distances.
 
     Cost: time as for one product with as many pairs, or less; for each thread the scores of `ROWS` rows, and
     O(kv_len) for each of some parts whose column sums are added up, in one order on any number of threads.
     """
-    wide = _readable(given)
+    wide = _readable(inputs)
     told = [[band.follows, *(min(max(edge, -_FAR), _FAR) for edge in band[1:])] for band in bands]
-    sinks = None if given.sink_logit is None else given.sink_logit.float().contiguous()
+    sinks = None if inputs.sink_logit is None else inputs.sink_logit.float().contiguous()
     ranges = torch.tensor(told, dtype=torch.int32, device="cpu").reshape(-1, 3)
     rows, received = torch.ops.saccade_cpu.look(
-        *Call.of(wide, wide.key, None).of_scores, sinks, ranges, ahead, chunks_of(given)
+        *Call.of(wide, wide.key, None).of_scores, sinks, ranges, ahead, chunks_of(inputs)
     )
     return Looked(rows, received.sum(0))
 
 
-def _readable(given: Ingredients) -> Ingredients:
+def _readable(inputs: AttentionInputs) -> AttentionInputs:
     """In float32 where the processor has no products of the dtype: statistics are computed in it anyway."""
-    dtype = given.query.dtype
+    dtype = inputs.query.dtype
     if dtype is torch.float16 or (dtype is torch.bfloat16 and (abilities() or 0) < HALF):
-        return given.replaced(query=given.query.float(), key=given.key.float())
-    return given
+        return inputs.replaced(query=inputs.query.float(), key=inputs.key.float())
+    return inputs

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade.engine import dropout
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.kernels.memory_probe import Probe
 from saccade.engine.memory_accounting import Cost, Held
@@ -27,37 +27,37 @@ class Reference(Kernel):
 
     name = "reference"
 
-    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+    def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """All pairs, and the few tensors of them that are held at once."""
-        batch, heads, q_len, _ = given.shape
-        results = batch * heads * q_len * (value_dim * given.dtype.itemsize + given.compute_dtype.itemsize)
+        batch, heads, q_len, _ = inputs.shape
+        results = batch * heads * q_len * (value_dim * inputs.dtype.itemsize + inputs.compute_dtype.itemsize)
         dropped = Dropped(dropout_p, 0) if dropout_p else None
 
-        def run(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor]:
-            return weighted(given, tile, scores_of(given, tile), given.key[..., : tile.width, :1], dropped)
+        def run(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor]:
+            return weighted(inputs, tile, scores_of(inputs, tile), inputs.key[..., : tile.width, :1], dropped)
 
-        held = Probe(given, is_narrow=True).held("reference", given.everything, run)
-        return Cost(1, self.pairs(given), Held(held.most + results, results))
+        held = Probe(inputs, is_narrow=True).held("reference", inputs.everything, run)
+        return Cost(1, self.pairs(inputs), Held(held.most + results, results))
 
-    def pairs(self, given: Ingredients) -> int:
+    def pairs(self, inputs: AttentionInputs) -> int:
         """All of them."""
-        return math.prod(given.shape)
+        return math.prod(inputs.shape)
 
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse."""
-        return weighted(given, given.everything, scores_of(given, given.everything), value, dropped)
+        return weighted(inputs, inputs.everything, scores_of(inputs, inputs.everything), value, dropped)
 
 
 def weighted(
-    given: Ingredients, tile: Tile, scores: Tensor, value: Tensor, dropped: Dropped | None
+    inputs: AttentionInputs, tile: Tile, scores: Tensor, value: Tensor, dropped: Dropped | None
 ) -> tuple[Tensor, Tensor]:
     """Return output and lse of the complete rows of a tile, from its scores and the values of its columns."""
     weights, lse = normalised(scores)
     if dropped is not None:
-        b, h, _ = index_of(given, tile)
+        b, h, _ = index_of(inputs, tile)
         weights = (
             weights
-            * dropout.keep(dropped.seed, dropped.items(b), h, *positions(given, tile), dropped.p)
+            * dropout.keep(dropped.seed, dropped.items(b), h, *positions(inputs, tile), dropped.p)
             / (1.0 - dropped.p)
         )
     out = product(weights, value.to(weights.dtype))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.engine import dropout
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, KernelByHand, Tensors
 from saccade.engine.kernels.tiled_blocks import blocks_of
 from saccade.engine.kernels.tiled_cost import bytes_of_backward, cost_of, pairs_of
@@ -37,42 +37,47 @@ class Tiled(KernelByHand):
 
     name = "tiled"
 
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
         return (NO_FORWARD_DERIVATIVES,) if has_forward_derivatives() else ()
 
-    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+    def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """What the blocks compute and hold; nothing is run."""
-        return cost_of(given, value_dim, dropout_p)
+        return cost_of(inputs, value_dim, dropout_p)
 
-    def backward_bytes(self, given: Ingredients, value_dim: int) -> int:
+    def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
         """What the blocks hold on the way back."""
-        return bytes_of_backward(given, value_dim)
+        return bytes_of_backward(inputs, value_dim)
 
-    def pairs(self, given: Ingredients) -> int:
+    def pairs(self, inputs: AttentionInputs) -> int:
         """Query-key pairs whose scores the blocks hold."""
-        return pairs_of(given)
+        return pairs_of(inputs)
 
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
         """Output and lse."""
-        return _forward(given, value, dropped)
+        return _forward(inputs, value, dropped)
 
     def backward(
-        self, given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
+        self,
+        inputs: AttentionInputs,
+        value: Tensor,
+        dropped: Dropped | None,
+        results: Backward,
+        wanted: tuple[bool, ...],
     ) -> Tensors:
         """Gradients of query, key, value, the bias's source, parameters and what is captured, where wanted."""
-        return _backward(given, value, dropped, results, wanted)
+        return _backward(inputs, value, dropped, results, wanted)
 
 
-def _forward(given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-    batch, heads, q_len, _ = given.shape
+def _forward(inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
+    batch, heads, q_len, _ = inputs.shape
     # [batch, len, heads, width] in memory, so that heads merge without a copy.
     out = value.new_zeros(batch, q_len, heads, value.shape[3]).transpose(1, 2)
-    lse = torch.full((batch, heads, q_len), -math.inf, dtype=given.compute_dtype, device=value.device)
-    scratch, of_all = _Scratch(given), _words(given, dropped)
-    is_small = _is_small(given)
-    for piece in blocks_of(given):
-        block = _made(given, value, piece, scratch)
+    lse = torch.full((batch, heads, q_len), -math.inf, dtype=inputs.compute_dtype, device=value.device)
+    scratch, of_all = _Scratch(inputs), _words(inputs, dropped)
+    is_small = _is_small(inputs)
+    for piece in blocks_of(inputs):
+        block = _made(inputs, value, piece, scratch)
         weights = block.scores
         if is_small:
             total = weights.exp_().sum(-1, keepdim=True)
@@ -92,12 +97,12 @@ def _forward(given: Ingredients, value: Tensor, dropped: Dropped | None) -> tupl
 
 
 def _backward(
-    given: Ingredients, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
+    inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, results: Backward, wanted: tuple[bool, ...]
 ) -> Tensors:
-    wide, bias = given.compute_dtype, given.bias
+    wide, bias = inputs.compute_dtype, inputs.bias
     grads = [
         torch.zeros(x.shape, dtype=wide, device=x.device) if x is not None and needed else None
-        for x, needed in zip(given.sources(value), wanted, strict=True)
+        for x, needed in zip(inputs.sources(value), wanted, strict=True)
     ]
     gq, gk, gv, gb, *gp = grads
     grad_out, lse = results.grad_out, results.lse
@@ -107,12 +112,12 @@ def _backward(
     delta = (grad_out * results.out).sum(-1) if is_exact else torch.zeros_like(lse)
     if results.grad_lse is not None:
         delta = delta - results.grad_lse.to(wide)
-    scratch, of_all = _Scratch(given), _words(given, dropped)
+    scratch, of_all = _Scratch(inputs), _words(inputs, dropped)
     # Where exponentials need no shift, what they are divided by goes to the rows of what they are multiplied with.
-    share = (-lse).exp() if _is_small(given) else None
+    share = (-lse).exp() if _is_small(inputs) else None
     delta = delta if share is None else delta * share
-    for piece in blocks_of(given):
-        block = _made(given, value, piece, scratch, slopes=True)
+    for piece in blocks_of(inputs):
+        block = _made(inputs, value, piece, scratch, slopes=True)
         weights = block.scores if share is not None else block.scores.sub_(block.rows(lse)[..., None])
         weights = weights.exp_()
         go = block.rows(grad_out).to(wide)
@@ -132,30 +137,30 @@ def _backward(
         grad_scores = grad_weights.sub_(taken[..., None]).mul_(weights)
         if gb is not None and bias is not None:
             bias.collect(gb, block.tile, grad_scores)
-        grad_scores = _backward_of_modification(given, block, grad_scores, gp)
+        grad_scores = _backward_of_modification(inputs, block, grad_scores, gp)
         if block.slopes is not None:
             grad_scores *= block.slopes
-        _backward_of_scores(given, block, grad_scores, gq, gk, gp)
+        _backward_of_scores(inputs, block, grad_scores, gq, gk, gp)
         del block, weights, words, grad_weights, grad_scores  # or they would be held while the next ones are made
     return tuple(grads)
 
 
 def _backward_of_modification(
-    given: Ingredients, block: _Block, grad_scores: Tensor, gp: list[Tensor | None]
+    inputs: AttentionInputs, block: _Block, grad_scores: Tensor, gp: list[Tensor | None]
 ) -> Tensor:
     """From the gradient of a block's modified scores to that of the capped ones, and to what is captured."""
-    if given.modification is None or block.capped is None:
+    if inputs.modification is None or block.capped is None:
         return grad_scores
-    place = place_of(given, block.tile)
-    of_scores, captured = given.modification.gradients(grad_scores, block.capped, place, given.where)
-    for total, part in zip(gp[len(given.parameters) :], captured, strict=True):
+    place = place_of(inputs, block.tile)
+    of_scores, captured = inputs.modification.gradients(grad_scores, block.capped, place)
+    for total, part in zip(gp[len(inputs.parameters) :], captured, strict=True):
         if total is not None and part is not None:
             total.add_(part)
     return torch.zeros_like(grad_scores) if of_scores is None else of_scores
 
 
 def _backward_of_scores(
-    given: Ingredients,
+    inputs: AttentionInputs,
     block: _Block,
     grad_scores: Tensor,
     gq: Tensor | None,
@@ -163,13 +168,13 @@ def _backward_of_scores(
     gp: list[Tensor | None],
 ) -> None:
     """From the gradient of a block's scores to those of query, key and parameters."""
-    if given.tile_function is None:
+    if inputs.tile_function is None:
         if gq is not None:
-            block.rows(gq).add_(product(grad_scores, block.key), alpha=given.scale)
+            block.rows(gq).add_(product(grad_scores, block.key), alpha=inputs.scale)
         if gk is not None:
-            block.add_transposed(gk, grad_scores, block.query * given.scale)
+            block.add_transposed(gk, grad_scores, block.query * inputs.scale)
         return
-    of_query, of_key, *others = _gradients_of_tile(given, block, grad_scores * given.scale)
+    of_query, of_key, *others = _gradients_of_tile(inputs, block, grad_scores * inputs.scale)
     if gq is not None and of_query is not None:
         block.rows(gq).add_(of_query)
     if gk is not None and of_key is not None:
@@ -179,16 +184,16 @@ def _backward_of_scores(
             total.add_(part)
 
 
-def _gradients_of_tile(given: Ingredients, block: _Block, grad: Tensor) -> Sequence[Tensor | None]:
+def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> Sequence[Tensor | None]:
     """Those of a block's query, its key and the parameters, by the score's own rule or else by autograd."""
-    function, groups = given.tile_function, block.key.shape[1]
+    function, groups = inputs.tile_function, block.key.shape[1]
     assert function is not None  # who calls has looked
     q, grad = folded(block.query, groups), folded(grad, groups)
     gradients = getattr(function, "gradients", None)
     if gradients is not None:
-        of_query, *others = gradients(grad, q, block.key, *given.parameters)
+        of_query, *others = gradients(grad, q, block.key, *inputs.parameters)
         return (of_query.reshape(block.query.shape), *others)
-    leaves = [x.detach().requires_grad_() for x in (q, block.key, *given.parameters)]
+    leaves = [x.detach().requires_grad_() for x in (q, block.key, *inputs.parameters)]
     with torch.enable_grad():
         made = function(*leaves)
     of_query, *others = torch.autograd.grad(made, leaves, grad, allow_unused=True)
@@ -234,45 +239,46 @@ class _Block(NamedTuple):
         return of_all.block(batch, heads, rows, tuple(strip.keys for strip in columns), out=out)
 
 
-def _is_small(given: Ingredients) -> bool:
+def _is_small(inputs: AttentionInputs) -> bool:
     """Whether no score can be so large that its exponential, or a sum of them, leaves float32: no shift is needed."""
-    if not given.is_plain or given.query.numel() * given.key.numel() == 0:
+    if not inputs.is_plain or inputs.query.numel() * inputs.key.numel() == 0:
         return False
     longest = [
-        torch.linalg.vector_norm(x.detach(), dim=-1, dtype=given.compute_dtype).max() for x in (given.query, given.key)
+        torch.linalg.vector_norm(x.detach(), dim=-1, dtype=inputs.compute_dtype).max()
+        for x in (inputs.query, inputs.key)
     ]
-    return float(longest[0] * longest[1]) * abs(given.scale) <= _LARGEST
+    return float(longest[0] * longest[1]) * abs(inputs.scale) <= _LARGEST
 
 
-def _words(given: Ingredients, dropped: Dropped | None) -> dropout.Words | None:
+def _words(inputs: AttentionInputs, dropped: Dropped | None) -> dropout.Words | None:
     if dropped is None:
         return None
-    b, h, _ = index_of(given, given.everything)
-    return dropout.Words(dropped.seed, dropped.items(b), h, *positions(given, given.everything), dropped.p)
+    b, h, _ = index_of(inputs, inputs.everything)
+    return dropout.Words(dropped.seed, dropped.items(b), h, *positions(inputs, inputs.everything), dropped.p)
 
 
-def _made(given: Ingredients, value: Tensor, piece: Tile, scratch: _Scratch, *, slopes: bool = False) -> _Block:
+def _made(inputs: AttentionInputs, value: Tensor, piece: Tile, scratch: _Scratch, *, slopes: bool = False) -> _Block:
     """A block of the score matrix, -inf where not allowed, which may be changed until the next one is made."""
-    groups = groups_of(piece.heads, given.shape[1], given.key.shape[1])
+    groups = groups_of(piece.heads, inputs.shape[1], inputs.key.shape[1])
     columns = joined(piece.spans)
-    wide = given.compute_dtype
-    q = at(given.query[piece.batch, piece.heads], piece.rows, 2).to(wide)
-    k, v = (take(x[piece.batch, groups], columns, 2).to(wide) for x in (given.key, value))
-    is_dot = given.tile_function is None
-    made = scratch.product(q * given.scale, k.mT, 0) if is_dot else compared(given, q, k)
-    made = capped(given, made)
-    slope = 1.0 - (made / given.softcap).square_() if slopes and given.softcap is not None else None
-    before = made.clone() if slopes and given.modification is not None else None
-    bias = None if given.bias is None else given.bias.read(piece)
-    made = hide_(given, biased(given, modified(given, made, piece), bias), piece)
+    wide = inputs.compute_dtype
+    q = at(inputs.query[piece.batch, piece.heads], piece.rows, 2).to(wide)
+    k, v = (take(x[piece.batch, groups], columns, 2).to(wide) for x in (inputs.key, value))
+    is_dot = inputs.tile_function is None
+    made = scratch.product(q * inputs.scale, k.mT, 0) if is_dot else compared(inputs, q, k)
+    made = capped(inputs, made)
+    slope = 1.0 - (made / inputs.softcap).square_() if slopes and inputs.softcap is not None else None
+    before = made.clone() if slopes and inputs.modification is not None else None
+    bias = None if inputs.bias is None else inputs.bias.read(piece)
+    made = hide_(inputs, biased(inputs, modified(inputs, made, piece), bias), piece)
     return _Block(piece, q, k, v, made, before, slope, groups)
 
 
 class _Scratch:
     """Memory for the blocks of one pass, used again for each: fresh memory costs as much as the product in it."""
 
-    def __init__(self, given: Ingredients):
-        self._wide, self._device = given.compute_dtype, given.device
+    def __init__(self, inputs: AttentionInputs):
+        self._wide, self._device = inputs.compute_dtype, inputs.device
         self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def like(self, x: Tensor, number: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.tiles.tile_splitting import Cut, cut, few_rows
 from saccade.plan import Tile
 
@@ -36,19 +36,19 @@ class Blocks(NamedTuple):
         return items * heads * sum(piece.height * piece.width for piece in self.rows())
 
 
-def cuts_of(given: Ingredients) -> Iterator[Blocks]:
+def cuts_of(inputs: AttentionInputs) -> Iterator[Blocks]:
     """The tiles that have columns, each with its cut."""
-    share = given.shape[1] // given.key.shape[1] if given.key.shape[1] else 1
-    for tile in given.row_plan.tiles:
+    share = inputs.shape[1] // inputs.key.shape[1] if inputs.key.shape[1] else 1
+    for tile in inputs.row_plan.tiles:
         if tile.width:
             # Long rows are taken twice as many at a time: products of more rows are faster, and caches are left anyway.
             times = 1 if tile.width <= _NARROW else 2
             yield Blocks(tile, cut(tile, share=share, rows=times * _ROWS, entries=times * _ENTRIES))
 
 
-def blocks_of(given: Ingredients) -> Iterator[Tile]:
+def blocks_of(inputs: AttentionInputs) -> Iterator[Tile]:
     """The blocks, one by one."""
-    for blocks in cuts_of(given):
+    for blocks in cuts_of(inputs):
         for batch in blocks.cut.batch:
             for heads in blocks.cut.heads:
                 for piece in blocks.rows():

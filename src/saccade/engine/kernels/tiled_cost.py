@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.memory_probe import Probe
 from saccade.engine.kernels.tiled_blocks import cuts_of
 from saccade.engine.memory_accounting import Cost, Held, Ledger, bytes_widened
@@ -17,109 +17,109 @@ from saccade.plan import Tile
 __all__ = ["bytes_of_backward", "cost_of", "pairs_of"]
 
 
-def pairs_of(given: Ingredients) -> int:
+def pairs_of(inputs: AttentionInputs) -> int:
     """Query-key pairs of all blocks, over batch and heads."""
-    return sum(blocks.pairs for blocks in cuts_of(given))
+    return sum(blocks.pairs for blocks in cuts_of(inputs))
 
 
-def cost_of(given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
     """What a forward product costs."""
-    run = _Run(given, value_dim, has_dropout=dropout_p > 0.0)
+    run = _Run(inputs, value_dim, has_dropout=dropout_p > 0.0)
     run.start()
-    for blocks in cuts_of(given):
+    for blocks in cuts_of(inputs):
         # Of batch items and heads those that come first are most; others hold the same for the same rows, or less.
         for piece in blocks.rows():
             run.block(piece._replace(batch=blocks.cut.batch[0], heads=blocks.cut.heads[0]))
     run.ledger.give(sum(run.buffers.values()))
-    return Cost(len(given.row_plan), pairs_of(given), Held(run.ledger.most, run.ledger.now))
+    return Cost(len(inputs.row_plan), pairs_of(inputs), Held(run.ledger.most, run.ledger.now))
 
 
-def bytes_of_backward(given: Ingredients, value_dim: int) -> int:
+def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
     """Most bytes that a backward pass holds, gradients included."""
-    (batch, heads, q_len, kv_len), item, wide = given.shape, given.query.dtype.itemsize, given.compute_dtype.itemsize
-    widths = given.query.shape[3] + value_dim
-    of_query = batch * heads * q_len * given.query.shape[3]
-    of_keys = batch * given.key.shape[1] * kv_len * widths
+    (batch, heads, q_len, kv_len), item, wide = inputs.shape, inputs.query.dtype.itemsize, inputs.compute_dtype.itemsize
+    widths = inputs.query.shape[3] + value_dim
+    of_query = batch * heads * q_len * inputs.query.shape[3]
+    of_keys = batch * inputs.key.shape[1] * kv_len * widths
     rows, most = batch * heads * q_len, 0
-    for blocks in cuts_of(given):
+    for blocks in cuts_of(inputs):
         items, own = (span.stop - span.start for span in (blocks.cut.batch[0], blocks.cut.heads[0]))
         for piece in blocks.rows():
-            columns = items * len(range(*groups_of(blocks.cut.heads[0], heads, given.key.shape[1]).indices(heads)))
+            columns = items * len(range(*groups_of(blocks.cut.heads[0], heads, inputs.key.shape[1]).indices(heads)))
             is_copied = item < wide or len(joined(piece.spans)) > 1
             entries, sides = items * own * piece.height, columns * piece.width * widths
-            extra = _times(given) * entries * piece.width + entries * widths + (2 if is_copied else 1) * sides
-            extra += _of_function(given, entries * piece.width)
+            extra = _times(inputs) * entries * piece.width + entries * widths + (2 if is_copied else 1) * sides
+            extra += _of_function(inputs, entries * piece.width)
             most = max(most, extra)
     rounded = 0 if item == wide else (of_query + of_keys) * item
     looked = rows * value_dim * wide  # the products that are summed to what softmax takes off each gradient
     return (of_query + of_keys) * wide + max(most * wide, rounded, looked) + 2 * rows * wide
 
 
-def _times(given: Ingredients) -> int:
+def _times(inputs: AttentionInputs) -> int:
     """Blocks of scores that are held at once: weights and their gradients, and what slopes and functions keep."""
-    return 2 + (given.softcap is not None) + 2 * (given.modification is not None)
+    return 2 + (inputs.softcap is not None) + 2 * (inputs.modification is not None)
 
 
-def _of_function(given: Ingredients, pairs: int) -> int:
+def _of_function(inputs: AttentionInputs, pairs: int) -> int:
     """Numbers that a score's own function holds on the way back: a gradient that is scaled, and what it makes of it."""
-    if given.tile_function is None:
+    if inputs.tile_function is None:
         return 0
-    told = getattr(given.tile_function, "held_bytes", None)
+    told = getattr(inputs.tile_function, "held_bytes", None)
     return pairs + (2 * pairs if told is None else 2 * told(1))  # what is told is held, and its product with a gradient
 
 
 class _Run:
     """What `saccade.engine.kernels.tiled` takes and gives back, block by block."""
 
-    def __init__(self, given: Ingredients, value_dim: int, *, has_dropout: bool):
+    def __init__(self, inputs: AttentionInputs, value_dim: int, *, has_dropout: bool):
         self.ledger = Ledger()
-        self._given, self._value_dim, self._has_dropout = given, value_dim, has_dropout
-        self._item, self._wide = given.query.dtype.itemsize, given.compute_dtype.itemsize
-        self._probe = Probe(given)
+        self._given, self._value_dim, self._has_dropout = inputs, value_dim, has_dropout
+        self._item, self._wide = inputs.query.dtype.itemsize, inputs.compute_dtype.itemsize
+        self._probe = Probe(inputs)
         self._kept: set[Hashable] = set()
         self._room = ROOM_FOR_HIDDEN
         self.buffers = {0: 0, 3: 0}
 
     def start(self) -> None:
         """Results, a word of dropout for each row and column, and a look at how large scores may be."""
-        (batch, heads, q_len, kv_len), given = self._given.shape, self._given
+        (batch, heads, q_len, kv_len), inputs = self._given.shape, self._given
         rows = batch * heads * q_len
         self.ledger.take(rows * (self._value_dim * self._item + self._wide))
         if self._has_dropout:
             self.ledger.touch(32 * max(rows, kv_len))  # four numbers of 64 bits are held while one of 32 is made
             self.ledger.take(4 * (rows + kv_len))
-        if given.is_plain:
-            entries = max(rows * given.query.shape[3], given.key.numel())
-            self.ledger.touch(bytes_widened(entries, given.query.dtype))
+        if inputs.is_plain:
+            entries = max(rows * inputs.query.shape[3], inputs.key.numel())
+            self.ledger.touch(bytes_widened(entries, inputs.query.dtype))
 
     def block(self, piece: Tile) -> None:
         """One block."""
-        given, ledger, wide = self._given, self.ledger, self._wide
+        inputs, ledger, wide = self._given, self.ledger, self._wide
         items, heads = (span.stop - span.start for span in (piece.batch, piece.heads))
-        groups = groups_of(piece.heads, given.shape[1], given.key.shape[1])
-        query = items * heads * piece.height * given.query.shape[3] * wide
+        groups = groups_of(piece.heads, inputs.shape[1], inputs.key.shape[1])
+        query = items * heads * piece.height * inputs.query.shape[3] * wide
         entries = items * heads * piece.height * piece.width
-        widths = (given.key.shape[3], self._value_dim)
+        widths = (inputs.key.shape[3], self._value_dim)
         columns = items * (groups.stop - groups.start) * piece.width
         is_half, is_gathered = self._item < wide, len(joined(piece.spans)) > 1
         copied = sum(columns * width * wide for width in widths) if is_half or is_gathered else 0
         if is_half and is_gathered:
             ledger.touch(copied + columns * max(widths) * self._item)
         with ledger.holding(copied + (query if is_half else 0)):
-            if given.tile_function is None:
+            if inputs.tile_function is None:
                 with ledger.holding(query):
                     self._buffer(0, entries * wide)
-                    if not is_gathered and not is_half and not _merges(given.key, items):
+                    if not is_gathered and not is_half and not _merges(inputs.key, items):
                         ledger.touch(columns * widths[0] * wide)
                 made = 0
             else:
                 made = entries * wide
                 ledger.touch(self._compared(piece, made))
             with ledger.holding(made):
-                if given.modification is not None:
+                if inputs.modification is not None:
                     changed = self._probe.held("modified", piece, _modified).most
                     ledger.touch(max(changed, 0))
-                if given.bias is not None:
+                if inputs.bias is not None:
                     ledger.touch(self._probe.held("bias", piece, _bias).most)
                 for strip in piece.columns:
                     if strip.residual is not True:
@@ -159,19 +159,19 @@ def _merges(x: Tensor, items: int) -> bool:
     return items == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
 
 
-def _compared(given: Ingredients, tile: Tile) -> Tensor:
-    groups = groups_of(tile.heads, given.shape[1], given.key.shape[1])
-    q = at(given.query[tile.batch, tile.heads], tile.rows, 2)
-    k = take(given.key[tile.batch, groups], tile.spans, 2)
-    return compared(given, q.to(given.compute_dtype), k.to(given.compute_dtype))
+def _compared(inputs: AttentionInputs, tile: Tile) -> Tensor:
+    groups = groups_of(tile.heads, inputs.shape[1], inputs.key.shape[1])
+    q = at(inputs.query[tile.batch, tile.heads], tile.rows, 2)
+    k = take(inputs.key[tile.batch, groups], tile.spans, 2)
+    return compared(inputs, q.to(inputs.compute_dtype), k.to(inputs.compute_dtype))
 
 
-def _modified(given: Ingredients, tile: Tile) -> Tensor:
+def _modified(inputs: AttentionInputs, tile: Tile) -> Tensor:
     items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
-    scores = given.key.new_zeros((), dtype=given.compute_dtype).expand(items, heads, tile.height, tile.width)
-    return modified(given, scores, tile)
+    scores = inputs.key.new_zeros((), dtype=inputs.compute_dtype).expand(items, heads, tile.height, tile.width)
+    return modified(inputs, scores, tile)
 
 
-def _bias(given: Ingredients, tile: Tile) -> Tensor:
-    assert given.bias is not None
-    return given.bias.read(tile).to(given.compute_dtype)
+def _bias(inputs: AttentionInputs, tile: Tile) -> Tensor:
+    assert inputs.bias is not None
+    return inputs.bias.read(tile).to(inputs.compute_dtype)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.gpu_setting import left_out
 from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
 from saccade.engine.memory_accounting import Cost, Held
@@ -41,61 +41,61 @@ class Varlen(Kernel):
     hides = False
     devices: tuple[str, ...] = ("cuda",)
 
-    def suits(self, given: Ingredients, dropout_p: float) -> bool:
+    def suits(self, inputs: AttentionInputs, dropout_p: float) -> bool:
         """Where it could run."""
-        return given.device.type in self.devices
+        return inputs.device.type in self.devices
 
-    def drawbacks(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+    def drawbacks(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
         """Why ``impl="auto"`` passes it over."""
-        return left_out(given)
+        return left_out(inputs)
 
-    def reasons(self, given: Ingredients, dropout_p: float) -> tuple[str, ...]:
+    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
         """Why it cannot run these inputs; empty if it can."""
         why = []
-        if given.device.type not in self.devices:
-            why.append(f"it runs on {' and '.join(self.devices)}, not on {given.device.type}")
-        if given.query.dtype not in _DTYPES:
-            why.append(f"it has no {str(given.query.dtype).removeprefix('torch.')}")
-        if 0 in given.shape or given.query.shape[3] > _WIDEST:
+        if inputs.device.type not in self.devices:
+            why.append(f"it runs on {' and '.join(self.devices)}, not on {inputs.device.type}")
+        if inputs.query.dtype not in _DTYPES:
+            why.append(f"it has no {str(inputs.query.dtype).removeprefix('torch.')}")
+        if 0 in inputs.shape or inputs.query.shape[3] > _WIDEST:
             why.append(f"it takes heads at most {_WIDEST} wide, and no empty inputs")
-        elif _packed(given) is None:
+        elif _packed(inputs) is None:
             why.append("it takes windows of whole texts, in Documents or alone, over as many rows as keys")
-        if not given.scale > 0.0:
+        if not inputs.scale > 0.0:
             why.append("it takes scales above 0")
         if dropout_p > 0.0:
             why.append("it has no dropout")
-        if given.softcap is not None or given.bias is not None:
+        if inputs.softcap is not None or inputs.bias is not None:
             why.append("it has no softcap and no bias")
-        why += reasons_of_dot_products(given)
+        why += reasons_of_dot_products(inputs)
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
         return tuple(why)
 
-    def reasons_of_lse(self, given: Ingredients) -> tuple[str, ...]:
+    def reasons_of_lse(self, inputs: AttentionInputs) -> tuple[str, ...]:
         """Of a gradient through the lse torch keeps nothing, and says nothing."""
         return ("its lse has no gradient",) if torch.is_grad_enabled() else ()
 
-    def pairs(self, given: Ingredients) -> int:
+    def pairs(self, inputs: AttentionInputs) -> int:
         """Those in the windows."""
-        packed, heads = _packed(given), given.shape[1]
+        packed, heads = _packed(inputs), inputs.shape[1]
         assert packed is not None  # `reasons` has looked
-        items = packed.lengths * (given.shape[0] if len(packed.lengths) == 1 else 1)
+        items = packed.lengths * (inputs.shape[0] if len(packed.lengths) == 1 else 1)
         return heads * sum(_pairs(length, packed.left, packed.right) for item in items for length in item)
 
-    def cost(self, given: Ingredients, value_dim: int, dropout_p: float) -> Cost:
+    def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         """Pairs and results; what torch's kernel holds besides is not known here."""
-        batch, heads, q_len, _ = given.shape
-        results = batch * heads * q_len * (value_dim * given.query.dtype.itemsize + 4)
-        return Cost(1, self.pairs(given), Held(results, results))
+        batch, heads, q_len, _ = inputs.shape
+        results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
+        return Cost(1, self.pairs(inputs), Held(results, results))
 
-    def forward(self, given: Ingredients, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
         """Output and lse."""
         from torch.nn.attention.varlen import AuxRequest, varlen_attn  # noqa: PLC0415  of later versions of torch
 
-        texts, width = _texts(given), value.shape[3]
-        batch, heads, length, _ = given.shape
-        wide = -(-max(given.query.shape[3], width) // _EVEN) * _EVEN
-        q, k, v = (texts.rows_of(F.pad(x, (0, wide - x.shape[3]))) for x in (given.query, given.key, value))
+        texts, width = _texts(inputs), value.shape[3]
+        batch, heads, length, _ = inputs.shape
+        wide = -(-max(inputs.query.shape[3], width) // _EVEN) * _EVEN
+        q, k, v = (texts.rows_of(F.pad(x, (0, wide - x.shape[3]))) for x in (inputs.query, inputs.key, value))
         window = tuple(-1 if side is None else side for side in (texts.packed.left, texts.packed.right))
         found, lse = varlen_attn(
             q,
@@ -106,9 +106,9 @@ class Varlen(Kernel):
             texts.longest,
             texts.longest,
             return_aux=AuxRequest(lse=True),
-            scale=given.scale,
+            scale=inputs.scale,
             window_size=cast("tuple[int, int]", window),
-            **_grouped(varlen_attn, heads != given.key.shape[1]),
+            **_grouped(varlen_attn, heads != inputs.key.shape[1]),
         )
         out = texts.put_back(found, 0.0, batch * length).view(batch, length, heads, wide).transpose(1, 2)
         # In memory it lies as [heads, rows], whatever its documentation says.
@@ -149,23 +149,23 @@ class _Texts(NamedTuple):
         return rows.new_full((count, *rows.shape[1:]), else_).index_copy(0, self.places, rows)
 
 
-def _packed(given: Ingredients) -> Packed | None:
+def _packed(inputs: AttentionInputs) -> Packed | None:
     """The lengths of a mask's texts, and their window; None if it is no mask of texts with windows."""
     from saccade.masks.convert.varlen import packed_of  # noqa: PLC0415  knows masks that a product need not
 
-    _, _, q_len, kv_len = given.shape
-    is_square = q_len == kv_len and given.origin == (0, 0) and given.row_positions is None
-    return packed_of(given.rule, q_len) if is_square else None
+    _, _, q_len, kv_len = inputs.shape
+    is_square = q_len == kv_len and inputs.origin == (0, 0) and inputs.row_positions is None
+    return packed_of(inputs.rule, q_len) if is_square else None
 
 
-def _texts(given: Ingredients) -> _Texts:
+def _texts(inputs: AttentionInputs) -> _Texts:
     """The texts on the device, kept with the plan."""
-    key, memo = ("texts of varlen", given.device), given.plan.memo
+    key, memo = ("texts of varlen", inputs.device), inputs.plan.memo
     if key not in memo:
-        packed = _packed(given)
+        packed = _packed(inputs)
         assert packed is not None  # `reasons` has looked
         with unobserved():
-            memo[key] = _made(packed, given.shape[0], given.shape[2], given.device)
+            memo[key] = _made(packed, inputs.shape[0], inputs.shape[2], inputs.device)
     return cast("_Texts", memo[key])
 
 

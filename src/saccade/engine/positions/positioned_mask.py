@@ -32,7 +32,6 @@ def placed(
     kv: Positions | None,
     shape: tuple[int, int, int, int],
     device: torch.device,
-    where: str,
 ) -> tuple[Mask, tuple[int, int]]:
     """The rule as a plan counts, and what it calls the first query and the first key.
 
@@ -43,11 +42,10 @@ def placed(
         q, kv: where the tokens stand, as `checked_positions` tells; bottom-right when None.
         shape: (batch, heads, q_len, kv_len).
         device: of the matrix.
-        where: the user's function, for the error.
     """
     _, _, q_len, kv_len = shape
     if rule.domain is not EVERYWHERE:
-        check_domain(rule, q, kv, q_len, kv_len, where)
+        check_domain(rule, q, kv, q_len, kv_len)
     if q is None:
         return rule, (kv_len - q_len, 0)
     q_first, kv_first = q.first, 0 if kv is None else kv.first
@@ -57,20 +55,20 @@ def placed(
 
 
 def checked_positions(
-    q_given: GivenPositions, kv_given: GivenPositions, shape: tuple[int, int, int, int], where: str
+    q_given: GivenPositions, kv_given: GivenPositions, shape: tuple[int, int, int, int]
 ) -> tuple[Positions, Positions | None]:
     """Where queries and keys stand, of which one at least is given. Raises unless they fit the matrix."""
     batch, _, q_len, kv_len = shape
     if q_given is None:
         hint = "without it the last query stands at the last key's index, which kv_positions may contradict"
-        raise value_error(where, "q_positions", "be given together with kv_positions", None, hint=hint)
-    q = Positions.of(q_given, where, "q_positions", length=q_len, batch=batch)
+        raise value_error("q_positions", "be given together with kv_positions", None, hint=hint)
+    q = Positions.of(q_given, "q_positions", length=q_len, batch=batch)
     if kv_given is None:
         return q, None
-    return q, Positions.of(kv_given, where, "kv_positions", length=kv_len, batch=batch)
+    return q, Positions.of(kv_given, "kv_positions", length=kv_len, batch=batch)
 
 
-def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: int, kv_len: int, where: str) -> None:
+def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: int, kv_len: int) -> None:
     """Raise unless the mask covers the positions of all queries and keys; those of no token do not count."""
     domain = mask.domain
     if domain == EVERYWHERE:
@@ -89,7 +87,7 @@ def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: i
         hint = "make the mask for this length; a token that sees nothing and is not seen has position -1"
         if own == range(1) and kv_len > 1:
             hint = f"a tensor with one column for all keys: tensor.expand(..., {kv_len})"
-        raise value_error(where, "mask", rule, f"{mask}, which covers {own.start} to {own.stop - 1}", hint=hint)
+        raise value_error("mask", rule, f"{mask}, which covers {own.start} to {own.stop - 1}", hint=hint)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

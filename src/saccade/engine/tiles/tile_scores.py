@@ -14,9 +14,10 @@ from torch import Tensor
 
 from saccade.engine.bias.sink_logit import log_share
 from saccade.engine.block_sparse.selected_blocks import at_positions
-from saccade.engine.inputs import Ingredients
+from saccade.engine.inputs import AttentionInputs
 from saccade.engine.tiles.grouped_heads import grouped, groups_of, joined, product, take
 from saccade.plan import Ranges, Tile
+from saccade.support.called_function import called_function
 from saccade.support.torch_modes import is_transformed, unobserved
 
 __all__ = [
@@ -44,22 +45,22 @@ ROOM_FOR_HIDDEN = 1 << 23  # entries of hidden pairs that a plan may keep: 8 MB
 _NEVER = -1000.0  # exp of it is 0 in every dtype, and 0 times it is 0: unlike -inf, it needs no special case
 
 
-def scores_of(given: Ingredients, tile: Tile) -> Tensor:
+def scores_of(inputs: AttentionInputs, tile: Tile) -> Tensor:
     """Scores of a tile, ``[batch, heads, rows, columns]`` in the compute dtype; -inf where not allowed."""
-    groups = groups_of(tile.heads, given.shape[1], given.key.shape[1])
-    q = take(given.query[tile.batch, tile.heads], (tile.rows,), 2).to(given.compute_dtype)
-    k = take(given.key[tile.batch, groups], joined(tile.spans), 2).to(given.compute_dtype)
-    scores = visible_scores(given, q, k, None if given.bias is None else given.bias.read(tile), tile)
+    groups = groups_of(tile.heads, inputs.shape[1], inputs.key.shape[1])
+    q = take(inputs.query[tile.batch, tile.heads], (tile.rows,), 2).to(inputs.compute_dtype)
+    k = take(inputs.key[tile.batch, groups], joined(tile.spans), 2).to(inputs.compute_dtype)
+    scores = visible_scores(inputs, q, k, None if inputs.bias is None else inputs.bias.read(tile), tile)
     if _can_write(scores):
-        return hide_(given, scores, tile)
-    seen = allowed(given, tile)
+        return hide_(inputs, scores, tile)
+    seen = allowed(inputs, tile)
     return scores if seen is None else scores.masked_fill(~seen, -math.inf)
 
 
-def visible_scores(given: Ingredients, q: Tensor, k: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
+def visible_scores(inputs: AttentionInputs, q: Tensor, k: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
     """Return the scores of a tile before the mask, from its queries, its keys and its part of the bias."""
-    scores = product(q * given.scale, k.mT) if given.tile_function is None else compared(given, q, k)
-    return biased(given, modified(given, capped(given, scores), tile), bias)
+    scores = product(q * inputs.scale, k.mT) if inputs.tile_function is None else compared(inputs, q, k)
+    return biased(inputs, modified(inputs, capped(inputs, scores), tile), bias)
 
 
 def _can_write(scores: Tensor) -> bool:
@@ -67,129 +68,129 @@ def _can_write(scores: Tensor) -> bool:
     return not (scores.requires_grad or is_transformed())
 
 
-def compared(given: Ingredients, q: Tensor, k: Tensor) -> Tensor:
+def compared(inputs: AttentionInputs, q: Tensor, k: Tensor) -> Tensor:
     """Scores of a few queries and keys by the score's own function, scaled: ``[batch, heads, rows, columns]``."""
-    function, parameters = given.tile_function, given.parameters
+    function, parameters = inputs.tile_function, inputs.parameters
     assert function is not None  # who calls has looked
-    return grouped(lambda left, right: function(left, right, *parameters), q, k) * given.scale
+    return grouped(lambda left, right: function(left, right, *parameters), q, k) * inputs.scale
 
 
-def capped(given: Ingredients, scores: Tensor) -> Tensor:
+def capped(inputs: AttentionInputs, scores: Tensor) -> Tensor:
     """Scaled scores after the softcap; in place where no gradient is recorded."""
-    if given.softcap is None:
+    if inputs.softcap is None:
         return scores
     if not _can_write(scores):
-        return given.softcap * torch.tanh(scores / given.softcap)
-    return scores.div_(given.softcap).tanh_().mul_(given.softcap)
+        return inputs.softcap * torch.tanh(scores / inputs.softcap)
+    return scores.div_(inputs.softcap).tanh_().mul_(inputs.softcap)
 
 
-def modified(given: Ingredients, scores: Tensor, tile: Tile) -> Tensor:
+def modified(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
     """Capped scores as the user's function changes them; it may write into what it is given."""
-    if given.modification is None:
+    if inputs.modification is None:
         return scores
-    return given.modification(scores, place_of(given, tile), given.where)
+    return inputs.modification(scores, place_of(inputs, tile))
 
 
-def place_of(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def place_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What a function of scores is told of a tile: batch items, heads, positions; 0 where no token stands."""
-    b, h, _ = index_of(given, tile)
-    q, kv = positions(given, tile)
-    return (b, h, q, kv) if at_positions(given.rule) is None else (b, h, q.clamp_min(0), kv.clamp_min(0))
+    b, h, _ = index_of(inputs, tile)
+    q, kv = positions(inputs, tile)
+    return (b, h, q, kv) if at_positions(inputs.rule) is None else (b, h, q.clamp_min(0), kv.clamp_min(0))
 
 
-def biased(given: Ingredients, scores: Tensor, bias: Tensor | None) -> Tensor:
+def biased(inputs: AttentionInputs, scores: Tensor, bias: Tensor | None) -> Tensor:
     """Capped scores with a tile's part of the bias; in place where no gradient is recorded."""
     if bias is None:
         return scores
-    bias = bias.to(given.compute_dtype)
+    bias = bias.to(inputs.compute_dtype)
     return scores.add_(bias) if _can_write(scores) and not bias.requires_grad else scores + bias
 
 
-def hide_(given: Ingredients, scores: Tensor, tile: Tile) -> Tensor:
+def hide_(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
     """-inf where not allowed, in place: most strips have nothing to hide, and to mask them all is dear."""
     start = 0
     for strip in tile.columns:
         stop = start + len(strip.keys)
         if strip.residual is not True:
-            own = _kept_hidden(given, tile._replace(columns=(strip,)))
+            own = _kept_hidden(inputs, tile._replace(columns=(strip,)))
             scores[..., start:stop].masked_fill_(own, -math.inf)
         start = stop
     return scores
 
 
-def keeps_hidden(given: Ingredients) -> bool:
+def keeps_hidden(inputs: AttentionInputs) -> bool:
     """Whether the pairs that a strip hides are kept with the plan."""
-    return given.rule.is_value and given.rule.shape == (1, 1)
+    return inputs.rule.is_value and inputs.rule.shape == (1, 1)
 
 
-def key_of_hidden(given: Ingredients, tile: Tile) -> Hashable:
+def key_of_hidden(inputs: AttentionInputs, tile: Tile) -> Hashable:
     """Of a tile of one strip: where keys are equal, the same pairs are hidden."""
     (strip,) = tile.columns
-    return ("hidden", given.device, tile.height, len(strip.keys), strip.residual)
+    return ("hidden", inputs.device, tile.height, len(strip.keys), strip.residual)
 
 
-def _kept_hidden(given: Ingredients, tile: Tile) -> Tensor:
+def _kept_hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
     """The pairs of one strip that are not allowed; kept with the plan where the rule is a value."""
-    if not keeps_hidden(given):
-        return hidden(given, tile)
-    key, memo = key_of_hidden(given, tile), given.plan.memo
+    if not keeps_hidden(inputs):
+        return hidden(inputs, tile)
+    key, memo = key_of_hidden(inputs, tile), inputs.plan.memo
     kept = memo.get(key)
     if isinstance(kept, Tensor):
         return kept
     with unobserved():
-        made = hidden(given, tile)
+        made = hidden(inputs, tile)
     room = memo.get("room for hidden", ROOM_FOR_HIDDEN)
     if isinstance(room, int) and made.numel() <= room:
         memo[key], memo["room for hidden"] = made, room - made.numel()
     return made
 
 
-def hidden(given: Ingredients, tile: Tile) -> Tensor:
+def hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
     """The pairs of some unsure strips that are not allowed, bool ``[batch | 1, heads | 1, rows, columns]``."""
-    seen = allowed(given, tile)
+    seen = allowed(inputs, tile)
     assert seen is not None  # a strip is unsure
-    return ~(seen[:1, :1] if keeps_hidden(given) else seen)  # a rule that tells none apart may answer for each
+    return ~(seen[:1, :1] if keeps_hidden(inputs) else seen)  # a rule that tells none apart may answer for each
 
 
-def allowed(given: Ingredients, tile: Tile) -> Tensor | None:
+def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
     """Which pairs of a tile are allowed, bool ``[batch | 1, heads | 1, rows, columns]``; None if all are."""
     if all(strip.residual is True for strip in tile.columns):
         return None
-    b, h, q = index_of(given, tile)
+    b, h, q = index_of(inputs, tile)
     parts = []
     for strip in tile.columns:
         if strip.residual is True:
-            parts.append(torch.ones(1, 1, 1, len(strip.keys), dtype=torch.bool, device=given.device))
+            parts.append(torch.ones(1, 1, 1, len(strip.keys), dtype=torch.bool, device=inputs.device))
         else:
-            parts.append(tile.rule.allows(b, h, q, _columns_of(given, (strip.keys,))))
+            parts.append(tile.rule.allows(b, h, q, _columns_of(inputs, (strip.keys,))))
     sizes = torch.broadcast_shapes(*(part.shape[:3] for part in parts), (1, 1, tile.height))
     wide = [part.expand(*sizes, len(strip.keys)) for part, strip in zip(parts, tile.columns, strict=True)]
     seen = wide[0] if len(wide) == 1 else torch.cat(wide, 3)
-    if given.answers is not None and given.rule.asks_functions:
-        _check_answer(given, tile, seen)
+    if inputs.answers is not None and inputs.rule.asks_functions:
+        _check_answer(inputs, tile, seen)
     return seen
 
 
-def index_of(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
+def index_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     """What the rule calls the batch items, heads and rows of a tile: int64, each along its own axis of four."""
-    b, h = (torch.arange(own.start, own.stop, device=given.device) for own in (tile.batch, tile.heads))
-    q = _counted((tile.rows,), given.origin[0], given.device)
+    b, h = (torch.arange(own.start, own.stop, device=inputs.device) for own in (tile.batch, tile.heads))
+    q = _counted((tile.rows,), inputs.origin[0], inputs.device)
     return b[:, None, None, None], h[None, :, None, None], q[None, None, :, None]
 
 
-def _columns_of(given: Ingredients, spans: Ranges) -> Tensor:
+def _columns_of(inputs: AttentionInputs, spans: Ranges) -> Tensor:
     """What the rule calls some columns, int64 ``[1, 1, 1, columns]``."""
-    return _counted(spans, given.origin[1], given.device)[None, None, None, :]
+    return _counted(spans, inputs.origin[1], inputs.device)[None, None, None, :]
 
 
-def positions(given: Ingredients, tile: Tile) -> tuple[Tensor, Tensor]:
+def positions(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor]:
     """Where rows and columns of a tile stand, int64 ``[batch | 1, 1, rows, 1]``, ``[batch | 1, 1, 1, columns]``."""
-    b, _, q = index_of(given, tile)
-    kv = _columns_of(given, tile.spans)
-    placed = at_positions(given.rule)
+    b, _, q = index_of(inputs, tile)
+    kv = _columns_of(inputs, tile.spans)
+    placed = at_positions(inputs.rule)
     if placed is not None:
         return placed.positions(b, q, kv)
-    return (q if given.row_positions is None else given.row_positions[q]), kv
+    return (q if inputs.row_positions is None else inputs.row_positions[q]), kv
 
 
 def _counted(spans: Ranges, first: int, device: torch.device) -> Tensor:
@@ -197,16 +198,16 @@ def _counted(spans: Ranges, first: int, device: torch.device) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _check_answer(given: Ingredients, tile: Tile, seen: Tensor) -> None:
+def _check_answer(inputs: AttentionInputs, tile: Tile, seen: Tensor) -> None:
     """Raise if a rule that calls functions answers otherwise than it did before, for the same pairs."""
-    rows = torch.arange(seen.shape[2], device=given.device) * 1_000_003
-    columns = torch.arange(seen.shape[3], device=given.device) * 7_919
+    rows = torch.arange(seen.shape[2], device=inputs.device) * 1_000_003
+    columns = torch.arange(seen.shape[3], device=inputs.device) * 7_919
     marks = (rows[:, None] + columns + 12_345) % 2_147_483_647
     fingerprint = int((seen * marks).sum())
     place = (tile.batch.start, tile.heads.start, tile.rows, tile.columns)
-    if given.answers is not None and given.answers.setdefault(place, fingerprint) != fingerprint:
+    if inputs.answers is not None and inputs.answers.setdefault(place, fingerprint) != fingerprint:
         hint = "bind what the function reads, e.g. lambda b, h, q, kv, n=n: kv < n, or pass a tensor"
-        sentence = f"{given.where}: mask must answer alike in the forward and backward pass; got another answer."
+        sentence = f"{called_function()}: mask must answer alike in the forward and backward pass; got another answer."
         raise RuntimeError(f"{sentence}\nHint: {hint}")
 
 
@@ -240,10 +241,10 @@ class Rows(NamedTuple):
     lse: Tensor
 
 
-def softmax_rows(given: Ingredients, tile: Tile, *, differentiable: bool) -> Rows:
+def softmax_rows(inputs: AttentionInputs, tile: Tile, *, differentiable: bool) -> Rows:
     """Softmax of a tile that holds complete rows, for those who read weights rather than multiply by them."""
-    scores = scores_of(given, tile)
-    sink = None if given.sink_logit is None else given.sink_logit[tile.heads]
+    scores = scores_of(inputs, tile)
+    sink = None if inputs.sink_logit is None else inputs.sink_logit[tile.heads]
     if differentiable:
         weights, lse = normalised(scores)
         if sink is not None:

@@ -17,7 +17,7 @@ def starts_at_first_key(bias: Any) -> bool:
     return bias.seq_len_q == bias.seq_len_kv or bias.variant.name == "UPPER_LEFT"
 
 
-def from_causal_bias(bias: Any, q_len: int, kv_len: int, where: str, name: str) -> Mask:
+def from_causal_bias(bias: Any, q_len: int, kv_len: int, name: str) -> Mask:
     """Return the mask that a ``CausalBias`` means, on default positions.
 
     Args:
@@ -29,17 +29,17 @@ def from_causal_bias(bias: Any, q_len: int, kv_len: int, where: str, name: str) 
         ValueError: it is made for other lengths, or is what an operation made of one.
 
     >>> from torch.nn.attention.bias import causal_upper_left
-    >>> print(from_causal_bias(causal_upper_left(2, 4), 2, 4, "example", "mask").picture(2, 4))
+    >>> print(from_causal_bias(causal_upper_left(2, 4), 2, 4, "mask").picture(2, 4))
     1 . . .
     1 1 . .
     """
     if not hasattr(bias, "variant"):
         rule = "be what causal_lower_right or causal_upper_left returns"
-        raise value_error(where, name, rule, "the result of an operation on it", hint="mask=masks.Causal()")
+        raise value_error(name, rule, "the result of an operation on it", hint="mask=masks.Causal()")
     own = (bias.seq_len_q, bias.seq_len_kv)
     if own != (q_len, kv_len):
         got = f"causal_{bias.variant.name.lower()}({own[0]}, {own[1]})"
-        raise value_error(where, name, f"be made for {q_len} queries and {kv_len} keys", got)
+        raise value_error(name, f"be made for {q_len} queries and {kv_len} keys", got)
     later = kv_len - q_len  # position of the first query
     if bias.variant.name == "LOWER_RIGHT" or later == 0:
         return Causal()

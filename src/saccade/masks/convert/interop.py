@@ -18,7 +18,7 @@ from saccade.masks.rules.predicate import Predicate
 from saccade.masks.rules.window import Window
 from saccade.masks.validation import check_readable
 from saccade.support.errors import kind, shown, type_error, value_error
-from saccade.support.validation import instance, integer, is_integer
+from saccade.support.validation import check_int, check_type, is_integer
 
 __all__ = [
     "from_attention_mask",
@@ -44,14 +44,14 @@ def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
         TypeError: not a bool tensor.
         ValueError: not of two dimensions; a sparse or nested tensor, or one without values.
     """
-    where, name = "from_key_padding_mask", "key_padding_mask"
+    name = "key_padding_mask"
     if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
         got = str(key_padding_mask.dtype) if isinstance(key_padding_mask, Tensor) else kind(key_padding_mask)
         hint = "True marks padding; float masks that are added to scores go to bias"
-        raise type_error(where, name, "be a bool tensor", got, hint=hint)
+        raise type_error(name, "be a bool tensor", got, hint=hint)
     if key_padding_mask.dim() != 2:
-        raise value_error(where, name, "have shape [batch, kv_len]", list(key_padding_mask.shape))
-    check_readable(where, name, key_padding_mask)
+        raise value_error(name, "have shape [batch, kv_len]", list(key_padding_mask.shape))
+    check_readable(name, key_padding_mask)
     return _of_tokens(~key_padding_mask)
 
 
@@ -76,25 +76,25 @@ def from_attention_mask(attention_mask: Tensor) -> Mask:
         TypeError: no tensor.
         ValueError: other values or shapes; a sparse or nested tensor, or one without values.
     """
-    where, name = "from_attention_mask", "attention_mask"
-    mask = instance(where, name, attention_mask, Tensor, "be a tensor")
+    name = "attention_mask"
+    mask = check_type(name, attention_mask, Tensor, "be a tensor")
     if mask.dim() not in (2, 4):
         rule = "have shape [batch, kv_len] or [batch, heads, q_len, kv_len]"
-        raise value_error(where, name, rule, list(mask.shape))
-    check_readable(where, name, mask)
+        raise value_error(name, rule, list(mask.shape))
+    check_readable(name, mask)
     if mask.dim() == 2:
         if not bool(((mask == 0) | (mask == 1)).all()):
             hint = "terms that are added to scores go to bias="
-            raise value_error(where, name, "hold 1 at tokens and 0 at padding", _odd(mask, (0, 1)), hint=hint)
+            raise value_error(name, "hold 1 at tokens and 0 at padding", _odd(mask, (0, 1)), hint=hint)
         return _of_tokens(mask.bool())
     if mask.is_floating_point():
         hidden = mask <= torch.finfo(mask.dtype).min / 2
         if not bool((hidden | (mask == 0)).all()):
             hint = "terms that are added to scores go to bias="
-            raise value_error(where, name, "be 0 where a pair is visible, else the lowest number", "others", hint=hint)
+            raise value_error(name, "be 0 where a pair is visible, else the lowest number", "others", hint=hint)
         return Dense(~hidden)
     if mask.dtype != torch.bool:
-        raise value_error(where, name, "be bool or float with four dimensions", str(mask.dtype), hint="mask.bool()")
+        raise value_error(name, "be bool or float with four dimensions", str(mask.dtype), hint="mask.bool()")
     return Dense(mask)
 
 
@@ -114,12 +114,12 @@ def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents:
         TypeError: no whole numbers, or a rule that is not a mask.
         ValueError: not one dimension, not from 0 upwards.
     """
-    where, name = "from_cu_seqlens", "cu_seqlens"
-    ends = _whole_numbers(where, name, cu_seqlens)
+    name = "cu_seqlens"
+    ends = _whole_numbers(name, cu_seqlens)
     if ends.dim() != 1 or not len(ends) or int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
         got = shown(ends.tolist()) if ends.dim() == 1 else list(ends.shape)
-        raise value_error(where, name, "begin with 0 and never fall, [texts + 1]", got)
-    return Documents(ends.diff().tolist(), _checked(where, rule))
+        raise value_error(name, "begin with 0 and never fall, [texts + 1]", got)
+    return Documents(ends.diff().tolist(), _checked(rule))
 
 
 def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documents:
@@ -136,20 +136,20 @@ def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documen
         TypeError: no whole numbers, or a rule that is not a mask.
         ValueError: positions that do not count from 0 up within each text.
     """
-    where, name = "from_position_ids", "position_ids"
-    given = _whole_numbers(where, name, position_ids)
+    name = "position_ids"
+    given = _whole_numbers(name, position_ids)
     if given.dim() not in (1, 2) or not given.numel():
-        raise value_error(where, name, "have shape [len] or [batch, len]", list(given.shape))
+        raise value_error(name, "have shape [len] or [batch, len]", list(given.shape))
     table = given.reshape(-1, given.shape[-1])
     begins = table == 0
     goes_on = torch.ones_like(begins)
     goes_on[:, 1:] = table.diff(dim=1) == 1
     if not bool(begins[:, 0].all()) or not bool((begins | goes_on).all()):
         hint = "tokens that follow others in a cache are told by q_positions and kv_positions"
-        raise value_error(where, name, "count 0, 1, 2, … from the start of each text", "other positions", hint=hint)
+        raise value_error(name, "count 0, 1, 2, … from the start of each text", "other positions", hint=hint)
     starts = [row.nonzero()[:, 0].tolist() for row in begins]
     lengths = [[b - a for a, b in zip(row, [*row[1:], table.shape[1]], strict=True)] for row in starts]
-    return Documents(lengths, _checked(where, rule))
+    return Documents(lengths, _checked(rule))
 
 
 def from_sliding_window(sliding_window: int | tuple[int, int] | None) -> Mask:
@@ -166,17 +166,17 @@ def from_sliding_window(sliding_window: int | tuple[int, int] | None) -> Mask:
         TypeError: something else.
         ValueError: sizes below 1, or below -1 in a pair.
     """
-    where, name = "from_sliding_window", "sliding_window"
+    name = "sliding_window"
     if sliding_window is None:
         return Causal()
     if isinstance(sliding_window, tuple | list):
         if len(sliding_window) != 2:
-            raise value_error(where, name, "be a number, or a pair (left, right)", shown(sliding_window))
-        left, right = (integer(where, name, size, -1) for size in sliding_window)
+            raise value_error(name, "be a number, or a pair (left, right)", shown(sliding_window))
+        left, right = (check_int(name, size, -1) for size in sliding_window)
         if left == right == -1:
             return Full()
         return Window(None if left == -1 else left, None if right == -1 else right)
-    return Window(integer(where, name, sliding_window) - 1, 0)
+    return Window(check_int(name, sliding_window) - 1, 0)
 
 
 def from_block_mask(block_mask: Any) -> Mask:
@@ -189,10 +189,9 @@ def from_block_mask(block_mask: Any) -> Mask:
     Raises:
         TypeError: something else.
     """
-    where = "from_block_mask"
     if not all(hasattr(block_mask, name) for name in ("mask_mod", "seq_lengths", "BLOCK_SIZE", "to_dense")):
         hint = "a function (b, h, q, kv) -> bool is a mask as it is"
-        raise type_error(where, "block_mask", "be a BlockMask of FlexAttention", kind(block_mask), hint=hint)
+        raise type_error("block_mask", "be a BlockMask of FlexAttention", kind(block_mask), hint=hint)
     function, (q_len, kv_len) = block_mask.mask_mod, block_mask.seq_lengths
     ahead = kv_len - q_len
 
@@ -208,8 +207,8 @@ def from_block_mask(block_mask: Any) -> Mask:
     return Blocks(blocks[0], rows) & rule
 
 
-def _checked(where: str, rule: Mask | None) -> Mask | None:
-    return instance(where, "rule", rule, (Mask, type(None)), "be a mask or None")
+def _checked(rule: Mask | None) -> Mask | None:
+    return check_type("rule", rule, (Mask, type(None)), "be a mask or None")
 
 
 def _of_tokens(is_token: Tensor) -> Mask:
@@ -224,15 +223,15 @@ def _of_tokens(is_token: Tensor) -> Mask:
     return Dense(is_token[:, None, None, :])
 
 
-def _whole_numbers(where: str, name: str, given: object) -> Tensor:
+def _whole_numbers(name: str, given: object) -> Tensor:
     """A readable tensor of whole numbers, or of a list of them."""
     found = given
     if isinstance(given, list | tuple) and all(is_integer(x) and abs(int(x)) < 1 << 62 for x in given):
         found = torch.tensor([int(x) for x in given], device="cpu")
     if not isinstance(found, Tensor) or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         got = str(found.dtype) if isinstance(found, Tensor) else kind(given)
-        raise type_error(where, name, "be a tensor of whole numbers", got)
-    check_readable(where, name, found)
+        raise type_error(name, "be a tensor of whole numbers", got)
+    check_readable(name, found)
     return found.long()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.masks import Documents, Mask
 from saccade.support.argument_hints import answers
 from saccade.support.errors import kind, type_error, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["Packed", "pack"]
 
@@ -50,14 +50,14 @@ class Packed(NamedTuple):
             dim: the axis of the tokens.
         """
         total = sum(self.lengths)
-        instance("unpack", "packed", packed, Tensor, "be a tensor")
+        check_type("packed", packed, Tensor, "be a tensor")
         if packed.dim() <= dim or packed.shape[0] != 1 or packed.shape[dim] != total:
             rule = f"have shape [1, {'…, ' * (dim - 1)}{total}, …], the tokens on axis {dim}"
-            raise value_error("unpack", "packed", rule, list(packed.shape))
+            raise value_error("packed", rule, list(packed.shape))
         return tuple(part[0] for part in packed.split(self.lengths, dim))
 
 
-@answers("pack", {}, texts="a list of tensors [length, ...]")
+@answers({}, texts="a list of tensors [length, ...]")
 def pack(texts: Sequence[Tensor]) -> Packed:
     """Put texts one behind another, so that no time is spent on padding.
 
@@ -81,13 +81,13 @@ def pack(texts: Sequence[Tensor]) -> Packed:
     """
     if isinstance(texts, Tensor) or not isinstance(texts, Sequence):
         hint = "a padded batch is taken apart by [x[:n] for x, n in zip(batch, lengths)]"
-        raise type_error("pack", "texts", "be a list of tensors [length, ...]", kind(texts), hint=hint)
+        raise type_error("texts", "be a list of tensors [length, ...]", kind(texts), hint=hint)
     if not texts:
-        raise value_error("pack", "texts", "hold at least one text", "none")
-    first = instance("pack", "texts", texts[0], Tensor, "hold tensors")
+        raise value_error("texts", "hold at least one text", "none")
+    first = check_type("texts", texts[0], Tensor, "hold tensors")
     for text in texts:
-        instance("pack", "texts", text, Tensor, "hold tensors")
+        check_type("texts", text, Tensor, "hold tensors")
         if text.dim() == 0 or (text.shape[1:], text.dtype, text.device) != (first.shape[1:], first.dtype, first.device):
             got = f"{list(text.shape)} {text.dtype} beside {list(first.shape)} {first.dtype}"
-            raise value_error("pack", "texts", "be alike but for their lengths, [length, ...]", got)
+            raise value_error("texts", "be alike but for their lengths, [length, ...]", got)
     return Packed(torch.cat(list(texts))[None], tuple(len(text) for text in texts))

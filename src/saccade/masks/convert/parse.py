@@ -19,11 +19,10 @@ from saccade.masks.rules.prefix import Prefix
 from saccade.masks.rules.strided import Strided
 from saccade.masks.rules.window import Window
 from saccade.support.errors import escaped, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["parse"]
 
-_WHERE = "masks.parse"
 _TOKEN = re.compile(r"[0-9]+|[^\W\d]\w*|\S")
 _MOST_DIGITS = 19  # as many as 2**62 has; Python itself refuses to read some thousands
 _MOST_BRACKETS = 64  # one inside the other, each a call of its own
@@ -94,7 +93,7 @@ def parse(text: str) -> Mask:
 
     Cost: O(len(text)), and that of the masks.
     """
-    return _Reader(instance(_WHERE, "text", text, str, "be a string")).read()
+    return _Reader(check_type("text", text, str, "be a string")).read()
 
 
 class _Reader:
@@ -200,4 +199,4 @@ class _Reader:
         got = word if len(word) <= _SHOWN else f"{word[:_SHOWN]}..."
         facts = [before + escaped(behind), " " * len(before) + "^"]
         facts += [] if cause is None else [str(cause).split("\n", 1)[0]]
-        return value_error(_WHERE, "text", rule, escaped(got) or "the end", facts=facts, hint=hint)
+        return value_error("text", rule, escaped(got) or "the end", facts=facts, hint=hint)

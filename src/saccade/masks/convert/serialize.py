@@ -139,7 +139,7 @@ def _found(name: str) -> tuple[Any, ...]:
     fields = _fields(thing)
     if fields is None:
         reason = f"it was made with {path} of {module or 'saccade.masks'}, which is not defined in this process"
-        raise unsupported("saccade", "the program", [reason], hint="import that module before the program runs")
+        raise unsupported("the program", [reason], hint="import that module before the program runs")
     return thing, *fields
 
 

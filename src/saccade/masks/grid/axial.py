@@ -11,7 +11,7 @@ import numpy as np
 from saccade.masks.grid.grid import Grid, Rectangle, Squares, check_grid
 from saccade.masks.mask import Mask
 from saccade.plan.key_ranges import Ints
-from saccade.support.validation import one_of
+from saccade.support.validation import check_choice
 
 __all__ = ["Axial"]
 
@@ -60,7 +60,7 @@ class Axial(Grid):
 
     def __post_init__(self) -> None:
         check_grid(self)
-        one_of("Axial", "axis", self.axis, ("rows", "columns", "both"))
+        check_choice("axis", self.axis, ("rows", "columns", "both"))
 
     @property
     def squares(self) -> Squares | None:

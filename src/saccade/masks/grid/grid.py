@@ -222,6 +222,4 @@ def check_grid(grid: Grid) -> None:
     check_field(grid, "width", 1, bits=SIZE_BITS)
     height, width = grid.height, grid.width
     if height * width >> SIZE_BITS:
-        raise value_error(
-            type(grid).__name__, "height and width", f"make fewer than 2**{SIZE_BITS} cells", f"{height} and {width}"
-        )
+        raise value_error("height and width", f"make fewer than 2**{SIZE_BITS} cells", f"{height} and {width}")

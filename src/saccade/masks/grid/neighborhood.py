@@ -9,7 +9,7 @@ from typing import Any
 from saccade.masks.grid.grid import Grid, Rectangle, Squares, check_grid
 from saccade.masks.validation import SIZE_BITS
 from saccade.support.errors import shown, value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Neighborhood", "radii_of"]
 
@@ -62,18 +62,18 @@ class Neighborhood(Grid):
         object.__setattr__(self, "height", height)
         object.__setattr__(self, "width", width)
         check_grid(self)
-        object.__setattr__(self, "radius", radii_of("Neighborhood", radius))
+        object.__setattr__(self, "radius", radii_of(radius))
 
     def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
         vertical, horizontal = self.radius
         return [Rectangle(y - vertical, y + vertical + 1, x - horizontal, x + horizontal + 1)]
 
 
-def radii_of(where: str, radius: int | tuple[int, int]) -> tuple[int, int]:
+def radii_of(radius: int | tuple[int, int]) -> tuple[int, int]:
     """Rows and columns that a cell sees on each side, checked."""
     both = radius if isinstance(radius, tuple | list) else (radius, radius)
     if len(both) != 2:
-        raise value_error(where, "radius", "be one int, or (vertical, horizontal)", shown(radius))
+        raise value_error("radius", "be one int, or (vertical, horizontal)", shown(radius))
     hint = "it counts the cells on each side of the query's own; two are (vertical, horizontal)"
-    vertical, horizontal = (min(integer(where, "radius", r, 0, hint=hint), _UNLIMITED) for r in both)
+    vertical, horizontal = (min(check_int("radius", r, 0, hint=hint), _UNLIMITED) for r in both)
     return vertical, horizontal

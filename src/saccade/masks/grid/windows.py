@@ -62,7 +62,7 @@ class ShiftedWindows(Grid):
         check_field(self, "window", 1, bits=SIZE_BITS)
         check_field(self, "shift", 0, bits=SIZE_BITS)
         if self.shift >= self.window:
-            raise value_error("ShiftedWindows", "shift", f"be below window {self.window}", self.shift)
+            raise value_error("shift", f"be below window {self.window}", self.shift)
 
     @property
     def squares(self) -> Squares | None:

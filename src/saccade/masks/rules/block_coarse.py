@@ -13,7 +13,7 @@ from saccade.masks.mask import Mask
 from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["Coarse"]
 
@@ -42,7 +42,7 @@ class Coarse(Mask):
     block_size: int
 
     def __post_init__(self) -> None:
-        instance("Coarse", "rule", self.rule, Mask, "be a mask")
+        check_type("rule", self.rule, Mask, "be a mask")
         check_field(self, "block_size", 1, bits=SIZE_BITS)
 
     @property

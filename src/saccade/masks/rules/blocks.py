@@ -19,7 +19,7 @@ from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
 from saccade.support.argument_hints import answers_class
 from saccade.support.errors import shown, type_error, value_error
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Blocks"]
 
@@ -57,7 +57,7 @@ class Blocks(Mask):
 
     def __init__(self, layout: Tensor | Sequence[Sequence[bool]] | Sequence[Sequence[Sequence[bool]]], block_size: int):
         given = _array(layout)
-        block_size = integer("Blocks", "block_size", block_size, below=1 << SIZE_BITS)
+        block_size = check_int("block_size", block_size, below=1 << SIZE_BITS)
         nested = given.reshape(-1, *given.shape[-2:]).tolist()
         object.__setattr__(self, "layout", tuple(tuple(tuple(row) for row in head) for head in nested))
         object.__setattr__(self, "block_size", block_size)
@@ -116,17 +116,17 @@ class Blocks(Mask):
 def _array(layout: object) -> npt.NDArray[np.bool_]:
     """A layout of two or three dimensions."""
     if isinstance(layout, Tensor):
-        check_readable("Blocks", "layout", layout)
+        check_readable("layout", layout)
         layout = layout.detach().cpu()
     try:
         given = np.asarray(layout)
     except (TypeError, ValueError, RuntimeError):  # rows of different lengths, among others
         rule = "be bool, in rows of equal lengths"
-        raise type_error("Blocks", "layout", rule, shown(layout), hint="torch.stack joins tensors") from None
+        raise type_error("layout", rule, shown(layout), hint="torch.stack joins tensors") from None
     if given.dtype != np.bool_ and given.size:
         got = given.dtype if given.dtype.kind in "biufc" else shown(layout)
-        raise type_error("Blocks", "layout", "be bool, True = may attend", got, hint="layout.bool()")
+        raise type_error("layout", "be bool, True = may attend", got, hint="layout.bool()")
     if given.ndim not in (2, 3) or 0 in given.shape:
         rule = "have shape [blocks, blocks] or [heads, blocks, blocks]"
-        raise value_error("Blocks", "layout", rule, list(given.shape))
+        raise value_error("layout", rule, list(given.shape))
     return given

@@ -54,12 +54,12 @@ class Dense(Mask):
     def __post_init__(self) -> None:
         allowed = self.allowed
         if isinstance(allowed, Tensor) and not allowed.is_meta:  # shapes can be worked out without values
-            check_readable("Dense", "allowed", allowed)
+            check_readable("allowed", allowed)
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
             got = str(allowed.dtype if isinstance(allowed, Tensor) else kind(allowed)).removeprefix("torch.")
-            raise type_error("Dense", "allowed", "be a bool tensor, True = may attend", got, hint=NO_BOOL)
+            raise type_error("allowed", "be a bool tensor, True = may attend", got, hint=NO_BOOL)
         if allowed.dim() > 4:
-            raise value_error("Dense", "allowed", "have at most 4 dimensions", list(allowed.shape))
+            raise value_error("allowed", "have at most 4 dimensions", list(allowed.shape))
         if allowed.dim() == 3:
             allowed = allowed[:, None]
         object.__setattr__(self, "allowed", allowed.reshape((1,) * (4 - allowed.dim()) + allowed.shape))

@@ -23,7 +23,7 @@ from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
 from saccade.support.argument_hints import answers_class
 from saccade.support.errors import shown, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["Documents", "with_facts"]
 
@@ -72,10 +72,10 @@ class Documents(Mask):
 
     def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, rule: Mask | None = None):
         items = _items(lengths)
-        instance("Documents", "rule", rule, (Mask, NoneType), "be a mask or None")
+        check_type("rule", rule, (Mask, NoneType), "be a mask or None")
         if rule is not None and rule.shape[0] not in (1, len(items)) and len(items) != 1:
             expected = f"tell apart 1 or {len(items)} batch items"
-            raise value_error("Documents", "rule", expected, rule.shape[0])
+            raise value_error("rule", expected, rule.shape[0])
         object.__setattr__(self, "lengths", items)
         object.__setattr__(self, "rule", rule)
         object.__setattr__(self, "_places", Table(_table(items)))
@@ -229,13 +229,13 @@ def with_facts(pattern: Mask, facts: Mask) -> Mask:
 def _items(lengths: object) -> tuple[tuple[int, ...], ...]:
     """Lengths of documents, per batch item; one item if all are alike."""
     hint = "lengths in a list hold for all batch items; or one such list per item"
-    given = items_of("Documents", "lengths", lengths, "be ints of at least 0", hint=hint)
+    given = items_of("lengths", lengths, "be ints of at least 0", hint=hint)
     if not given:
-        raise value_error("Documents", "lengths", "be at least one", "none", hint=hint)
+        raise value_error("lengths", "be at least one", "none", hint=hint)
     rows = given if isinstance(given[0], Iterable) else [given]
-    items = tuple(ints_of("Documents", "lengths", row, hint=hint) for row in rows)
+    items = tuple(ints_of("lengths", row, hint=hint) for row in rows)
     if any(sum(item) >> _TOTAL_BITS for item in items):
-        raise value_error("Documents", "lengths", f"add up to less than 2**{_TOTAL_BITS}", shown(rows))
+        raise value_error("lengths", f"add up to less than 2**{_TOTAL_BITS}", shown(rows))
     return items
 
 

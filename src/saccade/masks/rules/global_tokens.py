@@ -17,7 +17,7 @@ from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
 from saccade.support.argument_hints import answers_class
 from saccade.support.errors import value_error
-from saccade.support.validation import flag
+from saccade.support.validation import check_bool
 
 __all__ = ["Global", "global_positions"]
 
@@ -55,10 +55,10 @@ class Global(Mask):
     _table: ClassVar[Table]
 
     def __init__(self, positions: Iterable[int], sees: bool = True, seen: bool = True):
-        given = global_positions("Global", positions)
-        sees, seen = flag("Global", "sees", sees), flag("Global", "seen", seen)
+        given = global_positions(positions)
+        sees, seen = check_bool("sees", sees), check_bool("seen", seen)
         if not (sees or seen):
-            raise value_error("Global", "sees or seen", "be true", "neither")
+            raise value_error("sees or seen", "be true", "neither")
         object.__setattr__(self, "positions", tuple(sorted(set(given))))
         object.__setattr__(self, "sees", sees)
         object.__setattr__(self, "seen", seen)
@@ -124,10 +124,10 @@ class Global(Mask):
         return tuple(span.index(position) for position in self.positions if position in span)
 
 
-def global_positions(where: str, positions: object) -> tuple[int, ...]:
+def global_positions(positions: object) -> tuple[int, ...]:
     """Positions of global tokens, checked.
 
     Raises:
         TypeError, ValueError: no list, or a negative or non-integer position.
     """
-    return ints_of(where, "positions", positions, is_ordered=False, hint="one position is a list too: [0]")
+    return ints_of("positions", positions, is_ordered=False, hint="one position is a list too: [0]")

@@ -17,7 +17,7 @@ from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
 from saccade.support.argument_hints import answers_class
 from saccade.support.errors import shown, value_error
-from saccade.support.validation import integer, one_of
+from saccade.support.validation import check_choice, check_int
 
 __all__ = ["Padding"]
 
@@ -63,16 +63,16 @@ class Padding(Mask):
         side: Literal["right", "left"] = "right",
         padded_len: int | None = None,
     ):
-        given = ints_of("Padding", "lengths", lengths, hint="the length of a single item is a list too: [5]")
+        given = ints_of("lengths", lengths, hint="the length of a single item is a list too: [5]")
         if not given:
-            raise value_error("Padding", "lengths", "be one for each batch item", "none")
-        one_of("Padding", "side", side, ("right", "left"))
+            raise value_error("lengths", "be one for each batch item", "none")
+        check_choice("side", side, ("right", "left"))
         if padded_len is not None:
-            padded_len = integer("Padding", "padded_len", padded_len, 0, below=1 << POSITION_BITS)
+            padded_len = check_int("padded_len", padded_len, 0, below=1 << POSITION_BITS)
         if (side == "left" and padded_len is None) or (padded_len is not None and padded_len < max(given)):
             hint = "where a left-padded item begins follows from the length that it was padded to"
             rule = "be at least the longest item" + (" for side='left'" if side == "left" else "")
-            raise value_error("Padding", "padded_len", rule, f"{padded_len} with lengths {shown(given)}", hint=hint)
+            raise value_error("padded_len", rule, f"{padded_len} with lengths {shown(given)}", hint=hint)
         object.__setattr__(self, "lengths", given)
         object.__setattr__(self, "side", side)
         object.__setattr__(self, "padded_len", padded_len if side == "left" else None)

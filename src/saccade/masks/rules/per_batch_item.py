@@ -16,7 +16,7 @@ from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
 from saccade.support.argument_hints import answers_class
 from saccade.support.errors import kind, type_error, value_error
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["PerItem"]
 
@@ -46,11 +46,11 @@ class PerItem(Mask):
 
     def __init__(self, rules: Iterable[Mask]):
         if isinstance(rules, Mask | Tensor | np.ndarray) or not isinstance(rules, Iterable):
-            raise type_error("PerItem", "rules", "be a list of masks", kind(rules))
-        own = tuple(instance("PerItem", "rules", rule, Mask, "be a list of masks") for rule in rules)
+            raise type_error("rules", "be a list of masks", kind(rules))
+        own = tuple(check_type("rules", rule, Mask, "be a list of masks") for rule in rules)
         if not own or any(rule.shape[0] != 1 for rule in own):
             got = "none" if not own else f"one for {max(rule.shape[0] for rule in own)} items"
-            raise value_error("PerItem", "rules", "be masks of one batch item each, at least one", got)
+            raise value_error("rules", "be masks of one batch item each, at least one", got)
         object.__setattr__(self, "rules", own)
 
     @property

@@ -40,7 +40,7 @@ class Predicate(Mask):
     def __post_init__(self) -> None:
         if not callable(self.function) or isinstance(self.function, type):
             rule = "be callable as (b, h, q, kv) -> bool"
-            raise type_error("Predicate", "function", rule, kind(self.function))
+            raise type_error("function", rule, kind(self.function))
 
     def __repr__(self) -> str:
         return f"Predicate({getattr(self.function, '__name__', type(self.function).__name__)})"
@@ -52,5 +52,5 @@ class Predicate(Mask):
         if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
             got = str(answer.dtype).removeprefix("torch.") if isinstance(answer, Tensor) else kind(answer)
             hint = "a comparison of q and kv is bool; (q == q) is true everywhere"
-            raise type_error("Predicate", "function", "answer with a bool tensor, True = may attend", got, hint=hint)
+            raise type_error("function", "answer with a bool tensor, True = may attend", got, hint=hint)
         return answer

@@ -12,7 +12,7 @@ from saccade.masks.validation import POSITION_BITS
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Spans, Universe
 from saccade.support.argument_hints import answers_class
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 
 __all__ = ["Window"]
 
@@ -55,7 +55,7 @@ class Window(Mask):
         for name in ("left", "right"):
             width = getattr(self, name)
             if width is not None:
-                width = integer("Window", name, width, 0, hint=hint)
+                width = check_int(name, width, 0, hint=hint)
                 object.__setattr__(self, name, None if width >= _UNLIMITED else width)
 
     @property

@@ -65,16 +65,16 @@ class Visible:
     kv_documents: Tensor | None
 
     @classmethod
-    def of(cls, given: Inputs) -> Visible:
+    def of(cls, inputs: Inputs) -> Visible:
         """Read the mask at the positions of the tokens."""
-        parts = [part for part in parts_of(given.rule) if not isinstance(part, Full)]
+        parts = [part for part in parts_of(inputs.rule) if not isinstance(part, Full)]
         packs = [part for part in parts if isinstance(part, Documents)]
-        q, kv = given.written_out()
+        q, kv = inputs.written_out()
         causal = any(isinstance(rule, Causal) for part in parts for rule in (part, *_inner(part)))
         # Positions that nobody wrote out are those of tokens. Before the first key stand rows without positions of
         # their own, if there are more queries than keys.
-        lost_rows = [q < 0] if given.q_positions is not None and given.q_positions.run is None else []
-        lost_keys = [kv < 0] if given.kv_positions is not None and given.kv_positions.run is None else []
+        lost_rows = [q < 0] if inputs.q_positions is not None and inputs.q_positions.run is None else []
+        lost_keys = [kv < 0] if inputs.kv_positions is not None and inputs.kv_positions.run is None else []
         documents: list[Tensor] = []
         for number, pack in enumerate(packs):
             own = [_documents(pack, x) for x in (q, kv)]
@@ -82,14 +82,14 @@ class Visible:
             lost_keys.append(own[1] < 0)
             count = max(map(len, pack.lengths))  # a document of several packs is numbered by all of them
             documents = [x * count + y for x, y in zip(documents, own, strict=True)] if number else own
-        items = torch.arange(given.shape[0], device=q.device)[:, None]
+        items = torch.arange(inputs.shape[0], device=q.device)[:, None]
         nobody = torch.zeros_like(items)
         lost_keys += [~part.allows(items, nobody, nobody, kv.clamp(min=0)) for part in parts if part.hides_keys_only]
-        offset = _offset(given, q, kv, causal)
+        offset = _offset(inputs, q, kv, causal)
         if documents and offset is not None:
             documents = [x.cummax(1).values for x in documents]
         hidden = (_any(lost_rows), _any(lost_keys))
-        return cls(given.rule, given.is_placed, causal, offset, q, kv, *hidden, *(documents or (None, None)))
+        return cls(inputs.rule, inputs.is_placed, causal, offset, q, kv, *hidden, *(documents or (None, None)))
 
     @property
     def hides_nothing(self) -> bool:
@@ -134,10 +134,10 @@ def _documents(mask: Documents, positions: Tensor) -> Tensor:
     return own.masked_fill((positions < 0) | (own >= longest), -1)
 
 
-def _offset(given: Inputs, q: Tensor, kv: Tensor, causal: bool) -> int | None:
+def _offset(inputs: Inputs, q: Tensor, kv: Tensor, causal: bool) -> int | None:
     """The number of keys before the first query's own one, where all follow one another; None where they do not."""
-    q_len, kv_len = given.shape[2:]
-    q_start, kv_start = given.starts
+    q_len, kv_len = inputs.shape[2:]
+    q_start, kv_start = inputs.starts
     if q_start is not None and kv_start is not None:
         return q_start - kv_start
     if not (causal and q_len <= kv_len and is_readable(q, kv)):

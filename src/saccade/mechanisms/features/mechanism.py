@@ -37,10 +37,10 @@ class FeatureMechanism(Approximate):
         """An empty `saccade.caches.RecurrentCache`, of constant size."""
         return RecurrentCache(max_len)
 
-    def _made(self, given: Inputs) -> FeatureMatrix:
-        (query, spoilt), (key, tainted) = (_finite(x, given.wide) for x in (given.query, given.key))
+    def _made(self, inputs: Inputs) -> FeatureMatrix:
+        (query, spoilt), (key, tainted) = (_finite(x, inputs.wide) for x in (inputs.query, inputs.key))
         own, other, source = self.features(query, key)
-        dtype, visible = given.query.dtype, Visible.of(given)
+        dtype, visible = inputs.query.dtype, Visible.of(inputs)
         return FeatureMatrix(
             own, other, visible, dtype=dtype, eps=self.eps, tainted=tainted, spoilt=spoilt, source=source
         )

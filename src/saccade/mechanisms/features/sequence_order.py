@@ -156,20 +156,19 @@ def check_memory(
     matrix: Continued, order: Order | None, visible: Visible, memory: Memory | None, sizes: tuple[int, int]
 ) -> None:
     """Raise unless new tokens can go on where a memory ends; ``sizes`` are those of its state for one head."""
-    where = f"{type(matrix).__name__}.advance"
     if not visible.causal:
         hint = "join masks.Causal(), or use a KVCache, which keeps the tokens themselves"
         rule = "be causal: a state sums over what came before"
-        raise value_error(where, "mask", rule, visible.rule, hint=hint)
+        raise value_error("mask", rule, visible.rule, hint=hint)
     if order is None or order.is_sorted or order.past or matrix.shape[2] != matrix.shape[3]:
-        raise value_error(where, "positions", "be those of the keys, in order", "others")
+        raise value_error("positions", "be those of the keys, in order", "others")
     if memory is None:
         return
     if memory.source not in (None, matrix.source) or memory.state.shape[2:] != sizes:
         hint = "new features were drawn since, or the rule is another; a memory holds for one"
-        raise value_error(where, "features", "be those of the memory", "others", hint=hint)
+        raise value_error("features", "be those of the memory", "others", hint=hint)
     if (memory.segment is None) != (visible.kv_documents is None):
-        raise value_error(where, "mask", "be the one of earlier calls", visible.rule)
+        raise value_error("mask", "be the one of earlier calls", visible.rule)
 
 
 def _taken(x: Tensor, order: Tensor) -> Tensor:

@@ -34,23 +34,23 @@ class Tokens(NamedTuple):
     hidden: Tensor
 
     @classmethod
-    def of(cls, given: Inputs) -> Tokens:
+    def of(cls, inputs: Inputs) -> Tokens:
         """Those of checked inputs."""
-        rows, keys = given.written_out()
-        lost, hidden = _nowhere(given, rows), hidden_at(given, keys)
-        query = given.query.to(given.wide).masked_fill(lost[:, None, :, None], 0.0)
-        key = given.key.to(given.wide).masked_fill(hidden[:, None, :, None], 0.0)
+        rows, keys = inputs.written_out()
+        lost, hidden = _nowhere(inputs, rows), hidden_at(inputs, keys)
+        query = inputs.query.to(inputs.wide).masked_fill(lost[:, None, :, None], 0.0)
+        key = inputs.key.to(inputs.wide).masked_fill(hidden[:, None, :, None], 0.0)
         return cls(query, key, rows, keys, lost, hidden)
 
 
-def hidden_at(given: Inputs, positions: Tensor) -> Tensor:
+def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
     """Whether the mask hides keys at positions ``[batch | 1, len]``: bool ``[batch, len]``."""
-    hidden = _nowhere(given, positions)
-    if isinstance(given.rule, Full):
+    hidden = _nowhere(inputs, positions)
+    if isinstance(inputs.rule, Full):
         return hidden
-    items = torch.arange(given.shape[0], device=positions.device)[:, None]
+    items = torch.arange(inputs.shape[0], device=positions.device)[:, None]
     nobody = torch.zeros_like(items)
-    return hidden | ~given.rule.allows(items, nobody, nobody, positions.clamp(min=0))
+    return hidden | ~inputs.rule.allows(items, nobody, nobody, positions.clamp(min=0))
 
 
 def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
@@ -62,6 +62,6 @@ def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
     )
 
 
-def _nowhere(given: Inputs, positions: Tensor) -> Tensor:
+def _nowhere(inputs: Inputs, positions: Tensor) -> Tensor:
     """Where no token stands, bool ``[batch, len]``."""
-    return ((positions < 0) & given.is_placed).expand(given.shape[0], -1)
+    return ((positions < 0) & inputs.is_placed).expand(inputs.shape[0], -1)

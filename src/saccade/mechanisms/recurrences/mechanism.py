@@ -16,7 +16,7 @@ from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.mechanisms.value_access import is_readable, is_surely_finite
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, unsupported, value_error
-from saccade.support.validation import instance, number
+from saccade.support.validation import check_number, check_type
 
 __all__ = ["GatedRecurrence", "Recurrence"]
 
@@ -34,7 +34,7 @@ class Recurrence(Approximate):
 
     def __init__(self, *, scale: float | None = None):
         super().__init__()
-        self.scale = None if scale is None else number(type(self).__name__, "scale", scale)
+        self.scale = None if scale is None else check_number("scale", scale)
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         if mask.is_causal:
@@ -46,24 +46,24 @@ class Recurrence(Approximate):
         """An empty `saccade.caches.RecurrentCache`: the state, of constant size."""
         return RecurrentCache(max_len)
 
-    def _made(self, given: Inputs) -> RecurrenceMatrix:
-        return self._matrix(given, None, None)
+    def _made(self, inputs: Inputs) -> RecurrenceMatrix:
+        return self._matrix(inputs, None, None)
 
-    def _matrix(self, given: Inputs, decay: Tensor | None, beta: Tensor | None) -> RecurrenceMatrix:
-        where, dtype = type(self).__name__, given.query.dtype
-        gates = [_gate(where, name, x, given) for name, x in (("decay", decay), ("beta", beta)) if x is not None]
+    def _matrix(self, inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> RecurrenceMatrix:
+        where, dtype = type(self).__name__, inputs.query.dtype
+        gates = [_gate(name, x, inputs) for name, x in (("decay", decay), ("beta", beta)) if x is not None]
         decay = None if decay is None else gates.pop(0)
         beta = gates.pop() if gates else None
-        _check_heads(where, given, decay, beta)
-        visible = Visible.of(given)
-        if Order.of(visible, given.shape[2], given.shape[3]).is_sorted:
+        _check_heads(inputs, decay, beta)
+        visible = Visible.of(inputs)
+        if Order.of(visible, inputs.shape[2], inputs.shape[3]).is_sorted:
             reason = "a state is read in the order in which it was written: keys stand in order, and queries last"
-            raise unsupported(where, "positions", [reason], hint="sort the tokens, or use a mechanism without a state")
-        bad = [_bad(x) for x in (given.key, decay, beta) if x is not None]
-        tainted, spoilt = _any(bad), _bad(given.query)
+            raise unsupported("positions", [reason], hint="sort the tokens, or use a mechanism without a state")
+        bad = [_bad(x) for x in (inputs.key, decay, beta) if x is not None]
+        tainted, spoilt = _any(bad), _bad(inputs.query)
         if decay is not None:
             decay = decay.clamp(min=_LEAST)  # -inf empties the state
-        query, key, decay, beta = (_clean(x, given.wide) for x in (given.query, given.key, decay, beta))
+        query, key, decay, beta = (_clean(x, inputs.wide) for x in (inputs.query, inputs.key, decay, beta))
         assert query is not None and key is not None  # noqa: PT018  for the type checker
         return RecurrenceMatrix(
             query,
@@ -114,37 +114,37 @@ class GatedRecurrence(Recurrence):
             ValueError: gates of another shape, or a decay above 0.
             UnsupportedError: a mask that is not causal, or tokens out of order.
         """
-        given = self._inputs(query, key, mask, q_positions, kv_positions)
-        return self._matrix(given, decay, beta)
+        inputs = self._inputs(query, key, mask, q_positions, kv_positions)
+        return self._matrix(inputs, decay, beta)
 
 
-def _gate(where: str, name: str, x: Tensor, given: Inputs) -> Tensor:
+def _gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
     """A gate as ``[batch, heads, kv_len, width]``, checked."""
-    instance(where, name, x, Tensor, "be a tensor")
-    (batch, kv_len), head_dim = (given.shape[0], given.shape[3]), given.key.shape[3]
+    check_type(name, x, Tensor, "be a tensor")
+    (batch, kv_len), head_dim = (inputs.shape[0], inputs.shape[3]), inputs.key.shape[3]
     shapes = f"[{batch}, heads, {kv_len}]" + (f" or [{batch}, heads, {kv_len}, {head_dim}]" if name == "decay" else "")
     whole = x[..., None] if x.dim() == 3 else x
     widths = {1, head_dim} if name == "decay" else {1}
     fits = whole.dim() == 4 and whole.shape[0] in (1, batch) and whole.shape[2] == kv_len and whole.shape[3] in widths
     if not fits or not x.is_floating_point():
         got = f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
-        raise value_error(where, name, f"be floats {shapes}", got, facts=[describe("key", given.key)])
+        raise value_error(name, f"be floats {shapes}", got, facts=[describe("key", inputs.key)])
     if name == "decay" and is_readable(x) and x.numel() and bool((x > 0).any()):
         hint = "it is the logarithm of a factor of at most 1, for instance -softplus(x)"
-        raise value_error(where, name, "be at most 0", f"{float(x.max()):.3g}", hint=hint)
+        raise value_error(name, "be at most 0", f"{float(x.max()):.3g}", hint=hint)
     return whole.expand(batch, -1, -1, -1)
 
 
-def _check_heads(where: str, given: Inputs, decay: Tensor | None, beta: Tensor | None) -> None:
+def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> None:
     """Raise unless heads of queries, keys and gates are multiples of one another."""
-    counts = {"query": given.shape[1], "key": given.key.shape[1]}
+    counts = {"query": inputs.shape[1], "key": inputs.key.shape[1]}
     counts |= {name: x.shape[1] for name, x in (("decay", decay), ("beta", beta)) if x is not None}
     own = max([count for name, count in counts.items() if name != "query"])
     most = max(own, counts["query"])
     wholes = {name: most if name == "query" else own for name in counts}
     if most % max(1, own) or any(wholes[name] % max(1, count) for name, count in counts.items()):
         told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise value_error(where, "heads", "divide one another: keys the gates, and these the queries", told)
+        raise value_error("heads", "divide one another: keys the gates, and these the queries", told)
 
 
 def _bad(x: Tensor) -> Tensor | None:

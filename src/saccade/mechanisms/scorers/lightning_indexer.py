@@ -8,11 +8,11 @@ from torch import Tensor
 from saccade.mechanisms.scorers.base import Scorer, ScoreRows, exact_dtype
 from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
-from saccade.support.validation import Shapes
+from saccade.support.validation import ShapeSpec
 
 __all__ = ["LightningIndexer"]
 
-_SHAPES = Shapes(
+_SHAPES = ShapeSpec(
     "index_query [batch, index_heads, q_len, dim]",
     "index_key [batch, 1, kv_len, dim]",
     "weight [batch, index_heads, q_len]",
@@ -46,7 +46,7 @@ class LightningIndexer(Scorer):
     """
 
     def __init__(self, index_query: Tensor, index_key: Tensor, weight: Tensor):
-        _SHAPES.check("LightningIndexer", index_query, index_key, weight)
+        _SHAPES.check(index_query, index_key, weight)
         self.index_query, self.weight = index_query, weight
         self._index_key = index_key
 
@@ -68,7 +68,7 @@ class LightningIndexer(Scorer):
         if own != given:
             hint = "a cache that holds earlier keys is an IndexedCache, which hands on index keys too"
             rule = f"hold {given[0]} items, {given[1]} queries and {given[2]} keys, as the matrix does"
-            raise value_error("LightningIndexer", "index tensors", rule, str(own), hint=hint)
+            raise value_error("index tensors", rule, str(own), hint=hint)
         wide = exact_dtype(query.device)
         exact = LightningIndexer(*(x.detach().to(wide) for x in self.leaves))
         return exact.scores

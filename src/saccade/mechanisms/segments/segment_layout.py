@@ -36,12 +36,12 @@ class Tokens(NamedTuple):
     places: Tensor | None = None
 
     @classmethod
-    def pair(cls, given: Inputs, q: Tensor, kv: Tensor, segment: int) -> tuple[Tokens, Tokens]:
+    def pair(cls, inputs: Inputs, q: Tensor, kv: Tensor, segment: int) -> tuple[Tokens, Tokens]:
         """Of queries and keys that stand at ``q`` and ``kv``, int64 ``[batch | 1, len]``."""
         tables = [x.div(segment, rounding_mode="floor").clamp(min=-1) for x in (q, kv)]
-        starts = [start for start in given.starts if start is not None]
-        if None not in given.starts:
-            runs = [range(start, start + length) for start, length in zip(starts, given.shape[2:], strict=True)]
+        starts = [start for start in inputs.starts if start is not None]
+        if None not in inputs.starts:
+            runs = [range(start, start + length) for start, length in zip(starts, inputs.shape[2:], strict=True)]
             low = max(0, min(run.start for run in runs)) // segment
             ends = range(low, -(-max(0, *(run.stop for run in runs)) // segment))
             return tuple(cls._of_run(*both, ends, segment) for both in zip(tables, runs, strict=True))  # type: ignore[return-value]  # two

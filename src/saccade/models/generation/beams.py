@@ -17,7 +17,7 @@ from saccade.models.generation.generate import Tokens
 from saccade.models.generation.prompts import as_prompts, stop_tokens
 from saccade.models.generation.stepper import LanguageModel, new_reader
 from saccade.support.argument_hints import answers
-from saccade.support.validation import integer, number
+from saccade.support.validation import check_int, check_number
 
 __all__ = ["Hypothesis", "beam_search"]
 
@@ -35,7 +35,7 @@ class Hypothesis(NamedTuple):
     score: float
 
 
-@answers("beam_search", OF_GENERATION)
+@answers(OF_GENERATION)
 def beam_search(
     model: LanguageModel,
     tokens: Tokens,
@@ -79,15 +79,14 @@ def beam_search(
 
     Reference: Wu et al. 2016, arXiv:1609.08144, section 7, with a plain power of the length.
     """
-    where = "beam_search"
-    prompts = as_prompts(where, tokens)
-    max_new_tokens = integer(where, "max_new_tokens", max_new_tokens)
-    beams = integer(where, "beams", beams)
-    length_penalty = number(where, "length_penalty", length_penalty)
-    ends = stop_tokens(where, stop)
+    prompts = as_prompts(tokens)
+    max_new_tokens = check_int("max_new_tokens", max_new_tokens)
+    beams = check_int("beams", beams)
+    length_penalty = check_number("length_penalty", length_penalty)
+    ends = stop_tokens(stop)
     if cache is not None and isinstance(cache, Cache | LayerCache):
         cache = cache.fork()
-    reader = new_reader(where, model, cache)
+    reader = new_reader(model, cache)
 
     searches = [_Search(beams, length_penalty, max_new_tokens, ends) for _ in prompts]
     active, logits = searches, reader.read(prompts)

@@ -18,7 +18,7 @@ from saccade.models.generation.sampler import Sampler
 from saccade.models.generation.stepper import LanguageModel, Reader, new_reader
 from saccade.support.argument_hints import answers
 from saccade.support.errors import value_error
-from saccade.support.validation import instance, integer
+from saccade.support.validation import check_int, check_type
 
 __all__ = ["Step", "generate", "stream"]
 
@@ -46,7 +46,7 @@ class Step:
     bytes_appended: int | None
 
 
-@answers("generate", OF_GENERATION)
+@answers(OF_GENERATION)
 def generate(
     model: LanguageModel,
     tokens: Tokens,
@@ -87,7 +87,7 @@ def generate(
         >>> [len(text) for text in generate(model, [[1, 2, 3], [4]], 5)]
         [5, 5]
     """
-    prompts, ends, steps = _begun("generate", model, tokens, max_new_tokens, cache, sampler, stop, seed)
+    prompts, ends, steps = _begun(model, tokens, max_new_tokens, cache, sampler, stop, seed)
     texts: list[list[int]] = [[] for _ in prompts]
     for step in steps:
         for text, token in zip(texts, step.tokens.tolist(), strict=True):
@@ -96,7 +96,7 @@ def generate(
     return texts
 
 
-@answers("stream", OF_GENERATION)
+@answers(OF_GENERATION)
 def stream(
     model: LanguageModel,
     tokens: Tokens,
@@ -119,11 +119,10 @@ def stream(
         decode 1 64
         decode 1 64
     """
-    return _begun("stream", model, tokens, max_new_tokens, cache, sampler, stop, seed)[2]
+    return _begun(model, tokens, max_new_tokens, cache, sampler, stop, seed)[2]
 
 
 def _begun(
-    where: str,
     model: LanguageModel,
     tokens: Tokens,
     max_new_tokens: int,
@@ -133,15 +132,15 @@ def _begun(
     seed: int | None,
 ) -> tuple[list[list[int]], frozenset[int], Iterator[Step]]:
     """The prompts, the tokens that end a text, and the steps, once everything is checked."""
-    prompts = as_prompts(where, tokens)
-    integer(where, "max_new_tokens", max_new_tokens, 0)
+    prompts = as_prompts(tokens)
+    check_int("max_new_tokens", max_new_tokens, 0)
     hint = "for instance saccade.models.Sampler(temperature=0.8, top_p=0.95)"
-    instance(where, "sampler", sampler, (Sampler, NoneType), "be a Sampler or None", hint=hint)
-    dropout.check_seed(seed, where)
+    check_type("sampler", sampler, (Sampler, NoneType), "be a Sampler or None", hint=hint)
+    dropout.check_seed(seed)
     if seed is not None and sampler is None:
         hint = "sampler=saccade.models.Sampler() draws; without one the likeliest token is taken"
-        raise value_error(where, "seed", "be None where nothing is drawn", seed, hint=hint)
-    reader, ends = new_reader(where, model, cache), stop_tokens(where, stop)
+        raise value_error("seed", "be None where nothing is drawn", seed, hint=hint)
+    reader, ends = new_reader(model, cache), stop_tokens(stop)
     return prompts, ends, _steps(reader, prompts, max_new_tokens, sampler, ends, seed)
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import type_error, value_error
-from saccade.support.validation import integer, is_integer
+from saccade.support.validation import check_int, is_integer
 
 __all__ = ["as_prompts", "left_padded", "stop_tokens"]
 
 
-def as_prompts(where: str, tokens: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
+def as_prompts(tokens: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
     """Lists of ints, one per prompt.
 
     Args:
@@ -23,28 +23,28 @@ def as_prompts(where: str, tokens: Tensor | Sequence[int] | Sequence[Sequence[in
     if isinstance(tokens, Tensor):
         if tokens.dtype not in (torch.int64, torch.int32) or tokens.dim() != 2:
             got = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
-            raise type_error(where, "tokens", rule, got, hint="one prompt: tokens[None]")
+            raise type_error("tokens", rule, got, hint="one prompt: tokens[None]")
         tokens = tokens.tolist()
     if not isinstance(tokens, Sequence) or isinstance(tokens, str):
-        raise type_error(where, "tokens", rule, type(tokens).__name__, hint="a tokenizer makes tokens of text")
+        raise type_error("tokens", rule, type(tokens).__name__, hint="a tokenizer makes tokens of text")
     if not tokens:
-        raise value_error(where, "tokens", "hold at least one prompt", "none")
-    return [_as_prompt(where, rule, number, one) for number, one in enumerate(tokens)]
+        raise value_error("tokens", "hold at least one prompt", "none")
+    return [_as_prompt(rule, number, one) for number, one in enumerate(tokens)]
 
 
-def _as_prompt(where: str, rule: str, number: int, given: object) -> list[int]:
+def _as_prompt(rule: str, number: int, given: object) -> list[int]:
     given = given.tolist() if isinstance(given, Tensor) else given
     if not isinstance(given, Sequence) or isinstance(given, str):
-        raise type_error(where, "tokens", rule, f"a list with {given!r}", hint="one prompt: [tokens]")
+        raise type_error("tokens", rule, f"a list with {given!r}", hint="one prompt: [tokens]")
     if not all(map(is_integer, given)):
-        raise type_error(where, "tokens", rule, "something else in a prompt")
+        raise type_error("tokens", rule, "something else in a prompt")
     if not given:
         rule = "have at least one token in every prompt"
         hint = "start a text with the token for the beginning of a text, if the model has one"
-        raise value_error(where, "tokens", rule, f"none in prompt {number}", hint=hint)
+        raise value_error("tokens", rule, f"none in prompt {number}", hint=hint)
     if min(given) < 0:
         hint = "padding is done inside: give lists of different lengths"
-        raise value_error(where, "tokens", "be at least 0", min(given), hint=hint)
+        raise value_error("tokens", "be at least 0", min(given), hint=hint)
     return list(map(int, given))
 
 
@@ -66,9 +66,9 @@ def left_padded(prompts: list[list[int]], starts: list[int], device: torch.devic
     return tokens, torch.tensor(rows, device=device)
 
 
-def stop_tokens(where: str, stop: int | Collection[int] | None) -> frozenset[int]:
+def stop_tokens(stop: int | Collection[int] | None) -> frozenset[int]:
     """The tokens that end a text."""
     given = () if stop is None else (stop,) if is_integer(stop) else stop
     if isinstance(given, str) or not isinstance(given, Collection):
-        raise type_error(where, "stop", "be a token, several tokens or None", type(stop).__name__)
-    return frozenset(integer(where, "stop", token, 0) for token in given)
+        raise type_error("stop", "be a token, several tokens or None", type(stop).__name__)
+    return frozenset(check_int("stop", token, 0) for token in given)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import value_error
-from saccade.support.validation import integer, number
+from saccade.support.validation import check_int, check_number
 
 __all__ = ["Sampler"]
 
@@ -43,11 +43,11 @@ class Sampler:
 
     def __post_init__(self) -> None:
         hint = "sampler=None always takes the likeliest token"
-        number("Sampler", "temperature", self.temperature, above=0, hint=hint)
+        check_number("temperature", self.temperature, above=0, hint=hint)
         if self.top_k is not None:
-            integer("Sampler", "top_k", self.top_k)
-        if self.top_p is not None and number("Sampler", "top_p", self.top_p, above=0) > 1:
-            raise value_error("Sampler", "top_p", "be above 0 and at most 1", self.top_p)
+            check_int("top_k", self.top_k)
+        if self.top_p is not None and check_number("top_p", self.top_p, above=0) > 1:
+            raise value_error("top_p", "be above 0 and at most 1", self.top_p)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What tokens are drawn by: ``[batch, vocab]``, rows sum to 1."""

@@ -13,7 +13,7 @@ from saccade.models.generation.prompts import left_padded
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import type_error, value_error
 from saccade.support.numerics import wide_dtype
-from saccade.support.validation import instance
+from saccade.support.validation import check_type
 
 __all__ = ["LanguageModel", "Reader", "new_reader"]
 
@@ -46,35 +46,35 @@ class Reader(Protocol):
         ...
 
 
-def new_reader(where: str, model: LanguageModel, cache: Cache | LayerCache | None) -> Reader:
+def new_reader(model: LanguageModel, cache: Cache | LayerCache | None) -> Reader:
     """The reader that fits the model."""
     if not callable(model):
-        raise type_error(where, "model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
-    instance(where, "cache", cache, (Cache, LayerCache, NoneType), "be what model.new_cache() gives, or None")
+        raise type_error("model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
+    check_type("cache", cache, (Cache, LayerCache, NoneType), "be what model.new_cache() gives, or None")
     if cache is None:
         new_cache = getattr(model, "new_cache", None)
         if new_cache is None:
-            return _Anew(where, model)
+            return _Anew(model)
         cache = new_cache()
-    return _StepByStep(where, model, cache)
+    return _StepByStep(model, cache)
 
 
 class _StepByStep(Reader):
-    def __init__(self, where: str, model: LanguageModel, cache: Cache | LayerCache):
-        self._where, self._model, self._cache, self._device = where, model, cache, _device(model)
+    def __init__(self, model: LanguageModel, cache: Cache | LayerCache):
+        self._model, self._cache, self._device = model, cache, _device(model)
 
     def read(self, new: list[list[int]]) -> Tensor:
         after = self._cache.positions(1)
         if isinstance(after, Tensor):
             if len(after) != len(new):
                 rule = f"hold {len(new)} texts, one for each prompt"
-                raise value_error(self._where, "cache", rule, len(after))
+                raise value_error("cache", rule, len(after))
             starts = after.flatten().tolist()
         else:
             starts = [0 if after is None else after.start] * len(new)
         tokens, positions = left_padded(new, starts, self._device)
         self.processed = sum(map(len, new))
-        logits = _last(self._where, self._model, tokens, cache=self._cache, positions=positions)
+        logits = _last(self._model, tokens, cache=self._cache, positions=positions)
         self.traffic = self._cache.traffic
         return logits
 
@@ -83,8 +83,8 @@ class _StepByStep(Reader):
 
 
 class _Anew(Reader):
-    def __init__(self, where: str, model: LanguageModel):
-        self._where, self._model = where, model
+    def __init__(self, model: LanguageModel):
+        self._model = model
         self._texts: list[list[int]] = []
 
     def read(self, new: list[list[int]]) -> Tensor:
@@ -92,13 +92,13 @@ class _Anew(Reader):
         self._texts = [text + more for text, more in zip(texts, new, strict=True)]
         tokens, positions = left_padded(self._texts, [0] * len(self._texts), _device(self._model))
         self.processed = sum(map(len, self._texts))
-        return _last(self._where, self._model, tokens, positions=positions)
+        return _last(self._model, tokens, positions=positions)
 
     def reorder(self, rows: list[int]) -> None:
         self._texts = [self._texts[row] for row in rows]
 
 
-def _last(where: str, model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
+def _last(model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
     """Logits of the last token; where the model allows it, the others are not computed."""
     hidden, project = getattr(model, "hidden", None), getattr(model, "logits", None)
     with torch.no_grad():
@@ -109,12 +109,12 @@ def _last(where: str, model: LanguageModel, tokens: Tensor, **how: object) -> Te
             if not isinstance(given, Tensor) or given.dim() != 3 or given.shape[:2] != tokens.shape:
                 got = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
                 rule = f"return logits [{tokens.shape[0]}, {tokens.shape[1]}, vocab]"
-                raise value_error(where, "model", rule, got)
+                raise value_error("model", rule, got)
             logits = given[:, -1]
         logits = logits.to(wide_dtype(logits.dtype))
         # The largest of a row is NaN where one is, and -inf where all are.
         if not bool(logits.amax(-1).isfinite().all()):
-            raise value_error(where, "model", "return logits without NaN and inf", "some")
+            raise value_error("model", "return logits without NaN and inf", "some")
         return logits
 
 

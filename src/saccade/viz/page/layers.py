@@ -101,7 +101,7 @@ class Recorded(Protocol):
         """Answers."""
 
 
-def layers_of(where: str, given: object) -> dict[str, Source]:
+def layers_of(given: object) -> dict[str, Source]:
     """The layers of what was given, by name.
 
     Raises:
@@ -115,37 +115,37 @@ def layers_of(where: str, given: object) -> dict[str, Source]:
     elif isinstance(given, Sequence) and not isinstance(given, str):
         named = {str(number): one for number, one in enumerate(given)}
     else:
-        raise type_error(where, "given", _RULE, kind(given))
-    found = {name: _source_of(where, name, one) for name, one in named.items()}
+        raise type_error("given", _RULE, kind(given))
+    found = {name: _source_of(name, one) for name, one in named.items()}
     if not found:
         hint = "record(model) keeps the layers that run within its block"
-        raise value_error(where, "given", "hold at least one layer", "none", hint=hint)
+        raise value_error("given", "hold at least one layer", "none", hint=hint)
     for name, source in found.items():
         if 0 in source.shape:
-            raise value_error(where, "weights", "have no empty axis", f"shape {list(source.shape)} in layer {name}")
+            raise value_error("weights", "have no empty axis", f"shape {list(source.shape)} in layer {name}")
     return found
 
 
 _RULE = "be a matrix, weights [batch, heads, q_len, kv_len], a list or a dict of them, or a recording"
 
 
-def _source_of(where: str, name: str, given: object) -> Source:
+def _source_of(name: str, given: object) -> Source:
     if isinstance(given, Matrix):
         if given.hidden != 0:
-            raise type_error(where, "given", _RULE, f"{kind(given)}, which holds scores, in layer {name}")
+            raise type_error("given", _RULE, f"{kind(given)}, which holds scores, in layer {name}")
         return OfMatrix(given)
     if isinstance(given, Tensor | np.ndarray):
         is_real = given.dtype.kind in "fiu" if isinstance(given, np.ndarray) else _is_real(given.dtype)
         if given.ndim != 4 or not is_real:
             got = f"shape {list(given.shape)}, {given.dtype} in layer {name}"
-            raise value_error(where, "weights", "be real numbers [batch, heads, q_len, kv_len]", got)
+            raise value_error("weights", "be real numbers [batch, heads, q_len, kv_len]", got)
         return OfMatrix(WrittenOut(given))
     if _is_recorded(given):
         try:
             return OfMatrix(given.matrix)
         except UnsupportedError:  # queries and keys were not kept: then there are answers
             return Kept(given)
-    raise type_error(where, "given", _RULE, f"{kind(given)} in layer {name}")
+    raise type_error("given", _RULE, f"{kind(given)} in layer {name}")
 
 
 def _is_real(dtype: torch.dtype) -> bool:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from saccade.support.argument_hints import answers_class
-from saccade.support.validation import instance, number
+from saccade.support.validation import check_number, check_type
 from saccade.viz.page.layers import Recorded
 from saccade.viz.page.report import Language, checked_options, checked_path, write
 from saccade.viz.page.texts import Tokens, check_tokens
@@ -67,12 +67,11 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
         language: Language | None = None,
         size: int = 8_000_000,
     ):
-        where = "live_report"
-        instance(where, "recording", recording, Mapping, "be a recording", hint="record(model) as recording")
-        self._recording, self._path = recording, checked_path(where, path)
-        self._every = number(where, "every", every, least=0.1)
+        check_type("recording", recording, Mapping, "be a recording", hint="record(model) as recording")
+        self._recording, self._path = recording, checked_path(path)
+        self._every = check_number("every", every, least=0.1)
         now = None if callable(tokens) else tokens
-        self._options = checked_options(where, now, title, ("first", "second"), batch, heads, language, size)
+        self._options = checked_options(now, title, ("first", "second"), batch, heads, language, size)
         self._tokens = tokens
         self._end = threading.Event()
         self._error: BaseException | None = None
@@ -111,13 +110,13 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
 
     def _write_layers(self, layers: Mapping[str, Recorded], live: float) -> None:
         tokens = self._tokens() if callable(self._tokens) else self._tokens
-        check_tokens("live_report", tokens)
+        check_tokens(tokens)
         if callable(self._tokens) and isinstance(tokens, list):  # the last token was chosen, and has not been read yet
             tokens = tokens[: max(run.shape[3] for run in layers.values())]
         try:
-            write("live_report", self._path, self._options._replace(tokens=tokens), layers, live=live)
+            write(self._path, self._options._replace(tokens=tokens), layers, live=live)
         except ValueError:
             # Where it is tokens that do not fit, there are numbers; where it is something else, that is raised again.
-            write("live_report", self._path, self._options._replace(tokens=None), layers, live=live)
+            write(self._path, self._options._replace(tokens=None), layers, live=live)
             if not live:
                 raise

@@ -52,7 +52,7 @@ class _Layer(NamedTuple):
 
 
 def checked_labels(
-    where: str, layers: dict[str, Source], tokens: Tokens, item: int, heads: Sequence[tuple[int, int]] | None
+    layers: dict[str, Source], tokens: Tokens, item: int, heads: Sequence[tuple[int, int]] | None
 ) -> dict[str, Labels]:
     """Tokens of all layers; what is asked of them must be there.
 
@@ -61,13 +61,13 @@ def checked_labels(
     """
     for name, layer in layers.items():
         if item >= layer.shape[0]:
-            raise value_error(where, "batch", f"be from 0 to {layer.shape[0] - 1} in layer {name}", item)
+            raise value_error("batch", f"be from 0 to {layer.shape[0] - 1} in layer {name}", item)
     counts = [layer.shape[1] for layer in layers.values()]
     for place, head in heads or ():
         if not (0 <= place < len(counts) and 0 <= head < counts[place]):
             rule = f"be (layer, head) of {len(counts)} layers, of {sorted(set(counts))} heads"
-            raise value_error(where, "heads", rule, (place, head))
-    return {name: labels_of(where, tokens, name, *layer.shape[2:]) for name, layer in layers.items()}
+            raise value_error("heads", rule, (place, head))
+    return {name: labels_of(tokens, name, *layer.shape[2:]) for name, layer in layers.items()}
 
 
 def read_side(

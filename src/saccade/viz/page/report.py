@@ -13,7 +13,7 @@ import torch
 from saccade.caches.files import write_whole
 from saccade.support.argument_hints import answers
 from saccade.support.errors import kind, shown, type_error, value_error
-from saccade.support.validation import instance, integer, is_integer, one_of
+from saccade.support.validation import check_choice, check_int, check_type, is_integer
 from saccade.text import visible
 from saccade.viz.page.document import document
 from saccade.viz.page.encoding import as_json, packed
@@ -41,7 +41,7 @@ class Options(NamedTuple):
     size: int = _SIZE
 
 
-@answers("report", {})
+@answers({})
 def report(
     given: object,
     path: str | os.PathLike[str],
@@ -104,23 +104,22 @@ def report(
         >>> sc.viz.report(sc.AttentionMatrix(x, x), "/tmp/attention.html", tokens="you can look at all of".split()).name
         'attention.html'
     """
-    options = checked_options("report", tokens, title, names, batch, heads, language, size)
-    destination = checked_path("report", path)
-    write("report", destination, options, given, other, other_tokens)
+    options = checked_options(tokens, title, names, batch, heads, language, size)
+    destination = checked_path(path)
+    write(destination, options, given, other, other_tokens)
     return destination
 
 
-def checked_path(where: str, path: str | os.PathLike[str]) -> Path:
+def checked_path(path: str | os.PathLike[str]) -> Path:
     """Where a file can be written."""
-    instance(where, "path", path, (str, os.PathLike), "be a path")
+    check_type("path", path, (str, os.PathLike), "be a path")
     destination = Path(path)
     if destination.is_dir() or not destination.parent.is_dir():
-        raise value_error(where, "path", "name a file in a folder that is there", visible(str(path)))
+        raise value_error("path", "name a file in a folder that is there", visible(str(path)))
     return destination
 
 
 def checked_options(
-    where: str,
     tokens: Tokens,
     title: object,
     names: object,
@@ -130,31 +129,30 @@ def checked_options(
     size: object,
 ) -> Options:
     """Options that make sense by themselves."""
-    instance(where, "title", title, str, "be a string")
+    check_type("title", title, str, "be a string")
     pair = tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else ()
     if len(pair) != 2 or not all(isinstance(name, str) for name in pair):
-        raise type_error(where, "names", "be two strings", shown(names))
+        raise type_error("names", "be two strings", shown(names))
     if language is not None:
-        one_of(where, "language", language, ("en", "zh"))
-    check_tokens(where, tokens)
-    item, room = integer(where, "batch", batch, 0), integer(where, "size", size)
-    return Options(tokens, title, pair, item, _pairs(where, heads), language, room)  # type: ignore[arg-type]
+        check_choice("language", language, ("en", "zh"))
+    check_tokens(tokens)
+    item, room = check_int("batch", batch, 0), check_int("size", size)
+    return Options(tokens, title, pair, item, _pairs(heads), language, room)  # type: ignore[arg-type]
 
 
-def _pairs(where: str, heads: object) -> tuple[tuple[int, int], ...] | None:
+def _pairs(heads: object) -> tuple[tuple[int, int], ...] | None:
     if heads is None:
         return None
     rule = "be pairs (layer, head)"
-    given = tuple(instance(where, "heads", heads, Iterable, rule))
+    given = tuple(check_type("heads", heads, Iterable, rule))
     for pair in given:
         is_pair = isinstance(pair, Sequence) and len(pair) == 2
         if not (is_pair and all(map(is_integer, pair))):
-            raise type_error(where, "heads", rule, shown(pair))
+            raise type_error("heads", rule, shown(pair))
     return tuple((int(layer), int(head)) for layer, head in given)
 
 
 def write(
-    where: str,
     path: Path,
     options: Options,
     given: object,
@@ -163,22 +161,21 @@ def write(
     live: float = 0.0,
 ) -> None:
     """Write a page whose options were checked; with ``live``, it reads itself anew every so many seconds."""
-    data = page_parts(where, options, given, other, other_tokens, live)
+    data = page_parts(options, given, other, other_tokens, live)
     write_whole(path, memoryview(document(visible(options.title), data).encode()))
 
 
 def page_parts(
-    where: str, options: Options, given: object, other: object = None, other_tokens: Tokens = None, live: float = 0.0
+    options: Options, given: object, other: object = None, other_tokens: Tokens = None, live: float = 0.0
 ) -> dict[str, str]:
     """The data of a page, packed, by name."""
     if other is None and other_tokens is not None:
-        raise value_error(where, "other_tokens", "be left out where there is no other recording", kind(other_tokens))
-    check_tokens(where, other_tokens)
-    sources = [layers_of(where, one) for one in ((given,) if other is None else (given, other))]
+        raise value_error("other_tokens", "be left out where there is no other recording", kind(other_tokens))
+    check_tokens(other_tokens)
+    sources = [layers_of(one) for one in ((given,) if other is None else (given, other))]
     texts = [options.tokens, options.tokens if other_tokens is None else other_tokens]
     labels = [
-        checked_labels(where, source, text, options.batch, options.heads)
-        for source, text in zip(sources, texts, strict=False)
+        checked_labels(source, text, options.batch, options.heads) for source, text in zip(sources, texts, strict=False)
     ]
     share = (options.size - len(document(options.title, {}))) // len(sources)
     sides = [

@@ -26,7 +26,7 @@ class Labels(NamedTuple):
     is_one_text: bool
 
 
-def check_tokens(where: str, tokens: Tokens) -> None:
+def check_tokens(tokens: Tokens) -> None:
     """Raise unless these are tokens, of whatever layers.
 
     Raises:
@@ -34,23 +34,23 @@ def check_tokens(where: str, tokens: Tokens) -> None:
     """
     for given in tokens.values() if isinstance(tokens, Mapping) else [] if tokens is None else [tokens]:
         for text in given if _is_pair(given) else [given]:
-            _checked(where, text)
+            _checked(text)
 
 
-def labels_of(where: str, tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
+def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
     """Tokens of one layer, as they were given; of queries that end where the keys end, one text is enough.
 
     Raises:
         TypeError: something that is no tokens.
         ValueError: not as many as there are queries and keys, or no name that fits the layer.
     """
-    given = _given(where, tokens, name)
+    given = _given(tokens, name)
     if given is None:
         numbers = tuple(map(str, range(kv_len)))
         if q_len <= kv_len:
             return Labels(numbers[kv_len - q_len :], numbers, True)
         return Labels(tuple(map(str, range(q_len))), numbers, False)
-    queries, keys = (_checked(where, text) for text in (given if _is_pair(given) else (given, given)))
+    queries, keys = (_checked(text) for text in (given if _is_pair(given) else (given, given)))
     is_one = queries == keys
     if is_one and q_len < kv_len == len(keys):  # the last ones, beside a cache
         queries = queries[kv_len - q_len :]
@@ -58,7 +58,7 @@ def labels_of(where: str, tokens: Tokens, name: str, q_len: int, kv_len: int) ->
         if len(text) != length:
             rule = f"be one for each of the {length:,} {what} of layer {name}"
             hint = "two texts are given as a pair, tokens=(of queries, of keys), or by layer: tokens={'decoder*': ...}"
-            raise value_error(where, "tokens", rule, f"{len(text):,}", hint=hint)
+            raise value_error("tokens", rule, f"{len(text):,}", hint=hint)
     return Labels(queries, keys, is_one)
 
 
@@ -70,14 +70,14 @@ def shown_tokens(text: Sequence[str]) -> dict[str, object]:
     }
 
 
-def _given(where: str, tokens: Tokens, name: str) -> Any:
+def _given(tokens: Tokens, name: str) -> Any:
     if not isinstance(tokens, Mapping):
         return tokens
     for pattern, text in tokens.items():
         if fnmatchcase(name, str(pattern)):
             return text
     names = ", ".join(map(str, tokens)) or "none"
-    raise value_error(where, "tokens", f"have a name that fits layer {name}", names, hint="'*' fits all")
+    raise value_error("tokens", f"have a name that fits layer {name}", names, hint="'*' fits all")
 
 
 def _is_pair(given: object) -> bool:
@@ -85,10 +85,10 @@ def _is_pair(given: object) -> bool:
     return isinstance(given, tuple) and len(given) == 2 and not any(isinstance(text, str) for text in given)
 
 
-def _checked(where: str, text: object) -> tuple[str, ...]:
+def _checked(text: object) -> tuple[str, ...]:
     if isinstance(text, str) or not isinstance(text, Sequence):
-        raise type_error(where, "tokens", "be a list of strings", kind(text), hint="tokenizer.convert_ids_to_tokens")
+        raise type_error("tokens", "be a list of strings", kind(text), hint="tokenizer.convert_ids_to_tokens")
     for token in text:
         if not isinstance(token, str):
-            raise type_error(where, "tokens", "be strings", kind(token), hint="tokenizer.convert_ids_to_tokens(ids)")
+            raise type_error("tokens", "be strings", kind(token), hint="tokenizer.convert_ids_to_tokens(ids)")
     return tuple(text)

@@ -7,7 +7,7 @@ from typing import Any
 
 from saccade.support.argument_hints import answers
 from saccade.support.errors import missing_extra
-from saccade.support.validation import integer
+from saccade.support.validation import check_int
 from saccade.viz.page.document import code, style
 from saccade.viz.page.report import Language, checked_options, page_parts
 from saccade.viz.page.texts import Tokens
@@ -15,7 +15,7 @@ from saccade.viz.page.texts import Tokens
 __all__ = ["report_widget"]
 
 
-@answers("report_widget", {})
+@answers({})
 def report_widget(
     given: object,
     *,
@@ -45,13 +45,13 @@ def report_widget(
 
     Cost: that of `report`.
     """
-    options = checked_options("report_widget", tokens, title, names, batch, heads, language, size)
-    integer("report_widget", "height", height, 100)
+    options = checked_options(tokens, title, names, batch, heads, language, size)
+    check_int("height", height, 100)
     try:
         import anywidget  # noqa: PLC0415  an extra
         import traitlets  # noqa: PLC0415
     except ModuleNotFoundError:
-        raise missing_extra("report_widget", "anywidget", "notebook") from None
+        raise missing_extra("anywidget", "notebook") from None
 
     class Page(anywidget.AnyWidget):
         """A page in a notebook."""
@@ -61,4 +61,4 @@ def report_widget(
         style = traitlets.Unicode().tag(sync=True)
         height = traitlets.Int().tag(sync=True)
 
-    return Page(parts=page_parts("report_widget", options, given, other, other_tokens), style=style(), height=height)
+    return Page(parts=page_parts(options, given, other, other_tokens), style=style(), height=height)

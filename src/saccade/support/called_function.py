@@ -1,0 +1,100 @@
+"""Find the public function in which an error arises, so that a check needs no argument for its name.
+
+The stack is read only when an error is built: a call without an error costs nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+import torch
+
+__all__ = ["called_function"]
+
+_ENTRIES = frozenset(("__init__", "__call__", "__new__", "__post_init__", "__init_subclass__", "forward"))
+# Frames that only pass a call on.
+_TRANSPARENT = ("torch.autograd.", "contextlib", "functools")
+
+
+def called_function(argument: str = "") -> str:
+    """Return the name of the public function or class whose call raises an error.
+
+    Of the public functions on the stack, up to the first frame outside of the library, it is the outermost one that has
+    a parameter of the argument's name; if none has, the outermost one. So ``attention(mask=...)`` is named although
+    `saccade.masks.as_mask` checks the mask, and `Window` is named where ``streaming(...)`` makes one with a wrong
+    ``left``. Code that runs in a hook or for a command has no public function on its stack; its module then holds the
+    name in ``CALLED_AS``.
+
+    Args:
+        argument: the argument that is refused; its first word is the name of a parameter.
+    """
+    if torch.compiler.is_dynamo_compiling():  # it cannot trace the stack
+        return "saccade"
+    parameter = argument.partition(" ")[0].partition("[")[0].partition("=")[0]
+    outermost = match = fallback = ""
+    for frame in _library_frames():
+        receiver = _receiver(frame)
+        name = _public_name(frame, receiver)
+        fallback = fallback or frame.f_globals.get("CALLED_AS", "")
+        if name:
+            outermost = name
+            if parameter in _parameters(frame):
+                match = name
+            elif receiver is not None and parameter in inspect.signature(receiver).parameters:
+                match = receiver.__name__
+    return match or outermost or fallback or "saccade"
+
+
+def _library_frames() -> Iterator[FrameType]:
+    """Yield the frames of the library's innermost call, from the inside out."""
+    frame: FrameType | None = sys._getframe(2)
+    is_inside = False
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] == "saccade":
+            is_inside = is_inside or bool(_public_name(frame, _receiver(frame)))
+            yield frame
+        elif is_inside and not module.startswith(_TRANSPARENT):
+            return
+        frame = frame.f_back
+
+
+def _parameters(frame: FrameType) -> tuple[str, ...]:
+    code = frame.f_code
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _receiver(frame: FrameType) -> type | None:
+    """Return the public class of the object whose method a frame runs, or None for a function."""
+    first, *rest = frame.f_code.co_qualname.split(".")
+    if not rest or rest[0] == "<locals>" or not frame.f_code.co_argcount:
+        return None
+    receiver = frame.f_locals.get(frame.f_code.co_varnames[0])
+    kinds = (receiver if isinstance(receiver, type) else type(receiver)).__mro__
+    if all(kind.__name__ != first for kind in kinds):  # a static method
+        return None
+    return next((kind for kind in kinds if not kind.__name__.startswith("_")), None)
+
+
+def _public_name(frame: FrameType, receiver: type | None) -> str:
+    """Return the name under which users know a frame's function, or an empty string for a private one."""
+    module = frame.f_globals["__name__"]
+    first, *rest = frame.f_code.co_qualname.split(".")
+    owners = (first,) if receiver is None else tuple(kind.__name__ for kind in receiver.__mro__)
+    if not any(_is_exported(name, module) for name in owners):
+        return ""
+    owner = first if receiver is None else receiver.__name__
+    is_whole = not rest or rest[0] in _ENTRIES or rest[0].startswith(("_", "<"))
+    return owner if is_whole else f"{owner}.{rest[0]}"
+
+
+def _is_exported(name: str, module: str) -> bool:
+    """Return whether a package above a module exports a name."""
+    if name.startswith("_"):
+        return False
+    parts = module.split(".")
+    packages = (".".join(parts[:n]) for n in range(1, len(parts)))
+    return any(name in getattr(sys.modules.get(package), "__all__", ()) for package in packages)
