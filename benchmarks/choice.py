@@ -130,7 +130,7 @@ class Sides(NamedTuple):
         return torch.autograd.grad(out, [*self.tensors, *self.trained], out.detach()) if self.backward else out
 
     def kernels(self) -> tuple[str, list[str]]:
-        """The kernel that "auto" runs, and all that can run."""
+        """Return the kernel that "auto" runs, and all that can run."""
         with torch.set_grad_enabled(self.backward):
             given = sc.AttentionMatrix(*self.tensors[:2], self.mask, **self.options).inputs.current()
             needs_lse = given.sink_logit is not None

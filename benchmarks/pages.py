@@ -42,7 +42,7 @@ _WORDS = {
 
 
 def part(results: dict[str, Any], language: str) -> str:
-    """What stands between the two markers."""
+    """Write the part between the two markers."""
     return "\n".join(_lines(results, _WORDS[language], language == "zh"))
 
 
@@ -68,7 +68,7 @@ def _lines(results: dict[str, Any], words: dict[str, Any], is_zh: bool) -> Itera
 
 
 def page(text: str, results: dict[str, Any], language: str) -> str:
-    """A page with the part between its markers made anew."""
+    """Replace the part of a page between its markers."""
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
     if not rest or END not in rest:
@@ -94,7 +94,7 @@ def write(found: Path, root: Path) -> list[Path]:
 
 
 def joined(kept: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """What is kept, with a run of some questions in the place of their rows; in the order of the questions.
+    """Replace rows of some questions by those of a run, in the order of the questions.
 
     Raises:
         ValueError: the run was made elsewhere than the rows that stay.
@@ -133,7 +133,7 @@ def drawings(results: dict[str, Any], language: str = "en") -> dict[str, Callabl
 
 
 def _by_size(row: dict[str, Any], what: str) -> dict[int, Any]:
-    """What a row measured, by length, shortest first: not every row goes on to the longest."""
+    """Return the measurements of a row by length, shortest first; some rows lack the longest."""
     found = {int(name.removeprefix(what)): number for name, number in row.items() if name.startswith(what)}
     return dict(sorted(found.items()))
 

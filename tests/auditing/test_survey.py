@@ -177,7 +177,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("column", NAMED)
-def test_what_the_pages_explain_is_in_the_table(column, survey):
+def test_explained_rows_are_in_the_table(column, survey):
     for name in NAMED[column]:
         assert mark(survey["cells"][name]["eager"], column) == "✗", name
     assert all(re.search(rf"\*\*{re.escape(column)}\*\*", page.read_text("utf-8")) for page in PAGES.values())

@@ -351,7 +351,7 @@ def test_a_call_that_fails_leaves_no_trace() -> None:
         torch.testing.assert_close(_step(cache, qkv, n), _step(fork, qkv, n))
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
+def test_impossible_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="budget must be a multiple of block_size 4; got 10"):
         BlockSelectCache(4, 10)
     with pytest.raises(ValueError, match="budget must hold 1 first and 2 last blocks of 4; got 8"):

@@ -164,7 +164,7 @@ def test_the_first_token_alone_is_read_and_appended() -> None:
 
 @pytest.mark.parametrize("is_ragged", [False, True])
 @pytest.mark.parametrize("judges", [None, 0, 1, 2, 5, 7])
-def test_what_tokens_receive_comes_of_the_last_queries_of_each_call(judges: int | None, is_ragged: bool) -> None:
+def test_received_attention_comes_from_the_last_queries_of_a_call(judges: int | None, is_ragged: bool) -> None:
     sizes = (7, 3)
     q, k, v = (torch.randn(2, heads, 10, DIM, dtype=torch.float64) for heads in (HEADS, KV_HEADS, KV_HEADS))
     first = padded_positions([7, 5 if is_ragged else 7], side="left")
@@ -185,7 +185,7 @@ def test_what_tokens_receive_comes_of_the_last_queries_of_each_call(judges: int 
     torch.testing.assert_close(cache.state()[1]["received"], expected)
 
 
-def test_what_judged_once_judges_no_more() -> None:
+def test_queries_vote_only_once() -> None:
     cache, x = SnapKVCache(9, window=3), torch.randn(2, KV_HEADS, 20, DIM)
     cache.attend(Softmax(), x, x, x, mask=CAUSAL)
     before = cache.state()[1]["received"]
@@ -194,7 +194,7 @@ def test_what_judged_once_judges_no_more() -> None:
     torch.testing.assert_close(cache.state()[1]["received"], expected, atol=0, rtol=0)
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
+def test_impossible_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="recent must be at most the budget 4; got 5"):
         HeavyHitterCache(4, recent=5)
     with pytest.raises(ValueError, match="window must be at most the budget 4; got 32"):

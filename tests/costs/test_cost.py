@@ -135,7 +135,7 @@ def test_numbers_are_said_in_few_digits():
     assert "1000 KiB" in str(sc.cost(CAUSAL, 1000, num_heads=4, head_dim=32))
 
 
-def test_what_fits():
+def test_what_fits_into_memory():
     told = sc.cost(MultiHeadAttention(64, 4), 512, mask=CAUSAL)
     assert told.fits(told.forward.peak_bytes + 2**20)
     assert not told.fits(told.forward.peak_bytes - 1)
@@ -161,7 +161,7 @@ LAYER_OF_SDPA = MultiHeadAttention(16, 2, mechanism=mechanisms.Softmax(impl="sdp
         (lambda: sc.cost(CAUSAL, 8).fits(-1), "Cost.fits: memory must be a number of bytes of at least 0; got -1"),
     ],
 )
-def test_what_cannot_be_said(call, message):
+def test_refused_questions(call, message):
     with pytest.raises((TypeError, ValueError, sc.UnsupportedError), match=message):
         call()
 

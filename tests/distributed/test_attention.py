@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.distributed.spawned import on_ranks
+from tests.distributed.gloo_processes import on_ranks
 
 import saccade as sc
 from saccade import masks, positions

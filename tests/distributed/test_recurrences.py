@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.distributed.spawned import on_ranks
+from tests.distributed.gloo_processes import on_ranks
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.kernels.native import needs_native
+from tests.engine.kernels.native_levels import needs_native
 
 import saccade as sc
 from saccade import masks

@@ -31,7 +31,7 @@ def test_processes_make_no_difference_and_nothing_runs_twice(tmp_path, monkeypat
     assert len(list((tmp_path / "one").iterdir())) == len(PLAN)
 
 
-def test_what_was_trained_before_an_end_is_kept(tmp_path, monkeypatch):
+def test_finished_trainings_are_kept_after_an_interrupt(tmp_path, monkeypatch):
     def interrupted(left, *others):
         yield left[0], OUTCOME
         raise KeyboardInterrupt("now")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.masks import brute_force
-from tests.masks.expressions import MAX_LEN, expressions
+from tests.masks.random_masks import MAX_LEN, expressions
 
 import saccade as sc
 from saccade import masks

@@ -138,7 +138,7 @@ def test_as_many_as_there_are_is_exact_softmax(scorer: Scorer, k: int, size: int
     torch.testing.assert_close(own @ v, full @ v)
 
 
-def test_of_equal_scores_the_first_are_taken_whatever_follows() -> None:
+def test_ties_choose_the_first_keys_at_any_length() -> None:
     scores = torch.randint(0, 3, (200, 40)).float()
     for k in (1, 5, 39):
         expected = scores.sort(dim=-1, descending=True, stable=True).indices[:, :k].sort(-1).values
@@ -198,7 +198,7 @@ def test_compiled_programs_break_where_keys_are_chosen() -> None:
         torch.testing.assert_close(program(q, k, v), (top(q, k, mask=masks.Causal()) @ v).sin())
 
 
-def test_what_was_chosen_is_said_and_moved() -> None:
+def test_chosen_keys_are_reported_and_moved() -> None:
     q, k, v = torch.randn(3, 1, 2, 64, 4)
     matrix = mechanisms.TopK(BlockMeans(), 2, 16)(q, k, mask=masks.Causal())
     assert "at most 2 blocks of 16 keys" in str(matrix.explain())
@@ -219,12 +219,12 @@ def test_what_was_chosen_is_said_and_moved() -> None:
         (lambda: LightningIndexer(*torch.ones(2, 1, 3, 4, 4), torch.ones(1, 3, 4)), ValueError, "index_key must have"),
     ],
 )
-def test_what_does_not_fit_is_said(make: Callable[[], object], error: type[Exception], said: str) -> None:
+def test_inputs_that_do_not_fit_are_refused(make: Callable[[], object], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         make()
 
 
-def test_what_vmap_hides_is_refused() -> None:
+def test_values_hidden_by_vmap_are_refused() -> None:
     q = torch.randn(3, 1, 2, 12, 4)
     with pytest.raises(UnsupportedError, match="vmap hides it"):
         torch.func.vmap(lambda q: mechanisms.TopK(BlockMeans(), 2, 4)(q, q).matmul(q))(q)

@@ -37,6 +37,8 @@ CALLED_AS = "attention"  # in errors
 
 CALLED_AS = "attention"  # in errors
 
+CALLED_AS = "attention"  # in errors
+
 _HEAD = 7  # numbers of a program before those of the mask and the score's function
 KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.has_backward))
 """What runs behind an operation, to which autograd is not known: kernels that compute gradients themselves. "auto" may

@@ -1,4 +1,4 @@
-"""The cases that the laws are tried on: every kind of mask, joined masks, and shapes that often go wrong."""
+"""The cases that the laws are tried on: every kind of mask, combined masks, and shapes that often fail."""
 
 import torch
 
@@ -116,7 +116,7 @@ _POSITIONS = (
     Case("shuffled", *shared_masks.window(2, 0), **SHUFFLED),
 )
 
-# Tensors that say what a rule says, and products that are worth a look at them.
+# Tensors that equal a rule, at sizes for which saccade looks for the rule.
 _INDEX = torch.arange(450)
 _TRIL, _TOKENS = torch.ones(450, 450, dtype=torch.bool).tril(), torch.tensor([[450], [200], [1]]) > _INDEX
 _SINKS = _TRIL & ((_INDEX[:, None] - _INDEX < 70) | (_INDEX < 3))
@@ -164,5 +164,5 @@ CASES: tuple[Case, ...] = (
     *GRIDS,
 )
 
-# Long enough that an implementation which works in tiles has several, with edges that fall inside of them.
+# Long enough for several tiles, with edges of the mask inside tiles.
 LARGE_CASES: tuple[Case, ...] = (*_LARGE, *LARGE_PATTERNS, *LARGE_INGREDIENTS)

@@ -1,4 +1,4 @@
-"""The check of first use, for kernels of one's own: a few rows and their gradients against the definition."""
+"""The check of a kernel at first use, as a function: a few rows and their gradients against the definition."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def first_use(
     gradients: bool = True,
     masks: Literal["dense", "objects"] = "dense",
 ) -> FirstUse:
-    """Compare some rows of an attention, and the gradients that go back from them, with the definition.
+    """Compare some rows of an attention, and the gradients from them, with the definition.
 
-    It is what saccade does where a compiled kernel first runs: enough to notice that a compiler, a driver or a new
-    kernel does something else than it should, and cheap at any length. `check` proves more, on cases of its own.
+    saccade does this when a compiled kernel first runs. It notices faults of a compiler, a driver or a new kernel, and
+    is cheap at any length. `check` proves more, on its own cases.
 
     Example:
         >>> import torch.nn.functional as F
@@ -59,22 +59,22 @@ def first_use(
 
     Args:
         kernel: a name as ``impl=`` takes it, a kernel, or a function ``(query, key, value, mask) -> out`` or
-            ``-> (out, lse)``; it gets ``bias``, ``scale`` and ``softcap`` by these names, where they are given.
+            ``-> (out, lse)``; it gets ``bias``, ``scale`` and ``softcap`` by these names, if they are set.
         query, key, value: ``[batch, heads, len, width]``, as for `saccade.attention`; finite, and not empty.
         mask, bias, scale, softcap, score, q_positions, kv_positions: as for `saccade.attention`; a score is for kernels
             only, since functions compare by dot products.
-        gradients: whether to go back from the rows.
-        masks: in what form a function gets its mask: a bool tensor ``[batch, heads, q_len, kv_len]``, or a
+        gradients: whether to check gradients.
+        masks: the form in which a function gets its mask: a bool tensor ``[batch, heads, q_len, kv_len]``, or a
             `saccade.masks.Mask` that counts indices.
 
     Returns:
-        What was seen: ``ok``, the errors, and, in `warning`, lines that show a fault again.
+        The result: ``ok``, the errors, and in `warning` lines that reproduce a fault.
 
     Raises:
-        ValueError, TypeError: what does not fit together.
-        UnsupportedError: the kernel says that it cannot run these inputs.
+        ValueError, TypeError: inputs do not fit together.
+        UnsupportedError: the kernel cannot run these inputs.
 
-    Cost: one run of the kernel, with gradients there and back, and some rows of five heads by the definition.
+    Cost: a forward and backward run of the kernel, and some rows of five heads by the definition.
     """
     check_choice("masks", masks, ("dense", "objects"))
     tensors = [x.detach().requires_grad_(gradients) for x in (query, key, value)]

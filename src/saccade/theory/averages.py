@@ -1,4 +1,4 @@
-"""Rows of weights as averages: convex combinations, means, and what dropout does to them."""
+"""Rows of weights as averages: convex combinations, means, and the effect of dropout on them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from torch import Tensor
 
 from saccade.masks import Causal, Mask, Padding
 from saccade.matrix import AttentionMatrix, attention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_most, equal, same
 
 __all__ = ["beyond_hull"]
@@ -19,9 +18,9 @@ _CAUSAL = Causal()
 
 
 def beyond_hull(outputs: Tensor, value: Tensor, allowed: Tensor, directions: Tensor) -> float:
-    """How far outputs stick out of the convex hull of the values that they may use; below 0 if none does.
+    """Return how far outputs lie outside the convex hull of the visible values; below 0 if none does.
 
-    A point lies in a hull if and only if in no direction it reaches further than the furthest of its corners.
+    A point lies in a hull if and only if in no direction it extends further than every corner.
     """
     heights = (value @ directions.T)[None].expand(len(outputs), -1, -1)
     furthest = heights.masked_fill(~allowed[:, :, None], -torch.inf).amax(1)

@@ -1,4 +1,4 @@
-"""The information bottleneck, where both of its terms can be counted."""
+"""The information bottleneck of a small problem, where both of its terms can be counted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import attention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, equal
 
 __all__ = ["bits", "kept_and_told"]
@@ -22,18 +21,18 @@ _INPUTS = tuple(itertools.product((0, 1), repeat=3))  # three fair coins; the ta
 
 
 def bits(outcomes: Sequence[Hashable]) -> float:
-    """Entropy of outcomes that are equally probable, in bits."""
+    """Return the entropy in bits of a list of equally probable outcomes."""
     return sum(-count / len(outcomes) * math.log2(count / len(outcomes)) for count in Counter(outcomes).values())
 
 
 def kept_and_told(outcomes: Sequence[Hashable], targets: Sequence[Hashable]) -> tuple[float, float]:
-    """I(X; Z) and I(Z; Y) in bits, for one outcome Z = f(X) for each of equally probable inputs X."""
+    """Return I(X; Z) and I(Z; Y) in bits, for Z = f(X) and equally probable inputs X."""
     both = list(zip(outcomes, targets, strict=True))
     return bits(outcomes), bits(outcomes) + bits(targets) - bits(both)
 
 
 def _maps(n: int) -> Iterator[tuple[int, ...]]:
-    """Every way to tell n inputs apart or not: for each input the number of its class."""
+    """Yield every partition of n inputs: for each input the number of its class."""
     classes: list[tuple[int, ...]] = [()]
     for _ in range(n):
         classes = [(*one, own) for one in classes for own in range(max(one, default=-1) + 2)]

@@ -1,4 +1,4 @@
-"""Decoding: one token at a time, with the keys and values of earlier ones kept."""
+"""Decoding: one token at a time, with cached keys and values."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch import Tensor
 from saccade.masks import Mask
 from saccade.models import Decoder, DecoderConfig
 from saccade.nn import MultiHeadAttention
-from saccade.theory.claim import claim
+from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, flops
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, differ, equal, same
 
 __all__ = ["decoder", "one_by_one"]
@@ -22,7 +21,7 @@ _PROMPT, _LENGTH = 6, 16
 
 
 def decoder(num_kv_heads: int = 4) -> Decoder:
-    """A small decoder with random weights: 2 layers of 4 heads of 8."""
+    """Build a small decoder with random weights: 2 layers of 4 heads of width 8."""
     return Decoder(
         DecoderConfig(
             vocab_size=_LENGTH,
@@ -37,7 +36,7 @@ def decoder(num_kv_heads: int = 4) -> Decoder:
 
 
 def one_by_one(model: Decoder, tokens: Tensor, prompt: int) -> tuple[Tensor, int]:
-    """Logits of a prompt read at once and of the tokens after it, one at a time; and the bytes that are kept."""
+    """Return logits of a prompt at once and of later tokens one at a time, and the bytes of the cache."""
     cache = model.new_cache()
     pieces = [tokens[:, :prompt], *tokens[:, prompt:].split(1, dim=1)]
     return torch.cat([model(piece, cache=cache) for piece in pieces], 1), cache.nbytes

@@ -1,4 +1,4 @@
-"""What tutorials say about attention, sentence by sentence, and which measurement could contradict the verdict."""
+"""Statements of tutorials about attention, each with the measurement that could contradict its verdict."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _CHINESE: dict[Verdict, str] = {"holds": "成立", "holds if": "有条件成立"
 
 
 class Said(NamedTuple):
-    """A statement of a tutorial, and what judges it.
+    """A statement of a tutorial, and the claim that judges it.
 
     Attributes:
         statement: in our words.
         chinese: the same in Chinese.
         claim: the name of the claim that judges it.
         row: the measurement of that claim that could contradict the verdict.
-        verdict: on this statement; that of the claim, if the file does not say another.
+        verdict: on this statement; by default that of the claim.
     """
 
     statement: str
@@ -34,7 +34,7 @@ class Said(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A tutorial and what it says, in its order.
+    """A tutorial and its statements, in its order.
 
     Attributes:
         title: in English.

@@ -8,21 +8,20 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Global, Mask, Random, Window, bigbird
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 
 __all__ = ["contains_star", "diameter"]
 
 
 def contains_star(allowed: Tensor) -> bool:
-    """Whether some token sees all and is seen by all, and every token sees itself."""
+    """Check whether some token sees all and is seen by all, and every token sees itself."""
     centres = allowed.all(0) & allowed.all(1)
     return bool(centres.any() and allowed.diagonal().all())
 
 
 def diameter(allowed: Tensor) -> int:
-    """Layers after which every token can depend on every other; -1 if never."""
+    """Return the number of layers after which every token can depend on every other, or -1."""
     reached, layers = allowed, 1
     while not reached.all():
         further = (reached.float() @ allowed.float()) > 0

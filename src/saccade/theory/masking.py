@@ -9,15 +9,14 @@ from torch import Tensor
 
 from saccade.masks import Causal, Padding
 from saccade.matrix import attention, attention_with_lse
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, equal, same
 
 __all__ = ["filled"]
 
 
 def filled(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, constant: float = -1e9) -> Tensor:
-    """Attention as tutorials mask it: forbidden scores are replaced by a large negative number."""
+    """Compute attention as tutorials mask it: hidden scores are replaced by a large negative number."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     return scores.masked_fill(~allowed, constant).softmax(-1) @ value
 
@@ -114,12 +113,12 @@ def empty_rows_give_nothing(
     "at place i + 1 was made of the tokens up to i",
 )
 def masks_hide_the_future_and_padding(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Measurements:
-    """What a mask hides, later tokens or padding, has no influence."""
+    """Tokens hidden by a mask, later ones or padding, have no influence."""
     n, tokens = 8, 5
     q, k, v = (draw.normal(1, 1, n, 4) for _ in range(3))
 
     def influence(mask: object) -> Tensor:
-        """How much each output depends on each key and value, ``[n, n]``."""
+        """Return how much each output depends on each key and value, ``[n, n]``."""
 
         def of(key: Tensor, value: Tensor) -> Tensor:
             return attend(q, key, value, mask)[0, 0].sum(-1)

@@ -1,4 +1,4 @@
-"""Similarity: what a dot product says of two vectors."""
+"""Dot products as a measure of similarity."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, differ, equal, same
 
 __all__ = ["dot_products"]
 
 
 def dot_products(query: Tensor, key: Tensor) -> Tensor:
-    """Each query with each key, ``[q_len, kv_len]``."""
+    """Return all dot products, ``[q_len, kv_len]``."""
     return query @ key.T
 
 

@@ -1,4 +1,4 @@
-"""Softmax: what it keeps, and how it reacts."""
+"""Softmax: its invariances and its derivatives."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
 
 __all__ = ["entropy_slope", "jacobian", "jacobian_as_printed", "jacobian_of_rows", "softmax"]
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Weights of the last axis."""
+    """Return softmax over the last axis."""
     return scores.softmax(-1)
 
 
 def jacobian(weights: Tensor) -> Tensor:
-    """The Jacobian of one row, diag(p) - p pᵀ."""
+    """Return the Jacobian of one row, diag(p) - p pᵀ."""
     return weights.diag() - torch.outer(weights, weights)
 
 
 def jacobian_of_rows(weights: Tensor) -> Tensor:
-    """The derivative of weight ij by score kl, δ_ik A_ij (δ_jl - A_il), ``[i, j, k, l]``."""
+    """Return the derivative of weight ij by score kl, δ_ik A_ij (δ_jl - A_il), ``[i, j, k, l]``."""
     rows, columns = weights.shape
     same_row, same_column = torch.eye(rows, dtype=weights.dtype), torch.eye(columns, dtype=weights.dtype)
     factor = same_column[None] - weights[:, None]  # [i, j, l]
@@ -33,7 +32,7 @@ def jacobian_of_rows(weights: Tensor) -> Tensor:
 
 
 def jacobian_as_printed(weights: Tensor) -> Tensor:
-    """The formula of some tutorials, A_ij (δ_ik - A_kj), ``[i, j, k, l]``: the same for every l."""
+    """Return the formula of some tutorials, A_ij (δ_ik - A_kj), ``[i, j, k, l]``: the same for every l."""
     rows, columns = weights.shape
     same_row = torch.eye(rows, dtype=weights.dtype)
     printed = weights[:, :, None] * (same_row[:, None, :] - weights.T[None])
@@ -41,7 +40,7 @@ def jacobian_as_printed(weights: Tensor) -> Tensor:
 
 
 def entropy_slope(scores: Tensor, beta: Tensor) -> Tensor:
-    """The derivative of the entropy of softmax(βs) by β, -β Var(s)."""
+    """Return the derivative of the entropy of softmax(βs) by β, -β Var(s)."""
     weights = (beta * scores).softmax(-1)
     mean = (weights * scores).sum()
     return -beta * (weights * (scores - mean).square()).sum()

@@ -1,4 +1,4 @@
-"""Where the attention of trained models goes, and which of it their output needs."""
+"""Sparsity of attention in trained models, and the part of it that their output needs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from saccade.mechanisms import Mechanism, Softmax, TopK
 from saccade.models import minilm, small_decoder
 from saccade.nn import MultiHeadAttention
 from saccade.scorers import DotProducts
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most
 from saccade.theory.rank import trained_heads
 
@@ -28,19 +27,19 @@ TEXT = (
 
 
 def keys_needed(weights: Tensor, share: float = 0.9) -> Tensor:
-    """Which part of the keys that a query sees holds this share of its attention, mean over queries ``[heads]``."""
+    """Return the part of the visible keys that holds this share of attention, mean over queries ``[heads]``."""
     strongest = weights.sort(-1, descending=True).values.cumsum(-1)
     needed = (strongest < share).sum(-1) + 1
     return (needed / (weights > 0).sum(-1)).double().mean(-1)
 
 
 def strongest(mechanism: Softmax, keys: int) -> Mechanism:
-    """Each query reads only the keys with the largest scores."""
+    """Let each query read only the keys with the largest scores."""
     return TopK(DotProducts(), keys, softmax=mechanism)
 
 
 def by_chance(mechanism: Softmax, keys: int) -> Mechanism:
-    """Each query reads only so many keys, drawn by lot."""
+    """Let each query read only a number of random keys."""
 
     def scorer(query: Tensor, key: Tensor, rows: range) -> Tensor:
         drawn = torch.Generator().manual_seed(rows.start)
@@ -50,7 +49,7 @@ def by_chance(mechanism: Softmax, keys: int) -> Mechanism:
 
 
 def sinks_of_minilm() -> Tensor:
-    """What each head of a trained encoder of English gives to the first token, mean over queries ``[heads]``."""
+    """Return the weight on the first token for each head of a trained encoder, mean over queries ``[heads]``."""
     model = minilm()
     assert model.tokenizer is not None
     tokens = torch.tensor([model.tokenizer.encode(TEXT).ids])
@@ -59,7 +58,7 @@ def sinks_of_minilm() -> Tensor:
 
 
 def decoder_loss(text: str, change: Callable[[Softmax], Mechanism] = lambda own: own) -> float:
-    """Nats a token that the small decoder needs for a text, with something else in the place of its attention."""
+    """Return the loss of the small decoder in nats per token, with another mechanism as its attention."""
     model = small_decoder()
     assert model.tokenizer is not None
     for layer in model.modules():
@@ -111,7 +110,7 @@ def most_tokens_matter_little(
     lot: Callable[[Softmax, int], Mechanism] = by_chance,
 ) -> Measurements:
     """Most tokens matter little for the output, so that a few are enough."""
-    whole, keys = loss(TEXT), 18  # a quarter of the text's 74 tokens
+    whole, keys = loss(TEXT), 18  # a quarter of 74 tokens
     quarter = loss(TEXT, lambda own: choose(own, keys)) - whole
     drawn = loss(TEXT, lambda own: lot(own, keys)) - whole
     yield at_most("decoder: nats a token lost with the strongest quarter of the keys", quarter, 0.1)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Causal, Mask
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
 from saccade.theory.rank import weights_of
 
@@ -19,7 +18,7 @@ _CAUSAL = Causal()
 
 
 def moduli(matrix: Tensor) -> Tensor:
-    """Absolute values of the eigenvalues, the largest first."""
+    """Return absolute values of the eigenvalues, the largest first."""
     return torch.linalg.eigvals(matrix).abs().sort(descending=True).values
 
 

@@ -1,4 +1,4 @@
-"""Order: what permuting a sequence changes."""
+"""Order: the effect of permuting a sequence."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor
 from saccade.masks import Causal, Mask
 from saccade.matrix import attention
 from saccade.positions import Sinusoidal
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, same
 
 __all__ = ["key_order_does_not_matter", "permutation_equivariance"]

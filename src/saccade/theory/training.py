@@ -1,4 +1,4 @@
-"""What small layers learn: several heads against one, many examples against few."""
+"""Training of small layers: several heads against one, many examples against few."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 from saccade.theory.trained import Layer, Task, attentive, convolution, learned, neighbours, recall, triples
 

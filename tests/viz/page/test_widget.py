@@ -3,8 +3,8 @@
 import sys
 
 import pytest
-from tests.viz.page.matrices import attention
-from tests.viz.page.reading import Page, elements_of
+from tests.viz.page.layer_kinds import attention
+from tests.viz.page.page_reader import Page, elements_of
 
 from saccade import masks
 from saccade.viz import report, report_widget

@@ -1,4 +1,4 @@
-"""Laws about a function as a program: what it does to its inputs, which inputs it takes, what it costs."""
+"""Laws about a function as a program: side effects, accepted inputs, cost."""
 
 import dataclasses
 import math
@@ -11,14 +11,13 @@ from torch import Tensor
 from saccade.masks import Causal, Window, sparse_transformer
 from saccade.positions import ALiBi, ShawKeys
 from saccade.scores import Additive
-from saccade.testing.case import Case
+from saccade.testing.case import Case, seeded
 from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import gradients, random_like
 from saccade.testing.laws.expect import close, holds, identical, same
 from saccade.testing.laws.law import law
 from saccade.testing.laws.memory import largest_tensor
 from saccade.testing.problem import Problem
-from saccade.testing.seeded import seeded
 from saccade.testing.subject import Subject
 
 __all__ = ["LAWS"]
@@ -119,7 +118,7 @@ def cost(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 def _pull_back(subject: Subject, problem: Problem, upstream: Tensor) -> dict[str, Tensor]:
-    """Gradients of the inputs as they lie, not of fresh copies."""
+    """Compute gradients of the inputs themselves, not of contiguous copies."""
     names = ("query", "key", "value")
     roots = {name: getattr(problem, name).detach().requires_grad_() for name in names}
     out = subject.output(problem.but(**roots))
@@ -128,24 +127,24 @@ def _pull_back(subject: Subject, problem: Problem, upstream: Tensor) -> dict[str
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """Stored as ``[batch, len, heads, dim]``, as a projection leaves it."""
+    """Store a tensor as ``[batch, len, heads, dim]``, like the output of a projection."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _last_transposed(x: Tensor) -> Tensor:
-    """The last axis is not the one that lies together in memory."""
+    """Store a tensor so that its last axis is not contiguous."""
     return x.transpose(2, 3).contiguous().transpose(2, 3)
 
 
 def _sliced(x: Tensor) -> Tensor:
-    """Every other element of something larger, from an odd offset on."""
+    """Store a tensor in every other element of a larger one, from an odd offset."""
     larger = x.new_zeros(tuple(2 * size + 3 for size in x.shape))
     view = larger[tuple(slice(3, None, 2) for _ in x.shape)]
     return view.copy_(x)
 
 
 def _expanded(x: Tensor) -> Tensor:
-    """The first batch item for all of them, without copies."""
+    """Expand the first batch item to the whole batch."""
     return x[:1].expand_as(x)
 
 

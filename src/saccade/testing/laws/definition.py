@@ -99,7 +99,7 @@ def gradcheck(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     trained = problem.leaves(parameters=True)
     parameters = [x for x in trained.parameters().values() if x.requires_grad]
     if parameters:
-        # Parameters are changed where they lie, in their modules.
+        # Parameters are perturbed in place, in their modules.
         _has_derivative(lambda *_: subject.output(trained), *parameters)
 
 
@@ -172,7 +172,7 @@ def sink(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     close("the output with a sink", subject.output(sunk), out, dtype)
     if "lse" in subject.offers:
         close("the lse with a sink", subject.output_and_lse(sunk)[1], lse, dtype, "lse")
-    # So low a sink is none, so high a sink takes everything.
+    # A very low sink changes nothing, a very high one takes everything.
     for logit, factor in ((-1e4, 1.0), (1e4, 0.0)):
         extreme = problem.but(sink_logit=torch.full_like(some_sink(problem), logit))
         want = factor * problem.but(sink_logit=None).truth()[0]
