@@ -130,7 +130,7 @@ def masks_hide_the_future_and_padding(draw: Draw, *, attend: Callable[..., Tenso
     causal, padded = influence(Causal()), influence(Padding([tokens], padded_len=n))
     yield equal("causal: largest influence of a later token", float(causal.triu(1).max()), 0.0)
     yield at_least("causal: smallest influence of the token itself and of earlier ones", _least(causal), 1e-6)
-    yield equal("padding: largest influence of what is no token", float(padded[:, tokens:].max()), 0.0)
+    yield equal("padding: largest influence of a padding token", float(padded[:, tokens:].max()), 0.0)
 
 
 def _least(lower: Tensor) -> float:

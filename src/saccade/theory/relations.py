@@ -153,7 +153,7 @@ def heads_link_synonyms(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm
     like, unlike = of(_SYNONYMS), of(_OPPOSITES)
     best = int(wins(like)[::2].mean(0).argmax())
     linked, opposed = float(wins(like)[1::2, best].mean()), float(wins(unlike)[:, best].mean())
-    yield at_least("a synonym gets more than a strange word, head chosen by other pairs", linked, 0.95)
+    yield at_least("a synonym gets more than an unrelated word, head chosen by other pairs", linked, 0.95)
     times = like.diagonal()[best, 1::2].mean() / like[1::2, :, best].mean()
     yield at_least("how many times what a word gets on average", float(times), 5.0)
     yield at_least("an opposite gets more than a strange word, the same head", opposed, 0.95)

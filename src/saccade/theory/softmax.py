@@ -62,7 +62,7 @@ def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tenso
     yield at_least("smallest weight", float(weights.min()), 1e-300)
     yield same("weights after adding a constant to each row", softmax(scores + 50 * draw.normal(100, 1)), weights)
     order = (weights.argsort(-1) == scores.argsort(-1)).double().mean()
-    yield equal("share of places where the order is kept", float(order), 1.0)
+    yield equal("share of positions where the order is preserved", float(order), 1.0)
     yield differ("weights after doubling the scores", softmax(2 * scores), weights, 0.01)
 
 

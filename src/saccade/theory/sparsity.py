@@ -115,7 +115,7 @@ def most_tokens_matter_little(
     quarter = loss(TEXT, lambda own: choose(own, keys)) - whole
     drawn = loss(TEXT, lambda own: lot(own, keys)) - whole
     yield at_most("decoder: nats a token lost with the strongest quarter of the keys", quarter, 0.1)
-    yield at_least("decoder: nats a token lost with a quarter drawn by lot", drawn, 0.25)
+    yield at_least("decoder: nats a token lost with a random quarter of the keys", drawn, 0.25)
 
 
 @claim(
@@ -134,7 +134,7 @@ def heads_learn_different_patterns(
         before = weights.diagonal(-1, dim1=1, dim2=2).mean(-1)
         seen = (weights > 0).sum(-1).clamp_min(2)
         breadth = (torch.special.entr(weights).sum(-1) / seen.log())[:, 1:].mean(-1)
-        yield at_least(f"{name}: share given to the token before, head with most", float(before.max()), 0.4)
+        yield at_least(f"{name}: share of the previous token, head with most", float(before.max()), 0.4)
         yield at_most(f"{name}: head with least", float(before.min()), 0.1)
         yield at_least(f"{name}: entropy as a share of the possible, broadest head", float(breadth.max()), 0.85)
         yield at_most(f"{name}: narrowest head", float(breadth.min()), 0.5)
