@@ -74,7 +74,7 @@ def a_fixed_state_limits_what_is_remembered(
     linear: Recall = recalled_by_linear,
     attend: Recall = recalled_by_attention,
 ) -> Measurements:
-    """The fixed size of its state limits what a recurrence can remember; attention has no such limit."""
+    """The fixed size of its state limits the memory of a recurrence; attention has no such limit."""
     n, width = 16, 8
     values = torch.eye(n, dtype=torch.float64)
     crowded = torch.nn.functional.normalize(draw.normal(n, width), dim=-1)

@@ -114,7 +114,7 @@ def empty_rows_give_nothing(
     "at position i + 1 is generated from the tokens up to i",
 )
 def masks_hide_the_future_and_padding(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Measurements:
-    """Hidden tokens, such as later tokens or padding, have no influence."""
+    """Tokens hidden by a mask, later ones or padding, have no influence."""
     n, tokens = 8, 5
     q, k, v = (draw.normal(1, 1, n, 4) for _ in range(3))
 

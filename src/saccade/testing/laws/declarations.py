@@ -64,7 +64,7 @@ def promises(subject: Subject, case: Case) -> str | None:
 
 @law(needs=None, where=(declines,))
 def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Options declared unsupported raise an error with the declared reasons; they are never silently ignored."""
+    """An input that is declined beforehand is refused with an error, for the stated reasons; it is never ignored."""
     control = _control(subject, case, dtype)
     if not control.missing(subject) and not control.reasons(subject):
         control.ask(subject, subject.function)  # who refuses this too refuses everything: there is nothing to try
@@ -78,7 +78,7 @@ def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(promises,))
 def offered(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Options declared supported are computed, forward and backward; nothing else raises."""
+    """An offered option is answered, forward and backward: no input is refused that was not declined beforehand."""
     for question in _questions(subject, case, dtype):
         if question.missing(subject) or question.reasons(subject):
             continue

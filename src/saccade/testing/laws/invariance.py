@@ -64,7 +64,7 @@ def heads(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.is_full,))
 def key_order(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """If every query sees every key, the order of the keys does not matter, as long as positions move with them."""
+    """If every query sees every key, the order of the keys does not matter, as long as each keeps its position."""
     problem = case.problem(dtype, subject.device)
     reordered = subject.output(problem.keys_reversed())
     same("the output with the keys reversed", reordered, subject.output(problem), dtype)
