@@ -23,9 +23,9 @@ _WORDS = {
         "images": "images",
         "head": "| case | measured | target | met |",
         "met": {True: "yes", False: "**no**", None: ""},
-        "busy": "† The machine was busy beside it.",
+        "busy": "† Other processes ran at the same time.",
         "pictures": {
-            "ratios.png": "ratios beside their targets; grey: not asked on this machine",
+            "ratios.png": "ratios and their targets; grey: no target on this machine",
             "growth.png": "time and memory against length",
         },
     },
@@ -36,7 +36,7 @@ _WORDS = {
         "head": "| 情形 | 实测 | 目标 | 达到 |",
         "met": {True: "是", False: "**否**", None: ""},
         "busy": "† 测量时机器另有负载。",
-        "pictures": {"ratios.png": "比值与目标；灰色：在这台机器上不要求", "growth.png": "时间和内存随长度的变化"},
+        "pictures": {"ratios.png": "比值与目标；灰色：这台机器上没有目标", "growth.png": "时间和内存随长度的变化"},
     },
 }
 

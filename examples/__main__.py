@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -36,8 +37,8 @@ EXAMPLES = {
 }
 """The examples that end with a table, and the folder in ``out`` of each."""
 HEADINGS = {
-    "en": ("example", "what is measured", "with attention", "the best beside it", "minutes"),
-    "zh": ("例子", "衡量什么", "用注意力", "与之相比最好的", "分钟"),
+    "en": ("example", "what is measured", "with attention", "best baseline", "minutes"),
+    "zh": ("例子", "指标", "用注意力", "最好的基线", "分钟"),
 }
 
 
@@ -85,7 +86,8 @@ def table(found: Mapping[str, Mapping[str, Any]], language: str = "en") -> str:
             link = f"[`{name}.py`](../../examples/{name}.py)"
             lines.append(f"| {link} | {title} | {' | '.join(numbers)} | {minutes} |")
             minutes = ""
-    return "\n".join(lines).replace(" to ", " 到 " if language == "zh" else " to ") + "\n"
+    text = "\n".join(lines) + "\n"
+    return re.sub(r"(?<=\d%) to (?=\d)|(?<=\d) to (?=\d)", " 到 ", text) if language == "zh" else text
 
 
 def write_pages(found: Mapping[str, Mapping[str, Any]], out: Path) -> None:

@@ -283,7 +283,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     ]
     rows.append(summarise("the most frequent answer", {"-": most_frequent(settings, questions)}, questions))
     figure = viz.save(draw(runs["look"][0].module, drawn.images[0], asked[0]), given.out / "looks.png")
-    title = f"answers to {len(questions):,} questions about held-out scenes that are right"
+    title = f"right answers to {len(questions):,} questions about held-out scenes"
     kinds = {f"kind {kind}": name for kind, name in enumerate(KINDS)}
     study.finish(given.out, title, settings, trained, rows, console=console, figures=[figure], **kinds)
     return rows

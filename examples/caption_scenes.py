@@ -212,9 +212,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     who = "nearest neighbour, told where"
     rows.append(summarise(who, {"-": told_where(train, test, drawn)}, drawn, knows_more=True))
     figure = viz.save(draw(runs["look"][0].module, drawn.images[given.scene]), given.out / "looks.png")
-    title = (
-        f"sentences that are right to the last word, {settings.beams} beams, {settings.test_scenes:,} held-out scenes"
-    )
+    title = f"sentences with every word right, {settings.beams} beams, {settings.test_scenes:,} held-out scenes"
     columns = {"greedy": "greedy"} | {f"of {size}": f"{size} digits" for size in (2, 3, 4)}
     study.finish(given.out, title, settings, trained, rows, console=console, figures=[figure], **columns)
     return rows

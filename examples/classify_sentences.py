@@ -196,7 +196,7 @@ def baselines(train: Texts, test: Texts) -> dict[str, float]:
     line = LogisticRegression(C=0.3, max_iter=1000).fit(bags.fit_transform(train.words), train.is_for)
     often = train.is_for.mean() > 0.5
     return {
-        "logistic regression, pairs too": float(line.score(bags.transform(test.words), test.is_for)),
+        "logistic regression with word pairs": float(line.score(bags.transform(test.words), test.is_for)),
         "the more frequent answer": float((test.is_for == often).mean()),
     }
 
@@ -247,9 +247,7 @@ def main(arguments: list[str] | None = None, texts: Any = load) -> list[dict[str
         runs += [run for own in by_kind.values() for run in own]
         figure = draw(by_kind["attention"][0].module, CUT[language](SENTENCES[language])[: settings.longest], known)
         figures.append(viz.save(figure, given.out / f"looks-{language}.png"))
-    study.finish(
-        given.out, "held-out reviews that are judged right", settings, runs, rows, console=console, figures=figures
-    )
+    study.finish(given.out, "accuracy on held-out reviews", settings, runs, rows, console=console, figures=figures)
     return rows
 
 

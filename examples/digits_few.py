@@ -180,7 +180,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         viz.save(draw(rows, settings, pictures), given.out / "shares.png"),
         viz.save(draw_looks(module, test), given.out / "looks.png"),
     ]
-    title = f"{len(test.labels)} held-out digits that are read right, learned from {pictures[-1]:,}"
+    title = f"accuracy on {len(test.labels)} held-out digits, learned from {pictures[-1]:,}"
     columns = {
         f"at {percent}": f"from {count}" for percent, count in zip(settings.percent[:-1], pictures[:-1], strict=True)
     }

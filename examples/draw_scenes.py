@@ -187,7 +187,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     patches = Patches.of(scenes.drawn(train, settings.fit_scenes, rng).images, settings.codes)
     reader = Reader(train)
     drawn = scenes.drawn(test, settings.test_scenes, rng, held_out=True)
-    names = {"told": "told the sentence", "untold": "not told"}
+    names = {"told": "with the sentence", "untold": "without the sentence"}
     runs = {
         name: [run_of(name, seed, settings, train, patches, given.out) for seed in settings.seeds] for name in names
     }

@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         rows.append(study.summary(names[name], shares, digits=digits, weights=weights))
         console.print(f"{names[name]}: {weights:,} weights")
     figure = viz.save(draw(runs["queries"][0].module, drawn.first(3)), given.out / "looks.png")
-    title = f"{settings.test_scenes:,} held-out scenes in which every digit is found, and nothing else"
+    title = f"{settings.test_scenes:,} held-out scenes with exactly the right detections"
     study.finish(given.out, title, settings, trained, rows, console=console, figures=[figure], digits="of the digits")
     return rows
 

@@ -244,7 +244,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     study.train_all(trained, console)
     rows = [row_of(PEERS[name], own, test) for name, own in runs.items()]
     figure = viz.save(draw(runs["attention"][0].module, test, given.utterance), given.out / "looks.png")
-    title = f"{len(test.waves)} utterances of voices never heard that are right to the last digit"
+    title = f"{len(test.waves)} utterances of unseen speakers with every digit right"
     headings = {str(louder): f"noise {louder} dB down" if louder else "noise as loud" for louder in SNR}
     study.finish(given.out, title, settings, trained, rows, console=console, figures=[figure], **headings)
     return rows

@@ -151,10 +151,10 @@ def main(
                 "English: MiniLM's vectors, logistic regression", {"-": line_on_vectors(known, asked)}, group="English"
             )
         )
-        line = classify_sentences.baselines(known, asked)["logistic regression, pairs too"]
-        rows.append(study.summary("English: logistic regression, pairs too", {"-": line}, group="English"))
+        line = classify_sentences.baselines(known, asked)["logistic regression with word pairs"]
+        rows.append(study.summary("English: logistic regression with word pairs", {"-": line}, group="English"))
     figure = viz.save(draw(runs["trained"][0].module, classify_sentences.SENTENCES["zh"]), given.out / "looks.png")
-    title = "held-out reviews that are judged right"
+    title = "accuracy on held-out reviews"
     trained = [run for own in runs.values() for run in own]
     study.finish(given.out, title, settings, trained, rows, console=console, figures=[figure])
     return rows

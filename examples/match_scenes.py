@@ -245,7 +245,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     chance = 1 / len(drawn.images)
     rows.append(study.summary("chance", {"-": chance}, sentence=chance, place=1 / (1 + OTHERS)))
     figure = viz.save(draw(runs["dual"][0].module, drawn, others, test), given.out / "similarities.png")
-    title = f"sentences that find their own scene first, among {len(drawn.images):,} held-out scenes"
+    title = f"sentences that rank their own scene first, among {len(drawn.images):,} held-out scenes"
     columns = {"sentence": "scene to sentence", "place": "things elsewhere"}
     study.finish(given.out, title, settings, trained, rows, console=console, figures=[figure], **columns)
     return rows

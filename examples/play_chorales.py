@@ -248,7 +248,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     how = {"x_labels": list(map(str, range(1, 1 + by_distance.shape[1]))), "y_labels": heads, "title": told}
     how |= {"x_name": "symbols before; four are an eighth", "y_name": ""}
     profile = viz.save(viz.heatmap(by_distance, **how), given.out / "distances.png")
-    title = f"bits per note of {len(test)} chorales with melodies never heard, and of each voice's own"
+    title = f"bits per note of {len(test)} chorales with unseen melodies, and of each voice"
     headings = {voice: voice.lower() for voice in VOICES}
     study.finish(
         given.out, title, settings, trained, rows, console=console, form="{:.2f}", lower_is_better=True,

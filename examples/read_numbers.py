@@ -371,10 +371,10 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         rows.append(summarise(said, by_seed, pictures, group=said))
         console.print(f"{pictures.numbers[given.picture]}: {as_text(written[str(runs[0].seed)][given.picture])}")
     for name, right in told_where(train, test, pictures).items():
-        rows.append(summarise(f"{name}, told where digits stand", {"-": right}, pictures, knows_more=True))
+        rows.append(summarise(f"{name}, with digits cut out", {"-": right}, pictures, knows_more=True))
     image = pictures.images[given.picture]
     figure = viz.save(draw(image, *looks(runs[0].module, image, given.language)), given.out / "looks.png")
-    title = "captions that are right to the last word"
+    title = "captions with every word right"
     study.finish(given.out, title, settings, runs, rows, console=console, figures=[figure], **HEADINGS)
     return rows
 

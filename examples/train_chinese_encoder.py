@@ -259,7 +259,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     often = torch.bincount(torch.cat(texts.learned), minlength=size)[len(SPECIAL) :].argmax() + len(SPECIAL)
     found = {
         "the encoder": measure(run.module, real, where),
-        "the two neighbours, by counts of pairs": by_neighbours(texts.learned, real, where, size),
+        "counts of pairs with the two neighbours": by_neighbours(texts.learned, real, where, size),
         "the most frequent character": (float((real[where] == often).double().mean()), None),
     }
     rows = [study.summary(who, {"0": share}, nats=nats) for who, (share, nats) in found.items()]
@@ -267,7 +267,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
     study.write_whole(given.out / "card.json", lambda beside: beside.write_text(text, encoding="utf-8"))
     figure = viz.save(encoder.show(given.sentence), given.out / "looks.png")
-    title = f"{int(where.sum()):,} hidden characters of held-out text that are guessed right"
+    title = f"accuracy on {int(where.sum()):,} hidden characters of held-out text"
     study.finish(given.out, title, run.settings, [run], rows, console=console, figures=[figure])
     return card
 

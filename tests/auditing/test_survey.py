@@ -140,7 +140,7 @@ def test_a_table_tells_implementations_apart_and_shows_lines():
     assert rows["one"][place - 1] == "✓✗·"
     assert rows["two"][place - 1] == "✓"
     assert "- three: `ended its process (exit status -11)`" in text
-    assert "model = small\noff(1, 2)\n```\n\nWhat they print, by model: one 1" in text
+    assert "model = small\noff(1, 2)\n```\n\nPrinted difference by model: one 1" in text
     assert text.endswith("```text\none: model = small\n```")
 
 

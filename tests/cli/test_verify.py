@@ -180,7 +180,7 @@ def test_json_holds_numbers_that_are_not_finite(verify, with_claims):
 def test_markdown_is_the_table_of_verdicts(verify):
     result = verify("--markdown")
     assert result.exit_code == 0
-    assert result.stdout.startswith("| claim | verdict | what is said |\n")
+    assert result.stdout.startswith("| claim | verdict | statement |\n")
     assert result.stdout.count("\n| `") == len(theory.CLAIMS)
     assert result.stdout.count("\n### `") == len(theory.CLAIMS)
 

@@ -31,7 +31,7 @@ def beyond_hull(outputs: Tensor, value: Tensor, allowed: Tensor, directions: Ten
     latex=r"o_i\in\mathrm{conv}\{v_j: j\in V(i)\}",
     source="tutorials; rows of weights are not below 0 and sum to 1",
     verdict="holds if",
-    conditions="one head is looked at before the output projection, without dropout, and over the values of the keys "
+    conditions="it refers to one head before the output projection, without dropout, and over the values of the keys "
     "that the query may attend to",
 )
 def convex_combination(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
@@ -83,8 +83,8 @@ def uniform_weights_are_mean_pooling(
     latex=r"\sum_j \mathrm{dropout}(A)_{ij}=1",
     source="code of tutorials that drops weights and returns them",
     verdict="refuted",
-    conditions="dropout keeps the expected sum, not the sum: it belongs to the product, and weights that are looked at "
-    "should be those before it",
+    conditions="dropout keeps the expected sum, not the sum: it belongs to the product; to inspect weights, take "
+    "those before dropout",
 )
 def dropout_keeps_distributions(
     draw: Draw, *, dropout_p: float = 0.5, drop: Callable[..., Tensor] = AttentionMatrix.matmul

@@ -45,9 +45,9 @@ def _maps(n: int) -> Iterator[tuple[int, ...]]:
     source='tutorials; the principle: Tishby et al. 1999, arXiv:physics/0004057; for networks Saxe et al. 2018, "On '
     'the information bottleneck theory of deep learning"',
     verdict="refuted",
-    conditions="softmax weights are above 0, so in general the output still tells all inputs apart: the first term is "
-    "at its largest, and no part of attention makes it smaller. Weights of exactly 0, or noise, discard; training "
-    "for the target counts the second term alone",
+    conditions="softmax weights are above 0, so in general the output still distinguishes all inputs: the first term "
+    "is at its maximum, and no part of attention reduces it. Weights of exactly 0, or noise, discard information; "
+    "training for the target affects only the second term",
 )
 def attention_is_an_information_bottleneck(
     draw: Draw,
@@ -55,7 +55,7 @@ def attention_is_an_information_bottleneck(
     attend: Callable[..., Tensor] = attention,
     terms: Callable[[Sequence[Hashable], Sequence[Hashable]], tuple[float, float]] = kept_and_told,
 ) -> Measurements:
-    """Attention keeps what says something about the target and discards the rest: an information bottleneck."""
+    """Attention retains information about the target and discards the rest: an information bottleneck."""
     coins, targets = torch.tensor(_INPUTS, dtype=torch.float64), [first for first, *_ in _INPUTS]
     tags = torch.eye(3, dtype=torch.float64).expand(8, 1, 3, 3)
 

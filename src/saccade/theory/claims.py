@@ -86,7 +86,7 @@ def find(name: str) -> Claim:
 
 def table(claims: Sequence[Claim]) -> str:
     """Write one row per claim: name, verdict, statement."""
-    lines = ["| claim | verdict | what is said |", "|---|---|---|"]
+    lines = ["| claim | verdict | statement |", "|---|---|---|"]
     lines += [f"| `{claim.name}` | {claim.verdict} | {claim.statement} |" for claim in claims]
     return "\n".join(lines) + "\n"
 

@@ -47,8 +47,9 @@ def one_by_one(model: Decoder, tokens: Tensor, prompt: int) -> tuple[Tensor, int
     source="tutorials on the KV cache; Shazeer 2019, arXiv:1911.02150, and Ainslie et al. 2023, arXiv:2305.13245, for "
     "heads that share keys and values",
     verdict="holds if",
-    conditions="attention is causal: otherwise each new token changes what the earlier ones say. Of n tokens a layer "
-    "keeps 2 n numbers for each entry of a key head; where several heads share one, the cache is as many times smaller",
+    conditions="attention is causal: otherwise each new token changes the results of the earlier ones. For n tokens "
+    "a layer stores 2 n numbers for each entry of a key head; if several heads share one, the cache is smaller by "
+    "that factor",
 )
 def prefill_and_decode_are_the_full_run(
     draw: Draw,
@@ -57,7 +58,7 @@ def prefill_and_decode_are_the_full_run(
     make: Callable[[int], Decoder] = decoder,
     mask: Mask | None = None,
 ) -> Measurements:
-    """A prompt read at once, then token by token with a KV cache, gives what the whole text gives."""
+    """Prefill, then decoding token by token with a KV cache, gives the result of the full run."""
     tokens = draw.permutation(_LENGTH)[None]
     found = {}
     with torch.no_grad():

@@ -77,9 +77,9 @@ def listed(documents: Sequence[Document] | None = None) -> str:
 def tables(documents: Sequence[Document] | None = None, *, chinese: bool = False) -> str:
     """Like `listed`, as Markdown: one table per document."""
     head = (
-        "| 它说 | 结论 | 论断 | 可推翻结论的测量 |"
+        "| 论述 | 结论 | 论断 | 可推翻结论的测量 |"
         if chinese
-        else "| it says | verdict | claim | could contradict it |"
+        else "| statement | verdict | claim | measurement that could contradict it |"
     )
     parts = []
     for document in DOCUMENTS if documents is None else documents:

@@ -72,8 +72,8 @@ def divided(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     + _CHOROMANSKI
     + ", equation 4",
     verdict="refuted",
-    conditions="each row must be divided by φ(q)·Σφ(k), as softmax is by its sum: what is printed gives sums, not "
-    "averages, even with exact features",
+    conditions="each row must be divided by φ(q)·Σφ(k), as softmax is by its sum: the printed formula gives sums, "
+    "not averages, even with exact features",
 )
 def features_need_no_division(
     draw: Draw,
@@ -170,8 +170,10 @@ def positive_features_are_always_better(
     latex=r"\lVert\tilde P w-Pw\rVert\le\varepsilon\lVert Pw\rVert,\quad\mathrm{rank}\tilde P=\Theta(\log n)",
     source=_WANG + ", theorem 1",
     verdict="refuted",
-    conditions="the random projection keeps each product up to an additive error of about |P_i||w|/√k, whatever the "
-    "matrix; nothing about attention makes it relative. That trained attention is nearly of low rank is an observation",
+    conditions="the random projection preserves each product up to an additive error of about |P_i||w|/√k, whatever "
+    "the "
+    "matrix; nothing about attention makes it relative. That trained attention is nearly of low rank is only an "
+    "observation",
 )
 def attention_is_low_rank_by_projection(
     draw: Draw,
@@ -211,8 +213,8 @@ def printed_projections(directions: Tensor, delta: float) -> tuple[Tensor, Tenso
     latex=r"\lVert\mathrm{softmax}(qK^\top E^\top)FV-\mathrm{softmax}(qK^\top)V\rVert\le\varepsilon",
     source=_WANG + ", theorem 2 and its proof",
     verdict="refuted",
-    conditions="this is about the construction that the proof prints: for small δ and large its error is that of an "
-    "output of zeros, even with twice as many slots as keys. Others may do better; those of a Linformer are trained",
+    conditions="this refers to the construction in the proof: for small and large δ its error is that of an output "
+    "of zeros, even with twice as many slots as keys. Others may do better; those of a Linformer are trained",
 )
 def linformer_is_exact_by_construction(
     draw: Draw, *, projections: Callable[[Tensor, float], tuple[Tensor, Tensor]] = printed_projections

@@ -49,7 +49,7 @@ def two_heads_do_what_one_cannot(
     floor: Callable[[], float] = least_error_of_one_head,
     residual: Callable[[float, float], float] = best_of_one_head,
 ) -> Measurements:
-    """Two heads can give what one head cannot, whatever its weights are."""
+    """Two heads can compute functions that one head cannot, whatever its weights."""
     n, width = 12, 3
     x = draw.normal(1, 1, n, width)
     heads = x.expand(1, 2, n, width).contiguous()
@@ -76,7 +76,7 @@ def two_heads_do_what_one_cannot(
 def heads_cost_what_one_costs(
     draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = dense
 ) -> Measurements:
-    """Eight heads of width 64 cost what one head of width 512 costs."""
+    """Eight heads of width 64 cost the same as one head of width 512."""
     several, one = (torch.empty(1, heads, 128, 512 // heads, device="meta") for heads in (8, 1))
     counted = [flops(partial(attend, x, x, x)) for x in (several, one)]
     yield equal("operations in matrix products, as a multiple", counted[0] / counted[1], 1.0)

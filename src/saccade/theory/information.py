@@ -85,9 +85,8 @@ def chosen_support(tokens: Tensor) -> Tensor:
     source="tutorials; the bound is that of a function of these tokens, Cover and Thomas 2006, section 2.8",
     verdict="holds if",
     conditions="one query's output is meant, the keys it sees are fixed by the mask, and it is among them. If the "
-    "tokens choose where to look, the choice itself tells something; and the outputs of all queries "
-    "together are not bounded: with noise they tell (d/2) log det(I + AAᵀ/σ²), one key for each query the "
-    "most of all",
+    "tokens choose the keys, the choice itself carries information; and the outputs of all queries together are not "
+    "bounded: with noise they carry (d/2) log det(I + AAᵀ/σ²), most of all with one key for each query",
 )
 def sparse_weights_bound_information(
     draw: Draw,
@@ -126,7 +125,9 @@ def sparse_weights_bound_information(
 def position_information(
     draw: Draw, *, divergence: Callable[[Tensor], float] = divergence_from_mean_row
 ) -> Measurements:
-    """How much the place of a query says about where it looks follows exactly from entropies and column sums."""
+    """Entropies and column sums give exactly the information that a query's position has about the position it
+    attends to.
+    """
     n = 24
     for name, one in patterns(n).items():
         expected = math.log(n) if name == "one key each" else 0.0
@@ -157,8 +158,8 @@ def without_each(attend: Callable[..., Tensor], query: Tensor, key: Tensor, valu
     "ones that the model makes",
     verdict="refuted",
     conditions="with more keys than d_v + 1, other rows that sum to 1 give the same output for these values, with "
-    "most of the attention elsewhere. What the weights do say is what happens if a value is taken away: "
-    "the others say it wrong",
+    "most of the attention elsewhere. The weights do predict the effect of removing a value; the other weights "
+    "predict it wrongly",
 )
 def weights_explain_the_output(
     draw: Draw,

@@ -68,7 +68,7 @@ def linformer_costs_n_k(draw: Draw, *, count: Callable[[int, int, int], int] = o
     latex=r"O(nd)\ \text{or}\ O(nmd)",
     source="tutorials, which leave out m; with it Choromanski et al. 2021, arXiv:2009.14794, section 2.2",
     verdict="holds if",
-    conditions="the number m of random features is held fixed: it takes O(n m d), more than exact attention where n is "
+    conditions="the number m of random features is held fixed: it takes O(n m d), more than exact attention if n is "
     "about m; and m for a given error grows with the norms (how-many-features)",
 )
 def performer_costs_n_d(draw: Draw, *, count: Callable[[int, int, int], int] = operations_of_performer) -> Measurements:

@@ -33,8 +33,8 @@ def _raises(compute: Callable[[], object]) -> bool:
     latex=r"s_{ij}\leftarrow-10^9\ \text{masks}",
     source="code of tutorials, with -1e9 or -1e20",
     verdict="holds if",
-    conditions="the query sees some key, scores are not float16, and nothing is added or capped afterwards. A "
-    "query that sees none gets the mean of all values, and in float16 the number does not exist",
+    conditions="the query sees some key, scores are not float16, and nothing is added or capped afterwards. A query "
+    "that sees no key gets the mean of all values, and in float16 the number does not exist",
 )
 def a_large_negative_number_masks(
     draw: Draw,
@@ -65,8 +65,8 @@ def a_large_negative_number_masks(
     latex=r"s_{ij}+(1-m_{ij})\cdot(-10^9)",
     source="code that adds a mask to the scores",
     verdict="holds if",
-    conditions="as for a-large-negative-number-masks; near -10⁹ float32 knows multiples of 64 only, so a query that "
-    "sees nothing gets weights made of rounding; and -10⁴ leaves it its true weights",
+    conditions="as for a-large-negative-number-masks; near -10⁹ float32 has multiples of 64 only, so the weights of "
+    "a query that sees nothing are rounding errors; and -10⁴ leaves its true weights",
 )
 def an_added_number_masks(
     draw: Draw,
@@ -87,7 +87,7 @@ def an_added_number_masks(
 
 @claim(
     latex=r"V(i)=\emptyset\ \Rightarrow\ o_i=0,\ \log Z_i=-\infty,\ \nabla=0",
-    source="the empty sum; what this library promises for every kernel",
+    source="the empty sum; this library guarantees it for every kernel",
     verdict="holds",
 )
 def empty_rows_give_nothing(
@@ -109,8 +109,8 @@ def empty_rows_give_nothing(
     latex=r"j\notin V(i)\ \Rightarrow\ \partial o_i/\partial k_j=\partial o_i/\partial v_j=0",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3",
     verdict="holds",
-    conditions="the mask stands in the scores before softmax. A causal mask lets a token see itself: what is generated "
-    "at place i + 1 was made of the tokens up to i",
+    conditions="the mask is applied to the scores before softmax. A causal mask lets a token see itself: the token "
+    "at position i + 1 is generated from the tokens up to i",
 )
 def masks_hide_the_future_and_padding(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Measurements:
     """Tokens hidden by a mask, later ones or padding, have no influence."""
@@ -129,7 +129,7 @@ def masks_hide_the_future_and_padding(draw: Draw, *, attend: Callable[..., Tenso
     causal, padded = influence(Causal()), influence(Padding([tokens], padded_len=n))
     yield equal("causal: largest influence of a later token", float(causal.triu(1).max()), 0.0)
     yield at_least("causal: smallest influence of the token itself and of earlier ones", _least(causal), 1e-6)
-    yield equal("padding: largest influence of what is no token", float(padded[:, tokens:].max()), 0.0)
+    yield equal("padding: largest influence of a padding token", float(padded[:, tokens:].max()), 0.0)
 
 
 def _least(lower: Tensor) -> float:

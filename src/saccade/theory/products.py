@@ -54,7 +54,7 @@ def factors_of_logits(weights: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     verdict="holds",
 )
 def worked_example(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
-    """Attention computed one number after the other is what the library gives."""
+    """Attention computed number by number equals the result of the library."""
     q, k, v = (torch.tensor(EXAMPLE[name], dtype=torch.float64)[None, None] for name in ("query", "key", "value"))
     weights, output = by_hand(EXAMPLE["query"], EXAMPLE["key"], EXAMPLE["value"])
     eye = torch.eye(3, dtype=torch.float64)[None, None]

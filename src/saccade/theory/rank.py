@@ -75,9 +75,9 @@ def trained_heads() -> dict[str, list[Tensor]]:
     latex=r"\textstyle\sum_{i\le k}\sigma_i^2\ge 0.9\sum_i\sigma_i^2\ \text{for}\ k\ll n",
     source="tutorials; Wang et al. 2020, arXiv:2006.04768, section 3 and figure 1, for RoBERTa",
     verdict="holds if",
-    conditions="it is said of most trained heads, of the later layers above all: heads that look at one neighbour, "
+    conditions="it refers to most trained heads, above all in the later layers: heads that attend to one neighbour, "
     "as in the first layer of the encoder, need most of n directions. Random scores of variance 1 need as few, so it "
-    "says little about what was learned",
+    "says little about learning",
 )
 def attention_is_approximately_low_rank(
     draw: Draw,
@@ -104,8 +104,8 @@ def attention_is_approximately_low_rank(
     source="tutorials; against it, by example",
     verdict="refuted",
     conditions="rank and reach have nothing to do with one another: blocks that see only themselves are of low rank, "
-    "and causal attention, whose last token sees all, has full rank. What saves the n² trained weights of a fully "
-    "connected layer is that weights are made of the tokens, by the same few matrices for every n",
+    "and causal attention, whose last token sees all, has full rank. A fully connected layer's n² trained weights "
+    "are avoided because weights are computed from the tokens, with the same few matrices for every n",
 )
 def low_rank_explains_global_reach(
     draw: Draw,

@@ -94,9 +94,9 @@ def hits(own: list[Parsed], seen: list[Tensor], source: str, target: str) -> Ten
     latex=r"\arg\max_j A_{ij}=\mathrm{head}(i)",
     source="tutorials; Clark et al. 2019, arXiv:1906.04341, section 4.2, for BERT",
     verdict="holds if",
-    conditions="measured on all-MiniLM-L6-v2: one head leads from the object to its verb, one from the determiner "
-    "to its noun, however far they stand apart. None leads from the verb to a subject that other words "
-    "may part from it, the example of the tutorials",
+    conditions="measured on all-MiniLM-L6-v2: one head attends from the object to its verb, one from the determiner "
+    "to its noun, at any distance. None attends from the verb to a subject separated by other words, the example of "
+    "the tutorials",
 )
 def heads_follow_syntax(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm, count: int = 60) -> Measurements:
     """Some heads follow syntax: subjects, verbs, objects."""
@@ -131,9 +131,8 @@ _OPPOSITES = (
     latex=r"A_{ij}>A_{ij'},\quad j\ \text{synonym of}\ i,\ j'\ \text{not}",
     source="tutorials; no reference is given, and none is known to us",
     verdict="holds if",
-    conditions="related words are meant: measured on all-MiniLM-L6-v2, one head leads from a word to its synonym, "
-    "and as surely to its opposite. It links what is said of the same thing and does not tell like from "
-    "unlike",
+    conditions="related words are meant: measured on all-MiniLM-L6-v2, one head attends from a word to its synonym, "
+    "and equally to its antonym. It links related words and does not distinguish the two",
 )
 def heads_link_synonyms(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm) -> Measurements:
     """Some heads relate words of the same meaning."""
@@ -153,7 +152,7 @@ def heads_link_synonyms(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm
     like, unlike = of(_SYNONYMS), of(_OPPOSITES)
     best = int(wins(like)[::2].mean(0).argmax())
     linked, opposed = float(wins(like)[1::2, best].mean()), float(wins(unlike)[:, best].mean())
-    yield at_least("a synonym gets more than a strange word, head chosen by other pairs", linked, 0.95)
+    yield at_least("a synonym gets more than an unrelated word, head chosen by other pairs", linked, 0.95)
     times = like.diagonal()[best, 1::2].mean() / like[1::2, :, best].mean()
     yield at_least("how many times what a word gets on average", float(times), 5.0)
     yield at_least("an opposite gets more than a strange word, the same head", opposed, 0.95)

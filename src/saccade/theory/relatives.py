@@ -60,8 +60,8 @@ def squeeze_and_excitation_is_attention(
     source="tutorials; Woo et al. 2018, arXiv:1807.06521, section 3; against it the non-local block: Wang et "
     "al. 2018, arXiv:1711.07971",
     verdict="refuted",
-    conditions="the map of CBAM is made by a convolution: it knows nothing of a position further off than its "
-    "reach, and each gate is between 0 and 1 by itself. A non-local block does compare all positions, "
+    conditions="the map of CBAM is computed by a convolution: positions beyond its reach have no influence, and each "
+    "gate is separately between 0 and 1. A non-local block does compare all positions, "
     "and its rows sum to 1",
 )
 def spatial_attention_compares_all_positions(
@@ -70,7 +70,7 @@ def spatial_attention_compares_all_positions(
     gate: Callable[[], torch.nn.Module] = SpatialAttention,
     block: Callable[[int], NonLocal] = lambda channels: NonLocal(channels, subsample=1),
 ) -> Measurements:
-    """Spatial attention (CBAM) weighs each position by its likeness to all others."""
+    """Spatial attention (CBAM) weights each position by its similarity to all others."""
     channels, size = 4, 12
     module = draw.module(gate).eval()
     features = draw.normal(1, channels, size, size)

@@ -23,8 +23,8 @@ def dot_products(query: Tensor, key: Tensor) -> Tensor:
     source="tutorials; against it, for keys of several lengths, Ram and Gray 2012, on search by inner products",
     verdict="holds if",
     conditions="all keys have the same length: then the nearest key has the largest product, of unit "
-    "vectors the cosine. Otherwise long keys win. With W_q and W_k the score is not even symmetric: it says what "
-    "a query asks for, which need not be what it resembles",
+    "vectors the cosine. Otherwise long keys win. With W_q and W_k the score is not even symmetric: it measures what "
+    "the query seeks, which need not be similar to it",
 )
 def dot_products_show_similarity(
     draw: Draw, *, score: Callable[[Tensor, Tensor], Tensor] = dot_products

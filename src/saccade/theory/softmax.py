@@ -61,7 +61,7 @@ def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tenso
     yield at_least("smallest weight", float(weights.min()), 1e-300)
     yield same("weights after adding a constant to each row", softmax(scores + 50 * draw.normal(100, 1)), weights)
     order = (weights.argsort(-1) == scores.argsort(-1)).double().mean()
-    yield equal("share of places where the order is kept", float(order), 1.0)
+    yield equal("share of positions where the order is preserved", float(order), 1.0)
     yield differ("weights after doubling the scores", softmax(2 * scores), weights, 0.01)
 
 
@@ -77,7 +77,9 @@ def softmax_jacobian(
     jacobian: Callable[[Tensor], Tensor] = jacobian,
     jacobian_of_rows: Callable[[Tensor], Tensor] = jacobian_of_rows,
 ) -> Measurements:
-    """A weight changes with the scores of its own row only, at the rate of itself times δ_jl less their own weights."""
+    """A weight depends only on the scores of its row: its derivative is the weight times (δ_jl minus the other
+    weight).
+    """
     scores = draw.normal(3, 5)
     seen = torch.autograd.functional.jacobian(softmax, scores)
     yield same("all derivatives, against automatic ones", jacobian_of_rows(softmax(scores)), seen)
@@ -93,8 +95,8 @@ def softmax_jacobian(
     latex=r"\frac{\partial A_{ij}}{\partial S_{kl}}=A_{ij}(\delta_{ik}-A_{kj})",
     source="tutorials; by differentiation it is the formula of softmax-jacobian",
     verdict="refuted",
-    conditions="the right formula is δ_ik A_ij (δ_jl - A_il): what is printed compares rows where it should compare "
-    "columns, and does not depend on l",
+    conditions="the right formula is δ_ik A_ij (δ_jl - A_il): the printed formula compares rows instead of columns, "
+    "and does not depend on l",
 )
 def softmax_jacobian_as_printed(
     draw: Draw,

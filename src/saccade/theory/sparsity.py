@@ -75,8 +75,8 @@ def decoder_loss(text: str, change: Callable[[Softmax], Mechanism] = lambda own:
     latex=r"\min\Bigl\{|S|:\textstyle\sum_{j\in S}A_{ij}\ge 0.9\Bigr\}\ll n",
     source="tutorials on sparse attention; Child et al. 2019, arXiv:1904.10509, section 4.1, by looking at layers",
     verdict="holds if",
-    conditions="it is said of some heads: those that look at one neighbour need two keys in a hundred for 90 % of "
-    "their attention. The median head of the models that ship needs half of the keys that it sees, the "
+    conditions="it refers to some heads: those that attend to one neighbour need two keys in a hundred for 90 % of "
+    "their attention. The median head of the bundled models needs half of the keys that it sees, the "
     "broadest four fifths",
 )
 def trained_attention_is_sparse(
@@ -99,7 +99,7 @@ def trained_attention_is_sparse(
     source="tutorials on sparse attention; for language models Tang et al. 2024, arXiv:2406.10774",
     verdict="holds if",
     conditions="the tokens are chosen for each query, by its own scores: a quarter of the keys then does nearly "
-    "what all do. The same number drawn by lot does not; which tokens matter differs from query to "
+    "what all do. The same number drawn at random does not; which tokens matter differs from query to "
     "query and from head to head",
 )
 def most_tokens_matter_little(
@@ -114,7 +114,7 @@ def most_tokens_matter_little(
     quarter = loss(TEXT, lambda own: choose(own, keys)) - whole
     drawn = loss(TEXT, lambda own: lot(own, keys)) - whole
     yield at_most("decoder: nats a token lost with the strongest quarter of the keys", quarter, 0.1)
-    yield at_least("decoder: nats a token lost with a quarter drawn by lot", drawn, 0.25)
+    yield at_least("decoder: nats a token lost with a random quarter of the keys", drawn, 0.25)
 
 
 @claim(
@@ -122,7 +122,7 @@ def most_tokens_matter_little(
     latex=r"A^{(h)}\neq A^{(h')}:\ \text{some near, some far}",
     source="tutorials; Clark et al. 2019, arXiv:1906.04341, section 3, for BERT",
     verdict="holds",
-    conditions="measured on both models that ship: heads for the token before, and broad ones",
+    conditions="measured on both bundled models: heads for the previous token, and broad ones",
 )
 def heads_learn_different_patterns(
     draw: Draw, *, heads: Callable[[], dict[str, list[Tensor]]] = trained_heads
@@ -133,7 +133,7 @@ def heads_learn_different_patterns(
         before = weights.diagonal(-1, dim1=1, dim2=2).mean(-1)
         seen = (weights > 0).sum(-1).clamp_min(2)
         breadth = (torch.special.entr(weights).sum(-1) / seen.log())[:, 1:].mean(-1)
-        yield at_least(f"{name}: share given to the token before, head with most", float(before.max()), 0.4)
+        yield at_least(f"{name}: share of the previous token, head with most", float(before.max()), 0.4)
         yield at_most(f"{name}: head with least", float(before.min()), 0.1)
         yield at_least(f"{name}: entropy as a share of the possible, broadest head", float(breadth.max()), 0.85)
         yield at_most(f"{name}: narrowest head", float(breadth.min()), 0.5)
@@ -145,8 +145,8 @@ def heads_learn_different_patterns(
     source="tutorials on sparse attention; Xiao et al. 2023, arXiv:2309.17453, section 3.1; that not every "
     "model has them: Gu et al. 2024, arXiv:2410.10781",
     verdict="holds if",
-    conditions="the model was trained long and is large enough: the encoder all-MiniLM-L6-v2 parks attention on "
-    "its first token, [CLS]; the small decoder that ships does not",
+    conditions="the model was trained long and is large enough: the encoder all-MiniLM-L6-v2 puts unused attention "
+    "on its first token, [CLS]; the bundled small decoder does not",
 )
 def first_tokens_are_sinks(
     draw: Draw,
@@ -154,7 +154,7 @@ def first_tokens_are_sinks(
     encoder: Callable[[], Tensor] = sinks_of_minilm,
     decoder: Callable[[], dict[str, list[Tensor]]] = trained_heads,
 ) -> Measurements:
-    """The first token of a text is a sink: much attention goes to it, whatever is asked."""
+    """The first token of a sequence is a sink: it gets much attention, whatever the query."""
     shares = encoder()
     yield at_least("all-MiniLM-L6-v2: share given to the first token, head with most", float(shares.max()), 0.5)
     yield at_least("all-MiniLM-L6-v2: heads that give it 0.3 at least", float((shares >= 0.3).sum()), 10)

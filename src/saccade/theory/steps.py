@@ -161,8 +161,8 @@ def tiled(memory: SlowMemory, fast: int) -> None:
     source="tutorials; Dao et al. 2022, arXiv:2205.14135, section 3.2, theorem 2",
     verdict="holds if",
     conditions="the fast memory holds well more than d² numbers, as those of GPUs do: then the keys are read a few "
-    "times. With less, tiling moves more than storing. What it gains in time (two to four times, as is "
-    "said of FlashAttention) is a matter of the machine: `python -m benchmarks stored` measures it",
+    "times. With less, tiling moves more than storing. The speedup (two to four times is reported for "
+    "FlashAttention) depends on the machine: `python -m benchmarks stored` measures it",
 )
 def tiling_moves_fewer_numbers(
     draw: Draw,

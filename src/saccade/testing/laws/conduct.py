@@ -25,7 +25,7 @@ __all__ = ["LAWS"]
 
 @law()
 def pure(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The inputs are bit for bit what they were before the call."""
+    """The inputs are bitwise unchanged after the call."""
     problem = case.problem(dtype, subject.device)
     tensors = {"query": problem.query, "key": problem.key, "value": problem.value, "mask": problem.allowed}
     tensors |= problem.positions
@@ -40,7 +40,7 @@ def pure(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law()
 def determinism(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The same question twice gives the same bits twice."""
+    """The same call twice gives bitwise equal results."""
     problem = case.problem(dtype, subject.device)
     first, second = subject.output(problem), subject.output(problem)
     identical("the second answer", second.nan_to_num(nan=0.0), first.nan_to_num(nan=0.0))
@@ -48,7 +48,7 @@ def determinism(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.has_queries_and_keys,))
 def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Transposed, sliced and expanded inputs, and gradients so laid out, give what contiguous copies give."""
+    """Transposed, sliced and expanded inputs and gradients give the same results as contiguous copies."""
     problem = case.problem(dtype, subject.device)
     given = {"query": problem.query, "key": problem.key, "value": problem.value, "allowed": problem.allowed}
     given |= {} if problem.bias is None else {"bias": problem.bias}
@@ -78,7 +78,7 @@ def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     )
 )
 def zero_lengths(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """No queries, no keys or no batch items give an answer of the right shape; without keys it is 0."""
+    """No queries, no keys or no batch items give an output of the right shape; without keys it is 0."""
     problem = case.problem(dtype, subject.device)
     want, want_lse = problem.truth()
     close("the output", subject.output(problem), want, dtype)
@@ -106,7 +106,7 @@ def zero_lengths(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     dtypes=(torch.float32,),
 )
 def cost(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Twice the length does not make the largest tensor, forward or backward, grow faster than is claimed."""
+    """Doubling the length does not make the largest tensor, forward or backward, grow faster than claimed."""
     claimed = subject.claims.memory_exponent or 0.0
     sizes = []
     for length in (case.q_len, 2 * case.q_len):

@@ -113,7 +113,7 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.has_queries_and_keys, conditions.has_several_queries))
 def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Queries do not know of each other: whatever stands in one of them, a NaN even, no other row changes."""
+    """Queries are independent: no content of one query, not even NaN, changes another row."""
     problem = case.problem(dtype, subject.device)
     before = subject.output(problem)
     for query in _spread(range(problem.query.shape[2]), 2):
