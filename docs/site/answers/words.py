@@ -15,7 +15,7 @@ REASONS = {
     "it has no softcap and no bias": "不支持软上限和偏置",
     "it has no dropout": "不支持 dropout",
     "its dropout is not a function of positions": "dropout 不是位置的函数",
-    "it gets no bias: written out, that would take memory for every pair": "不支持偏置：展开的话，每个查询-键对都要占内存",
+    "it gets no bias: written out, that would take memory for every pair": "不支持偏置：展开后每个查询-键对都要占内存",
     "it has no gradient for bias": "没有偏置的梯度",
     "it has dot products only, and maps that end in one": "只支持点积，以及最后归为点积的映射",
     "it calls no function of scores": "不支持改变得分的函数",
