@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 LANGUAGES = {"en": "en", "zh": "zh_CN"}  # and what Sphinx calls them
 TITLES = {
     "en": {"api": "Functions and classes", "decisions": "Decisions"},
-    "zh": {"api": "函数与类", "decisions": "决定"},
+    "zh": {"api": "函数与类", "decisions": "设计决策"},
 }
 PACKAGES = [
     "saccade",
