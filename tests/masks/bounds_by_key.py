@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from saccade.plan.key_ranges import Spans, Universe
+from saccade.plan.key_ranges import KeyDomain, Spans
 
 __all__ = ["universe_of", "written"]
 
 
-def universe_of(of: tuple[int, int], groups: int) -> Universe:
+def universe_of(of: tuple[int, int], groups: int) -> KeyDomain:
     """The same keys for each of so many groups."""
-    return Universe(*(np.full(groups, edge) for edge in of))
+    return KeyDomain(*(np.full(groups, edge) for edge in of))
 
 
 def written(spans: Spans, of: tuple[int, int]) -> np.ndarray:

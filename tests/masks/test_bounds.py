@@ -77,8 +77,8 @@ def test_bounds_hold_what_some_row_needs_and_nothing_that_one_lacks(
     pairs = [(first, last) for first in range(FIRST, LEN) for last in range(first, LEN)]
     firsts, lasts = np.asarray(pairs).T
     bounds = mask.bounds(Groups(np.full_like(firsts, batch), firsts, lasts), universe_of(universe, len(pairs)))
-    needed, sure = written(bounds.needed, universe), written(bounds.sure, universe)
-    for (first, last), some, every in zip(pairs, needed, sure, strict=True):
+    any_row, all_rows = written(bounds.any_row, universe), written(bounds.all_rows, universe)
+    for (first, last), some, every in zip(pairs, any_row, all_rows, strict=True):
         part = part_of(table, batch, range(first, last + 1), keys)
         assert not (part.any((0, 1)) & ~some).any(), "a key that is needed is left out"
         assert not (every & ~part.all((0, 1))).any(), "a key that is sure is not allowed"
@@ -106,13 +106,13 @@ def _boxes() -> Iterator[tuple[range, range]]:
 def test_a_residual_is_the_content_of_its_box(mask: masks.Mask, batch: int) -> None:
     table, contents = table_of(mask), dict[object, np.ndarray]()
     for rows, keys in _boxes():
-        residual, part = mask.residual(Box(batch, rows, keys)), part_of(table, batch, rows, keys)
-        if isinstance(residual, bool):
-            assert (part == residual).all()
+        partial, part = mask.partial(Box(batch, rows, keys)), part_of(table, batch, rows, keys)
+        if isinstance(partial, bool):
+            assert (part == partial).all()
         else:
-            assert np.array_equal(contents.setdefault(residual, part), part)
-        if isinstance(residual, Triangle):
-            triangle = torch.ones(len(rows), len(keys), dtype=torch.bool).tril(residual.offset)
+            assert np.array_equal(contents.setdefault(partial, part), part)
+        if isinstance(partial, Triangle):
+            triangle = torch.ones(len(rows), len(keys), dtype=torch.bool).tril(partial.offset)
             assert (part == triangle.numpy()).all()
 
 
@@ -120,8 +120,8 @@ def test_boxes_of_two_functions_are_distinguished() -> None:
     odd, even = (masks.Predicate(lambda b, h, q, kv, rest=rest: (q + kv) % 2 == rest) for rest in (1, 0))
     rule = odd.after(4) | (even & masks.Prefix(4))
     boxes = Box(ALL, range(4, 8), range(4, 8)), Box(ALL, range(4), range(4))
-    assert len({odd.residual(boxes[1]), rule.residual(boxes[0])}) == 1
-    assert len({rule.residual(box) for box in boxes}) == 2
+    assert len({odd.partial(boxes[1]), rule.partial(boxes[0])}) == 1
+    assert len({rule.partial(box) for box in boxes}) == 2
 
 
 @pytest.mark.parametrize("mask", RULES, ids=str)

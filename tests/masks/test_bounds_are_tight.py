@@ -73,41 +73,41 @@ def _asked(mask: masks.Mask, item: int, pairs: list[tuple[int, int]], step: int 
     table = _known(mask)
     parts = [part_of(table, item, range(first, last + 1, step), range(LEN)) for first, last in pairs]
     some, every = np.asarray([x.any((0, 1)) for x in parts]), np.asarray([x.all((0, 1)) for x in parts])
-    needed, sure = (written(spans, (0, LEN)) for spans in bounds)
+    any_row, all_rows = (written(spans, (0, LEN)) for spans in bounds)
     assert not bounds.is_exact or np.array_equal(some, every), "what is exact holds for every row"
-    return needed, sure, some, every
+    return any_row, all_rows, some, every
 
 
 @pytest.mark.parametrize("mask", [rule for rule in SINGLE if "Strided" not in str(rule)], ids=str)
 def test_bounds_of_one_row_are_exact(mask: masks.Mask) -> None:
     for item in _items(mask):
-        needed, sure, some, every = _asked(mask, item, [(row, row) for row in range(FIRST, LEN)])
-        assert np.array_equal(needed, some)
-        assert np.array_equal(sure, every)
+        any_row, all_rows, some, every = _asked(mask, item, [(row, row) for row in range(FIRST, LEN)])
+        assert np.array_equal(any_row, some)
+        assert np.array_equal(all_rows, every)
 
 
 @pytest.mark.parametrize("mask", WHOLE, ids=str)
 def test_bounds_of_consecutive_rows_are_exact(mask: masks.Mask) -> None:
     for item in _items(mask):
-        needed, sure, some, every = _asked(mask, item, PAIRS)
-        assert np.array_equal(needed, some)
-        assert np.array_equal(sure, every)
+        any_row, all_rows, some, every = _asked(mask, item, PAIRS)
+        assert np.array_equal(any_row, some)
+        assert np.array_equal(all_rows, every)
 
 
 def test_causal_leaves_the_own_keys_of_several_rows_to_a_triangle() -> None:
-    needed, sure, some, every = _asked(Causal(), ALL, PAIRS)
+    any_row, all_rows, some, every = _asked(Causal(), ALL, PAIRS)
     several = np.asarray([first < last for first, last in PAIRS])[:, None]
     own = np.arange(LEN) == np.asarray([first for first, _ in PAIRS])[:, None]
-    assert np.array_equal(needed, some)
-    assert np.array_equal(sure, every & ~(several & own))
+    assert np.array_equal(any_row, some)
+    assert np.array_equal(all_rows, every & ~(several & own))
 
 
 @pytest.mark.parametrize("mask", [*RULES, *MORE], ids=str)
 def test_one_group_alone_is_asked_like_many(mask: masks.Mask) -> None:
     for first, last in PAIRS[::7]:
-        needed, sure, some, every = _asked(mask, 1, [(first, last)])
-        assert not (some & ~needed).any()
-        assert not (sure & ~every).any()
+        any_row, all_rows, some, every = _asked(mask, 1, [(first, last)])
+        assert not (some & ~any_row).any()
+        assert not (all_rows & ~every).any()
 
 
 @pytest.mark.parametrize("mask", [mask for mask in (*RULES, *MORE) if mask.shape[0] > 1], ids=str)
@@ -134,16 +134,16 @@ STEPS = [
 @pytest.mark.parametrize("mask", STEPS, ids=str)
 def test_bounds_of_strided_rows_are_exact_at_strided_keys(mask: masks.Mask, step: int) -> None:
     """Groups may end between two of their rows."""
-    needed, sure, some, every = _asked(mask, ALL, PAIRS, step)
+    any_row, all_rows, some, every = _asked(mask, ALL, PAIRS, step)
     asked = np.asarray([(np.arange(LEN) - first) % step == 0 for first, _ in PAIRS])
-    assert not (some & asked & ~needed).any()
-    assert not (sure & asked & ~every).any()
+    assert not (some & asked & ~any_row).any()
+    assert not (all_rows & asked & ~every).any()
     if isinstance(mask, masks.After):
         is_before = [all(row < mask.length for row in range(first, last + 1, step)) for first, last in PAIRS]
-        assert not needed[is_before].any()
+        assert not any_row[is_before].any()
     if "Strided" in str(mask):
-        assert np.array_equal(needed & asked, some & asked)
-        assert np.array_equal(sure & asked, every & asked)
+        assert np.array_equal(any_row & asked, some & asked)
+        assert np.array_equal(all_rows & asked, every & asked)
 
 
 @pytest.mark.parametrize("mask", [*RULES, *MORE], ids=str)
@@ -193,9 +193,9 @@ def test_a_box_that_is_the_same_throughout_is_known_to_be(mask: masks.Mask, edge
     table, first = _known(mask), 0 if isinstance(mask, Blocks) else FIRST  # before 0 nobody asks for blocks
     for item in _items(mask):
         for rows, keys in itertools.product(_within(first, edges), _within(0, edges)):
-            part, residual = part_of(table, item, rows, keys), mask.residual(Box(item, rows, keys))
+            part, partial = part_of(table, item, rows, keys), mask.partial(Box(item, rows, keys))
             is_same = part.all() or not part.any()
-            assert residual is bool(part.any()) if is_same else not isinstance(residual, bool)
+            assert partial is bool(part.any()) if is_same else not isinstance(partial, bool)
 
 
 def _within(start: int, edges: list[int]) -> list[range]:
@@ -219,9 +219,9 @@ ALIKE: list[tuple[masks.Mask, tuple[range, range], tuple[range, range]]] = [
 def test_boxes_that_look_alike_have_one_residual(
     mask: masks.Mask, one: tuple[range, range], other: tuple[range, range]
 ) -> None:
-    residual = mask.residual(Box(0, *one))
-    assert not isinstance(residual, bool)
-    assert mask.residual(Box(0, *other)) == residual
+    partial = mask.partial(Box(0, *one))
+    assert not isinstance(partial, bool)
+    assert mask.partial(Box(0, *other)) == partial
 
 
 # A rule that is made of another one, boxes of both, and that they hold the same.
@@ -240,7 +240,7 @@ MOVED: list[tuple[masks.Mask, Box, masks.Mask, Box]] = [
 
 @pytest.mark.parametrize("mask, box, part, own", MOVED, ids=[f"{mask}, {box.rows}" for mask, box, *_ in MOVED])
 def test_the_residual_is_that_of_the_deciding_rule(mask: masks.Mask, box: Box, part: masks.Mask, own: Box) -> None:
-    assert mask.residual(box) == part.residual(own)
+    assert mask.partial(box) == part.partial(own)
 
 
 TERMS: list[tuple[masks.Mask, list[tuple[int, masks.Mask]]]] = [

@@ -14,7 +14,7 @@ from saccade import masks
 from saccade.masks.plan_cache import plan_of
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.decode_plan import RowPlan, RowsAhead
-from saccade.plan.key_ranges import Bounds, Universe
+from saccade.plan.key_ranges import Bounds, KeyDomain
 
 
 def _row(plan: RowPlan, position: int, kv_first: int, kv_len: int) -> torch.Tensor:
@@ -31,9 +31,9 @@ def _row(plan: RowPlan, position: int, kv_first: int, kv_len: int) -> torch.Tens
             assert strip.keys.step == tile.rows.step
             keys = torch.tensor(list(strip.keys))
             asked = tile.rule.allows(zero, zero, zero + position, keys + kv_first).expand(1, 1, 1, len(keys))
-            allowed = torch.ones(len(keys), dtype=torch.bool) if strip.residual is True else asked.flatten()
-            if strip.residual is not True:
-                assert torch.equal(contents.setdefault(strip.residual, allowed), allowed)
+            allowed = torch.ones(len(keys), dtype=torch.bool) if strip.partial is True else asked.flatten()
+            if strip.partial is not True:
+                assert torch.equal(contents.setdefault(strip.partial, allowed), allowed)
             times[keys] += allowed
             row[keys] |= allowed
     assert times.max() <= 1
@@ -95,7 +95,7 @@ class Before(masks.Mask):
     def allows(self, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return (kv < self.position).expand(torch.broadcast_shapes(q.shape, kv.shape))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         if box.keys[0] >= self.position:
             return False
         return True if box.keys[-1] < self.position else (self, box)
@@ -117,11 +117,11 @@ class Asked(masks.Mask):
     def allows(self, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return kv >= q - 3
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         self.groups.append(groups)
         return super().bounds(groups, keys)
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         seen = {key >= row - 3 for row in box.rows for key in box.keys}
         return seen.pop() if len(seen) == 1 else (self, box)
 
@@ -140,7 +140,7 @@ def test_every_item_of_several_rules_is_asked_as_one() -> None:
     rules = Asked(), Asked()
     masks.PerItem(rules).bounds(
         Groups(np.asarray([0, 1]), np.asarray([2, 3]), np.asarray([2, 5])),
-        Universe(np.zeros(2, dtype=np.int64), np.full(2, 6)),
+        KeyDomain(np.zeros(2, dtype=np.int64), np.full(2, 6)),
     )
     for rule in rules:
         assert [column.tolist() for column in rule.groups[0][:3]] == [[ALL] * 2, [2, 3], [2, 5]]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.plan.key_ranges import Bounds, Spans, Universe
+from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
 
 PLACES = st.integers(-3, 12)
 
@@ -16,7 +16,7 @@ PLACES = st.integers(-3, 12)
 class Drawn(NamedTuple):
     """Two sets of keys for each of some groups, both ways, and the keys that there are."""
 
-    universe: Universe
+    universe: KeyDomain
     keys: list[set[int]]
     spans: tuple[Spans, Spans]
     sets: tuple[list[set[int]], list[set[int]]]
@@ -27,7 +27,7 @@ def drawn(draw: st.DrawFn) -> Drawn:
     groups = draw(st.integers(1, 3))
     firsts = draw(st.lists(st.integers(0, 4), min_size=groups, max_size=groups))
     stops = [first + draw(st.integers(0, 9)) for first in firsts]
-    universe = Universe(np.asarray(firsts), np.asarray(stops))
+    universe = KeyDomain(np.asarray(firsts), np.asarray(stops))
     keys = [set(range(first, stop)) for first, stop in zip(firsts, stops, strict=True)]
     spans, sets = [], []
     for _ in range(2):
@@ -114,20 +114,20 @@ def test_bounds_of_a_formula_hold_what_their_parts_do(of: Drawn, data: st.DataOb
     _are(Bounds.unknown(universe), keys, [set() for _ in keys])
     choose = data.draw(st.lists(st.booleans(), min_size=len(keys), max_size=len(keys)))
     chosen = left.where(np.asarray(choose), right)
-    needed = [x | y if own else y for (x, y), own in zip(pairs, choose, strict=True)]
-    _are(chosen, needed, [x if own else y for (x, y), own in zip(pairs, choose, strict=True)])
+    any_row = [x | y if own else y for (x, y), own in zip(pairs, choose, strict=True)]
+    _are(chosen, any_row, [x if own else y for (x, y), own in zip(pairs, choose, strict=True)])
     for exact in (right, right.both(right, universe), right.either(right, universe), right.inverted(universe)):
         assert exact.is_exact
 
 
-def _are(bounds: Bounds, needed: list[set[int]], sure: list[set[int]]) -> None:
-    _is(bounds.needed, needed)
-    _is(bounds.sure, sure)
+def _are(bounds: Bounds, any_row: list[set[int]], all_rows: list[set[int]]) -> None:
+    _is(bounds.any_row, any_row)
+    _is(bounds.all_rows, all_rows)
 
 
-def _sets(*of: list[tuple[int, int]]) -> tuple[Spans, Universe]:
+def _sets(*of: list[tuple[int, int]]) -> tuple[Spans, KeyDomain]:
     """A set for each list of ranges, of the keys up to 12."""
-    universe = Universe(np.zeros(len(of), dtype=np.int64), np.full(len(of), 12))
+    universe = KeyDomain(np.zeros(len(of), dtype=np.int64), np.full(len(of), 12))
     starts, ends = np.moveaxis(np.asarray(of, dtype=np.int64).reshape(len(of), -1, 2), 2, 0)
     return Spans.of(starts, ends, universe), universe
 
@@ -160,7 +160,7 @@ def test_no_room_is_kept_for_ranges_that_are_joined() -> None:
 
 def test_there_may_be_no_groups_at_all() -> None:
     none = np.zeros((0, 3), dtype=np.int64)
-    universe = Universe(none[:, 0], none[:, 0])
+    universe = KeyDomain(none[:, 0], none[:, 0])
     spans = Spans.of(none, none, universe)
     assert spans.starts.shape == (0, 1)
     _is(spans.union(spans.complement(universe), universe), [])

@@ -9,7 +9,7 @@ from tests.masks.test_masks import _covered
 
 from saccade import masks
 from saccade.plan import ALL, Box, Groups, Triangle, make
-from saccade.plan.key_ranges import Spans, Universe
+from saccade.plan.key_ranges import KeyDomain, Spans
 from saccade.plan.row_grouping import Layout, Sizes
 
 ODD = masks.Predicate(lambda b, h, q, kv: (q + kv + b) % 3 != 0)
@@ -21,7 +21,7 @@ class Before(masks.Mask):
     def allows(self, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return (kv < 4).expand(torch.broadcast_shapes(q.shape, kv.shape))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         if box.keys[0] >= 4:
             return False
         return True if box.keys[-1] < 4 else box
@@ -83,7 +83,7 @@ def test_causal_tiles_need_no_residual(
     assert len(tiles) == max(step for step, _ in mask.terms())
     for tile in tiles:
         for strip in tile.columns:
-            assert strip.residual is True or (isinstance(strip.residual, Triangle) and strip.residual.is_square)
+            assert strip.partial is True or (isinstance(strip.partial, Triangle) and strip.partial.is_square)
 
 
 def test_no_residual_is_larger_than_the_largest() -> None:
@@ -96,14 +96,14 @@ def test_no_residual_is_larger_than_the_largest() -> None:
                 tile.height * len(strip.keys) * heads
                 for tile in plan.tiles
                 for strip in tile.columns
-                if strip.residual is not True
+                if strip.partial is not True
             ]
         assert 0 < max(sizes) <= 2500
 
 
 def _spans(*of: list[tuple[int, int]]) -> Spans:
     starts, ends = np.moveaxis(np.asarray(of, dtype=np.int64), 2, 0)
-    universe = Universe(np.zeros(len(of), dtype=np.int64), np.full(len(of), 30))
+    universe = KeyDomain(np.zeros(len(of), dtype=np.int64), np.full(len(of), 30))
     return Spans.of(starts, ends, universe)
 
 
@@ -121,13 +121,13 @@ class Apart(masks.Mask):
 def test_pairs_of_a_layout_are_counted_one_by_one(step: int, told: tuple[int, int, int, int]) -> None:
     batch, heads, own_items, own_heads = told
     groups = Groups(np.asarray([ALL, 0, 0]), np.asarray([1, 5, 20]), np.asarray([1 + 8 * step, 5, 20 + step]), step)
-    sure = [[(0, 4), (6, 13)], [(9, 9), (9, 9)], [(2, 3), (20, 27)]]
+    all_rows = [[(0, 4), (6, 13)], [(9, 9), (9, 9)], [(2, 3), (20, 27)]]
     unsure = [[(13, 17), (19, 22)], [(0, 8), (8, 9)], [(3, 3), (27, 30)]]
-    layout = Layout(Apart(), Sizes((batch, heads, 60, 30), 0, 0), groups, _spans(*sure), _spans(*unsure))
+    layout = Layout(Apart(), Sizes((batch, heads, 60, 30), 0, 0), groups, _spans(*all_rows), _spans(*unsure))
     for i, (rows, item) in enumerate(((9, ALL), (1, 0), (2, 0))):
         at_step = [
             sum((key - int(groups.first[i])) % step == 0 for start, end in own[i] for key in range(start, end))
-            for own in (sure, unsure)
+            for own in (all_rows, unsure)
         ]
         assert layout.widths[i] == sum(at_step)
         assert layout.copies[i] == (batch if item == ALL else 1) * heads

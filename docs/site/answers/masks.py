@@ -33,10 +33,10 @@ def costs_of_masks() -> dict[str, MaskCost]:
         for name in MASKS:
             given = ingredients_of(TOKENS, torch.float32, mask_named(name))
             pieces = {
-                strip.residual: tile.height * len(strip.keys)
+                strip.partial: tile.height * len(strip.keys)
                 for tile in given.plan.tiles
                 for strip in tile.columns
-                if strip.residual is not True
+                if strip.partial is not True
             }
             runs = not by_name["native"].verdict(given, Request(impl="native")).cannot
             shares = [

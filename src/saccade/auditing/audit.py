@@ -38,8 +38,6 @@ from saccade.support.validation import check_int
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["audit"]
-
 
 @argument_hints({}, mask="rule=, which the model is held against", attention_mask="padding=")
 def audit(

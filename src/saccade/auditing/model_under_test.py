@@ -22,8 +22,6 @@ from saccade.support.torch_modes import is_tracing
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["NoGradientError", "Subject", "can_cache", "depth_of", "rows_of"]
-
 
 def depth_of(name: str, layers: int) -> int:
     """In which layer a module stands: the first number in its name; behind all layers if there is none."""

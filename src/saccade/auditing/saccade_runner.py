@@ -14,8 +14,6 @@ from saccade.masks import Documents, Padding
 from saccade.masks.convert.patterns import window_size
 from saccade.models import Decoder, Encoder
 
-__all__ = ["SaccadeRunner"]
-
 
 class SaccadeRunner(Runner):
     """A `saccade.models.Decoder` or `Encoder`: tokens, and mask, positions and cache where it has them."""

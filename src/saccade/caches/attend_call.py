@@ -11,8 +11,6 @@ from saccade.masks import Causal, Mask
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import GivenPositions, Positions
 
-__all__ = ["Call", "KeyValueSpec", "MakesMatrix", "Traffic"]
-
 
 class MakesMatrix(Protocol):
     """A mechanism as a cache sees it: a function from queries and keys to a matrix.

@@ -12,8 +12,6 @@ from saccade.caches.attend_call import Call
 from saccade.caches.buffers import reused
 from saccade.masks.rules.key_ranges import KeyRanges
 
-__all__ = ["BlockRead", "VisibleColumns"]
-
 _AT_ONCE = 1 << 23  # bytes of keys that are gathered at once: small enough that they stay in a core's cache
 
 

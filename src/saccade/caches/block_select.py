@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.block_read import BlockRead, VisibleColumns
-from saccade.caches.cache import Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.files.record import Contents, Leaf
 from saccade.caches.kv_cache import KVCache, check_softmax
 from saccade.caches.per_head import attend_by_head
 from saccade.engine.kernels import native
@@ -26,8 +25,6 @@ from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import is_finite, wide_dtype
 from saccade.support.torch_modes import is_plain as is_plain_tensor
 from saccade.support.validation import check_choice, check_int, check_type
-
-__all__ = ["BlockSelectCache"]
 
 _ENTRIES = 1 << 21  # scores of blocks at a time
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from saccade.support.torch_modes import is_plain
 
-__all__ = ["empty", "reused", "usable"]
-
 _HUGE = 2 << 20  # bytes of a huge page, of x86-64 and of arm64 with pages of 4 KB
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux has it
 _KEPT = 1 << 26  # bytes that `reused` stores at most; larger pieces are allocated each time

@@ -26,8 +26,6 @@ from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_int
 
-__all__ = ["LayerCache", "Leaf"]
-
 _NO_TOKENS = Positions(range(0))
 
 

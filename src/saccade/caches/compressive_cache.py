@@ -9,13 +9,11 @@ from torch import Tensor
 
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.buffers import usable
-from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.record import Contents, Leaf
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int
-
-__all__ = ["CompressiveCache", "RemembersSegments"]
 
 
 @runtime_checkable

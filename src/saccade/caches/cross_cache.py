@@ -9,14 +9,12 @@ from torch import Tensor
 
 from saccade.caches.attend_call import KeyValueSpec, MakesMatrix, Traffic
 from saccade.caches.buffers import usable
-from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.record import Contents, Leaf
 from saccade.caches.validation import check_call
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error
 from saccade.support.validation import ShapeSpec
-
-__all__ = ["CrossCache"]
 
 _CONTEXT = ShapeSpec("key [batch, kv_heads, len, head_dim]", "value [batch, kv_heads, len, value_dim]")
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.caches.attend_call import Call, Traffic
-from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.record import Contents, Leaf
 from saccade.caches.per_head import attend_by_head
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import Positions
@@ -22,8 +22,6 @@ from saccade.statistics.statistic import MatrixInfo
 from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import ShapeSpec, check_int
-
-__all__ = ["EvictingCache", "Held", "HeavyHitterCache", "SnapKVCache"]
 
 _SCORES = ShapeSpec("scores [batch, kv_heads, columns]")
 _MOST_ROWS = 32  # last queries whose weights are stored one by one, so that `crop` can subtract them

@@ -7,14 +7,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from saccade.caches.attend_call import Call
-from saccade.caches.cache import Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.files.record import Contents, Leaf
 from saccade.caches.kv_cache import KVCache
 from saccade.matrix import AttentionMatrix
 from saccade.matrix.block_sparse import SelectedBlocks
 from saccade.support.errors import unsupported
-
-__all__ = ["IndexedCache"]
 
 
 class IndexedCache(KVCache):

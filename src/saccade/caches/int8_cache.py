@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from saccade.caches.attend_call import Call, Traffic
-from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.record import Contents, Leaf
 from saccade.caches.per_head import attend_by_head
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
 from saccade.support.numerics import is_finite, not_finite, wide_dtype
 from saccade.support.validation import check_int
-
-__all__ = ["Int8Cache", "Rounded"]
 
 _MOST = 127  # the largest code; the smallest is -127
 _AT_ONCE = 1 << 21  # bytes of keys that are converted at once: small enough that they stay in a core's cache

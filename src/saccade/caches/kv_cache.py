@@ -9,14 +9,12 @@ from torch import Tensor
 
 from saccade.caches.attend_call import Call, KeyValueSpec, Traffic
 from saccade.caches.buffers import empty
-from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.record import Contents, Leaf
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_int
-
-__all__ = ["KVCache", "check_softmax"]
 
 _SMALLEST = 16  # columns that a growing cache begins with
 

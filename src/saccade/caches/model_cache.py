@@ -12,8 +12,6 @@ from saccade.caches.cross_cache import CrossCache
 from saccade.caches.validation import check_crop
 from saccade.support.errors import type_error, value_error
 
-__all__ = ["Cache"]
-
 
 class Cache:
     """The caches of a model's layers, in order; its methods act on all of them.

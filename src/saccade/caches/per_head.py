@@ -11,8 +11,6 @@ from saccade.caches.attend_call import Call
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import GivenPositions, Positions
 
-__all__ = ["attend_by_head"]
-
 
 def attend_by_head(
     call: Call,

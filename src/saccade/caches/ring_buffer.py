@@ -9,13 +9,11 @@ from torch import Tensor
 
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.buffers import usable
-from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.record import Contents, Leaf
 from saccade.masks import Mask, Segments
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.validation import check_int
-
-__all__ = ["RingCache", "SegmentCache"]
 
 _FARTHEST = 1 << 62  # beyond all positions
 Index = Tensor | slice

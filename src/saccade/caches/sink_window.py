@@ -9,16 +9,13 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.caches.attend_call import Call, Traffic
-from saccade.caches.cache import Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.files.record import Contents, Leaf
 from saccade.caches.ring_buffer import RingCache
 from saccade.matrix import AttentionMatrix
 from saccade.positions import Rotary
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_int, check_type
-
-__all__ = ["SinkWindowCache"]
 
 
 class SinkWindowCache(RingCache):

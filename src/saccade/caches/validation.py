@@ -12,8 +12,6 @@ from saccade.support.errors import describe, type_error, unsupported, value_erro
 from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import ShapeSpec, check_int, is_integer
 
-__all__ = ["check_call", "check_crop", "check_tensors", "checked_rows", "OUTSIDE", "Region", "refuse_replay"]
-
 _NEW = ShapeSpec(
     "query [batch, heads, q_len, head_dim]",
     "key [batch, kv_heads, q_len, key_dim]",

@@ -26,8 +26,6 @@ from saccade.models import (
 from saccade.scores import Score
 from saccade.support.errors import kind, shown, type_error, unsupported
 
-__all__ = ["Inputs", "Sizes", "Subject", "all_tensors", "subject_of"]
-
 Inputs = Callable[[int], "Tensor | tuple[Tensor, ...]"]
 """Returns the arguments of a module for a length."""
 

@@ -19,8 +19,6 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import check_int, check_type, is_number
 
-__all__ = ["Cost", "Pass", "Share", "cost"]
-
 
 class Share(NamedTuple):
     """The cost of all operations of one name.

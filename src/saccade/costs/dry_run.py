@@ -26,8 +26,6 @@ from saccade.engine.memory_accounting import Watch
 from saccade.mechanisms.value_access import taken_as_clean
 from saccade.support.errors import unsupported
 
-__all__ = ["DryRun", "Operation", "dry", "refuse_dry", "stand_in"]
-
 _FREE = {"empty", "new_empty", "empty_like", "empty_strided", "device", "detach", "lift_fresh", "_local_scalar_dense"}
 
 _SDPA = "_scaled_dot_product_flash_attention_for_cpu"  # missing in torch's FLOP counter

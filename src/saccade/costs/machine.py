@@ -29,8 +29,6 @@ from saccade.costs.microbenchmarks import (
 )
 from saccade.support.errors import unsupported
 
-__all__ = ["FACTOR", "Machine", "MachineFile", "Seconds", "this_machine"]
-
 FACTOR = 1.5
 """Error of an estimate, in both directions; `python -m benchmarks costs` compares estimates with measurements."""
 _VERSION = 1

@@ -12,22 +12,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from saccade.engine.dispatch import Request, choose_kernel
+from saccade.engine.dispatch import choose_kernel
 from saccade.engine.inputs import AttentionInputs
+from saccade.engine.kernels.kernel import Request
 from saccade.masks import Causal, Mask, Window
 from saccade.matrix import Impl, attention
 from saccade.mechanisms import Delta
-
-__all__ = [
-    "ELEMENTWISE",
-    "SIZES",
-    "attention_samples",
-    "elementwise",
-    "products",
-    "small_operations",
-    "streams",
-    "timed",
-]
 
 SIZES = (32, 128)
 """Head widths at which kernels are timed; other widths are interpolated."""

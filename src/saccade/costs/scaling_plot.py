@@ -15,8 +15,6 @@ from saccade.support.validation import check_type, is_number
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["What", "growth"]
-
 What = Literal["memory", "flops", "moved", "seconds"]
 _BYTES = [("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)]
 _UNITS = {  # the largest first

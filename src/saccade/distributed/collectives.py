@@ -15,8 +15,6 @@ from saccade.distributed.exchange_plan import Exchange
 from saccade.distributed.layouts import Layout, numbers
 from saccade.support.called_function import called_function
 
-__all__ = ["Fetch", "Swap", "agree", "guarded", "moved"]
-
 # With more ranks, only pairs of ranks with data exchange messages. All ranks must decide alike.
 _MANY = 8
 

@@ -27,8 +27,6 @@ from saccade.scores import Score
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_choice, check_type
 
-__all__ = ["ContextParallel"]
-
 _CACHE_SIZE = 16
 
 

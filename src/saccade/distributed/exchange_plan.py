@@ -19,8 +19,6 @@ from saccade.plan.key_ranges import Ints
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_choice, check_int, check_type
 
-__all__ = ["STRATEGIES", "Exchange", "Machine", "RankPlan", "exchange"]
-
 STRATEGIES = ("fetch", "gather", "ulysses")
 """Fetch the visible keys of the local queries; gather all keys; exchange rows for heads."""
 _LONGEST = 100

@@ -14,15 +14,13 @@ from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.masks import Full, Mask
 from saccade.masks.convert.patterns import window_sides
 from saccade.plan import ALL, Groups
-from saccade.plan.key_ranges import Ints, Universe
+from saccade.plan.key_ranges import Ints, KeyDomain
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int, check_type
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
-
-__all__ = ["QKRanges", "block_mask", "cp_comm_types", "qk_ranges"]
 
 CommType = Literal["p2p", "all_gather", "a2a"]
 Kind = Literal["full", "causal", "inv_causal", "bi_causal"]
@@ -174,10 +172,10 @@ def _follows(piece: _Open, keys: tuple[int, int]) -> bool:
 def _keys(mask: Mask, start: int, stop: int, seq_len: int) -> list[list[tuple[int, int]]]:
     """Return the ranges of keys of each row."""
     rows = np.arange(start, stop)
-    whole = Universe(np.zeros_like(rows), np.full_like(rows, seq_len))
+    whole = KeyDomain(np.zeros_like(rows), np.full_like(rows, seq_len))
     bounds = mask.bounds(Groups(np.full_like(rows, ALL), rows, rows), whole)
-    is_exact = bounds.needed.sizes() == bounds.sure.sizes()
-    ranges = [_ranges(*pair) for pair in zip(bounds.needed.starts, bounds.needed.ends, strict=True)]
+    is_exact = bounds.any_row.sizes() == bounds.all_rows.sizes()
+    ranges = [_ranges(*pair) for pair in zip(bounds.any_row.starts, bounds.any_row.ends, strict=True)]
     for place in np.flatnonzero(~is_exact).tolist():
         zero, keys = torch.zeros(1, 1, dtype=torch.int64), torch.arange(seq_len)[None]
         allowed = mask.allows(zero, zero, zero + int(rows[place]), keys).expand(1, seq_len)[0]

@@ -13,8 +13,6 @@ from saccade.plan.key_ranges import Ints
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["figure", "picture", "traffic"]
-
 _SHADES = " ░▒▓█"
 _WIDEST = 32  # ranks in a line of text, each two characters wide
 

@@ -10,9 +10,7 @@ import numpy as np
 from saccade.distributed.layouts import Layout
 from saccade.masks import Mask
 from saccade.plan import ALL, Groups
-from saccade.plan.key_ranges import Ints, Universe
-
-__all__ = ["Needs", "work_of_chunks"]
+from saccade.plan.key_ranges import Ints, KeyDomain
 
 _ROWS, _MOST_GROUPS = 128, 1 << 15  # rows of a block, and number of blocks
 
@@ -69,8 +67,8 @@ class Needs:
 
     def from_others(self, rank: int) -> list[tuple[int, range]]:
         """Return the (peer, keys) that a rank receives, in the order of the keys."""
-        needed = self.ranks == rank
-        return [piece for piece in self._pieces(self.starts[needed], self.stops[needed]) if piece[0] != rank]
+        any_row = self.ranks == rank
+        return [piece for piece in self._pieces(self.starts[any_row], self.stops[any_row]) if piece[0] != rank]
 
     def to_others(self, rank: int) -> list[tuple[int, range]]:
         """Return the (peer, keys) that a rank sends, by peer and in the order of the keys."""
@@ -155,10 +153,10 @@ class _Groups(NamedTuple):
         items = mask.shape[0]
         batch = np.repeat(np.arange(items) if items > 1 else np.asarray([ALL]), len(first))
         chunk, first, last = (np.tile(x, items) for x in (chunk, first, last))
-        keys = Universe(np.zeros_like(first), np.full_like(first, length))
+        keys = KeyDomain(np.zeros_like(first), np.full_like(first, length))
         bounds = mask.bounds(Groups(batch, first, last), keys)
-        pairs = (last - first + 1) * (bounds.needed.sizes() + bounds.sure.sizes()) / 2
-        return cls(chunk, bounds.needed.starts, bounds.needed.ends, pairs, items)
+        pairs = (last - first + 1) * (bounds.any_row.sizes() + bounds.all_rows.sizes()) / 2
+        return cls(chunk, bounds.any_row.starts, bounds.any_row.ends, pairs, items)
 
 
 def _joined(ranks: Ints, starts: Ints, stops: Ints, length: int) -> tuple[Ints, Ints, Ints]:

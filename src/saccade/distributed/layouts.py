@@ -12,8 +12,6 @@ import numpy as np
 
 from saccade.plan.key_ranges import Ints
 
-__all__ = ["NAMES", "Layout", "Turn", "balanced", "chunk_size", "layout_of", "numbers"]
-
 NAMES = ("contiguous", "zigzag", "striped", "balanced")
 _STRIPE = 128  # tokens in a stripe
 _PARTS = 16  # chunks of each rank in a balanced layout

@@ -24,8 +24,6 @@ from saccade.support.errors import unsupported, value_error
 if TYPE_CHECKING:
     from saccade.distributed.context_parallel import ContextParallel
 
-__all__ = ["SpreadMatrix", "SpreadMechanism"]
-
 CALLED_AS = "ContextParallel"  # in errors
 
 _FEATURES = (Linear, Performer)  # with a causal mask, their past is one memory

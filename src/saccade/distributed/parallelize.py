@@ -9,14 +9,13 @@ from torch import nn
 from saccade.distributed import transformers_ranks as theirs
 from saccade.distributed.context_parallel import ContextParallel
 from saccade.distributed.parallel_mechanism import SpreadMechanism
+from saccade.integrations.replace_attention import is_pretrained
 from saccade.masks import Mask
 from saccade.nn import AttentionPool, DecoderLayer
 from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.row_column_attention import TableAttention
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_type
-
-__all__ = ["parallelize"]
 
 M = TypeVar("M", bound=nn.Module)
 _ALL_ROWS = (nn.MultiheadAttention, nn.RNNBase, AttentionPool, TableAttention)
@@ -55,7 +54,7 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
     check_type("model", model, nn.Module, "be a module")
     check_type("cp", cp, ContextParallel, "be a ContextParallel")
     check_type("mask", mask, (Mask, type(None)), "be a saccade mask or None")
-    if theirs.is_pretrained(model):
+    if is_pretrained(model):
         theirs.parallelize(model, cp, mask)
         return model
     layers = [(name, part) for name, part in model.named_modules() if isinstance(part, AttentionLayer)]

@@ -20,8 +20,6 @@ from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int, check_type
 
-__all__ = ["ShardedCache", "sharded_cache"]
-
 
 class ShardedCache(KVCache):
     """A `saccade.caches.KVCache` over ranks, for sequences whose keys and values do not fit one device.

@@ -19,8 +19,6 @@ from saccade.positions.token_positions import Positions
 from saccade.statistics.row_block import Block
 from saccade.support.errors import unsupported
 
-__all__ = ["CarriedMatrix", "Post"]
-
 _DTYPES = (torch.float32, torch.float64)
 _PARTS = 8  # of the heads: the next rank starts with the first part while this one computes the second
 

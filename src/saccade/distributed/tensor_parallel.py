@@ -14,8 +14,6 @@ from saccade.nn.base_layer import AttentionLayer
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int, check_type
 
-__all__ = ["SharedHead", "tp_plan"]
-
 
 def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
     """Return how the parts of a model are split, for ``torch.distributed.tensor.parallel.parallelize_module``.

@@ -15,20 +15,17 @@ from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _Av
 
 from saccade.distributed.collectives import agree
 from saccade.integrations.attention_call import AttentionCall
+from saccade.integrations.capture_context import speaks_attention_interface
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.mask_functions import MaskFunction, as_rule, with_padding
 from saccade.integrations.output_attentions import check_no_weights
 from saccade.integrations.pattern_in_texts import with_pattern
-from saccade.integrations.replace_attention import is_pretrained
 from saccade.integrations.transformers import registered
-from saccade.integrations.transformers_capture import speaks_attention_interface
 from saccade.masks import Documents, Mask
 from saccade.support.errors import unsupported, value_error
 
 if TYPE_CHECKING:
     from saccade.distributed.context_parallel import ContextParallel
-
-__all__ = ["is_pretrained", "parallelize", "why_it_mixes"]
 
 CALLED_AS = "parallelize"  # in errors
 

@@ -16,15 +16,6 @@ from saccade.engine.kernels.tiled import Tiled
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import has_values, is_transformed, level_left
 
-__all__ = [
-    "differentiable",
-    "differentiable_again",
-    "folded_into_batch",
-    "into_batch",
-    "is_recorded",
-    "results_like",
-]
-
 CALLED_AS = "attention"  # in errors
 
 _TILED = Tiled()

@@ -31,8 +31,6 @@ from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_autocast, wants_gradient, without_autocast
 
-__all__ = ["Asked", "asked", "attend", "attend_with_lse", "reasons"]
-
 CALLED_AS = "attention"  # in errors
 
 CALLED_AS = "attention"  # in errors

@@ -29,18 +29,6 @@ from saccade.engine.validation import autocast, check_value
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import any_autocast, has_values, is_autocast, without_autocast
 
-__all__ = [
-    "DEFAULT",
-    "KERNELS",
-    "Request",
-    "attend",
-    "attend_with_lse",
-    "check_dropout",
-    "choose_kernel",
-    "finished",
-    "why_not",
-]
-
 _COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
 DEFAULT = Request()
 _TILED = Tiled()

@@ -16,8 +16,6 @@ from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.torch_modes import mapped_levels
 from saccade.support.validation import is_integer, is_number
 
-__all__ = ["Dropped", "Words", "check", "check_seed", "draw", "draw_seed", "drop_", "dropped", "keep"]
-
 _WORD = 0xFFFFFFFF
 
 

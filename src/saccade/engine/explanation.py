@@ -7,14 +7,12 @@ import math
 
 from saccade.engine import kernel_check, nonfinite
 from saccade.engine.bias.sink_logit import bytes_of_sink
-from saccade.engine.dispatch import Request, why_not
+from saccade.engine.dispatch import why_not
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.memory_accounting import Cost, Ledger
 from saccade.engine.positions.row_permutation import FEWEST, reordered
 from saccade.masks import Mask
-
-__all__ = ["Explanation"]
 
 
 @dataclasses.dataclass(frozen=True)

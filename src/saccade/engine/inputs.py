@@ -29,8 +29,6 @@ from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import any_autocast, is_mapped, without_autocast
 from saccade.support.validation import is_causal_bias
 
-__all__ = ["AttentionInputs"]
-
 _FULL, _NOTHING = Full(), torch.empty(0)
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Cost", "Held", "Ledger", "Watch", "bytes_widened", "counted"]
-
 
 class Held(NamedTuple):
     """Bytes that a step holds at most while it is taken, what comes of it included, and those of what comes of it."""

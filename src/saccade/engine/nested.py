@@ -16,8 +16,6 @@ from saccade.positions import Bias
 from saccade.scores import Modified, Score
 from saccade.support.errors import unsupported, value_error
 
-__all__ = ["Nested", "check_dense", "check_nested", "is_nested"]
-
 
 def is_nested(*tensors: object) -> bool:
     """Return whether one of these is a nested tensor."""

@@ -32,17 +32,6 @@ from saccade.engine.tiles.tile_splitting import pieces
 from saccade.plan import ColumnRange, Tile
 from saccade.support.numerics import is_finite, not_finite
 
-__all__ = [
-    "Sanitized",
-    "backward",
-    "bytes_of_check",
-    "contained",
-    "forward",
-    "forward_if_clean",
-    "is_clean",
-    "sanitize",
-]
-
 _PAIRS_AT_ONCE = 1 << 20
 _TILED = Tiled()
 
@@ -324,4 +313,4 @@ def _picked(tile: Tile, marked: np.ndarray) -> Iterator[ColumnRange]:
         places = np.flatnonzero(marked[keys.start : keys.stop : keys.step])
         for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(places) else ():
             span = keys[int(run[0]) : int(run[-1]) + 1]
-            yield ColumnRange(span, True if strip.residual is True else ("pairs", tile.rows, span))
+            yield ColumnRange(span, True if strip.partial is True else ("pairs", tile.rows, span))

@@ -13,8 +13,6 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_mapped
 
-__all__ = ["are_mapped", "of_all_samples"]
-
 Question = Callable[..., tuple[Tensor, ...]]
 
 

@@ -24,8 +24,6 @@ from saccade.engine.tiles.grouped_heads import add_at, at, groups_of, joined, ta
 from saccade.engine.tiles.tile_scores import allowed, visible_scores
 from saccade.plan import Tile
 
-__all__ = ["Backward", "derivatives"]
-
 CALLED_AS = "attention"  # in errors
 
 

@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias.term import DenseTerm
-from saccade.engine.dispatch import Request, attend_with_lse, choose_kernel
+from saccade.engine.dispatch import attend_with_lse, choose_kernel
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.nonfinite import is_clean
 from saccade.masks import Mask
 from saccade.support.torch_modes import is_plain
-
-__all__ = ["NAMES", "can_ask", "numbers"]
 
 NAMES = frozenset(["entropy", "received"])
 _KERNELS = ("varlen", "flex")  # for which this is the fastest way: others read complete rows anyway

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from saccade.support.errors import kind, type_error
 from saccade.support.numerics import wide_dtype
 
-__all__ = ["moved", "target_of"]
-
 T = TypeVar("T")
 
 

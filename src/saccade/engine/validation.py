@@ -15,17 +15,6 @@ from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_autocast
 from saccade.support.validation import check_number, check_type
 
-__all__ = [
-    "as_score",
-    "autocast",
-    "check_alike",
-    "check_query_key",
-    "check_value",
-    "checked_scale",
-    "checked_sink",
-    "checked_softcap",
-]
-
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # How a tensor of fewer dimensions becomes one of four.

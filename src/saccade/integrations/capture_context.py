@@ -15,19 +15,6 @@ from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_tracing
 
-__all__ = [
-    "Ear",
-    "Make",
-    "Sink",
-    "Valve",
-    "closed",
-    "hand_out",
-    "is_recomputed",
-    "names_of",
-    "refuse_compiled",
-    "speaks_attention_interface",
-]
-
 CALLED_AS = "record"  # in errors
 
 Make = Callable[[], Matrix]

@@ -17,8 +17,6 @@ from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_tracing
 
-__all__ = ["LazyWeights", "weights_of"]
-
 CALLED_AS = "nn.MultiheadAttention"  # in errors
 
 _LIMIT = 1 << 30  # most weights that are written out, 4 GB in float32

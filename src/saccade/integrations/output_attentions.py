@@ -12,8 +12,6 @@ from torch import nn
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_tracing
 
-__all__ = ["check_no_weights"]
-
 _FLAG = "output_attentions"
 
 

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from saccade.matrix import Matrix
 from saccade.support.torch_modes import is_tracing
 
-__all__ = ["collected_matrices", "report_matrix"]
-
 
 class _Here(threading.local):
     def __init__(self) -> None:

@@ -31,8 +31,6 @@ from saccade.matrix.functions import OBSERVERS
 from saccade.support.errors import unsupported
 from saccade.support.validation import is_causal_bias
 
-__all__ = ["hearing_products", "tapped_products", "without_mode"]
-
 CALLED_AS = "record"  # in errors
 
 _NAMED = frozenset({"softmax", "Softmax", "scaled_dot_product_attention", "multi_head_attention_forward"})

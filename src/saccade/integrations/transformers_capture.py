@@ -21,7 +21,6 @@ from saccade.integrations.capture_context import (
     closed,
     hand_out,
     names_of,
-    speaks_attention_interface,
 )
 from saccade.integrations.forward_proxy import CHANGING
 from saccade.integrations.lazy_mask import LazyMask, Placed
@@ -32,8 +31,6 @@ from saccade.integrations.tensor_masks import mask_of_tensor
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_tracing
-
-__all__ = ["speaks_attention_interface", "tapped_interface"]
 
 CALLED_AS = "record"  # in errors
 

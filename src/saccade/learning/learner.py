@@ -9,8 +9,6 @@ from saccade.nn import FeedForward
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
-__all__ = ["Learner"]
-
 _LAYER_SIZE = 12  # parameters of a layer, in squares of its width: 4 for attention, 8 for the feed-forward network
 
 

@@ -14,8 +14,6 @@ from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
 from saccade.nn import MultiHeadAttention, Recurrence, StateSpace
 
-__all__ = ["MIXERS", "Mixer", "ShortConvolution"]
-
 
 class Mixer(NamedTuple):
     """A way to mix tokens.

@@ -21,8 +21,6 @@ from saccade.learning.training import DEFAULT, Outcome, Settings, train
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
-__all__ = ["Run", "planned", "run_all"]
-
 
 class Run(NamedTuple):
     """One training: names of a mixer and of a question, and a seed."""

@@ -11,8 +11,6 @@ from saccade.learning.task_presets import QUESTIONS
 from saccade.learning.training import SOLVED, Outcome
 from saccade.tasks import IGNORED
 
-__all__ = ["legend", "names", "rows", "shares"]
-
 _NOT_ASKED = "-"
 _SAMPLE = 2000  # sequences for counting the commonest answer
 

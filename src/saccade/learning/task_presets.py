@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from saccade.tasks import Recall, induction, listops, mqar, passkey, selective_copying
 
-__all__ = ["QUESTIONS", "Question"]
-
 
 class Question(NamedTuple):
     """A task in one size.

@@ -16,8 +16,6 @@ from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_number
 from saccade.tasks import IGNORED, Recall
 
-__all__ = ["DEFAULT", "SOLVED", "Outcome", "Settings", "train"]
-
 SOLVED = 0.99
 """The share of right answers from which a task counts as learned."""
 

@@ -15,11 +15,9 @@ from torch import Tensor
 from saccade.masks.mask import Domain, Mask
 from saccade.masks.validation import SIZE_BITS, check_field, items_of
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.validation import check_type
-
-__all__ = ["After", "And", "Not", "Or"]
 
 
 class _Formula(Mask):
@@ -86,21 +84,21 @@ class _Joined(_Formula):
             allowed = allowed & other if self._needs_all else allowed | other
         return allowed
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         bounds = self.parts[0].bounds(groups, keys)
         for part in self.parts[1:]:
             other = part.bounds(groups, keys)
             bounds = bounds.both(other, keys) if self._needs_all else bounds.either(other, keys)
         return bounds
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         keys = []
         for part in self.parts:
-            residual = part.residual(box)
-            if not isinstance(residual, bool):
-                keys.append(residual)
-            elif residual is not self._needs_all:
-                return residual
+            partial = part.partial(box)
+            if not isinstance(partial, bool):
+                keys.append(partial)
+            elif partial is not self._needs_all:
+                return partial
         if not keys:
             return self._needs_all
         return keys[0] if len(keys) == 1 else (self._sign, *keys)
@@ -173,12 +171,12 @@ class Not(_Formula):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return ~self.part.allows(b, h, q, kv)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         return self.part.bounds(groups, keys).inverted(keys)
 
-    def residual(self, box: Box) -> bool | Hashable:
-        residual = self.part.residual(box)
-        return not residual if isinstance(residual, bool) else ("~", residual)
+    def partial(self, box: Box) -> bool | Hashable:
+        partial = self.part.partial(box)
+        return not partial if isinstance(partial, bool) else ("~", partial)
 
     def __invert__(self) -> Mask:
         return self.part
@@ -217,29 +215,29 @@ class After(Mask):
         here = (q >= self.length) & (kv >= self.length)
         return here & self.rule.allows(b, h, q - self.length, kv - self.length)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         first, last = groups.first - self.length, groups.last - self.length
         some = last >= 0
         # Skip rows before position `length`: start at the first row on the group's step.
         start = np.where(some, np.maximum(first, first % groups.step), 0)
         some = some & (start <= last)
-        shifted = Universe(*(np.maximum(edge - self.length, 0) for edge in keys))
+        shifted = KeyDomain(*(np.maximum(edge - self.length, 0) for edge in keys))
         inner = self.rule.bounds(Groups(groups.batch, start, np.where(some, last, start), groups.step), shifted)
         offset = np.full_like(first, self.length)
         nothing = Spans.nothing(keys)
-        needed = inner.needed.shifted(offset, keys).where(some, nothing)
+        any_row = inner.any_row.shifted(offset, keys).where(some, nothing)
         every = some & (first >= 0)
         if inner.is_exact and bool((every == some).all()):
-            return Bounds.exactly(needed)
-        return Bounds(needed, inner.sure.shifted(offset, keys).where(every, nothing))
+            return Bounds.exactly(any_row)
+        return Bounds(any_row, inner.all_rows.shifted(offset, keys).where(every, nothing))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         if box.rows[-1] < self.length or box.keys[-1] < self.length:
             return False
         if box.rows[0] < self.length or box.keys[0] < self.length:
-            return super().residual(box)
+            return super().partial(box)
         rows, keys = (range(x.start - self.length, x.stop - self.length, x.step) for x in (box.rows, box.keys))
-        return self.rule.residual(Box(box.batch, rows, keys))
+        return self.rule.partial(Box(box.batch, rows, keys))
 
     def cuts(self, batch: int, rows: range) -> Ints:
         shifted = range(max(rows.start - self.length, 0), max(rows.stop - self.length, 0))

@@ -8,10 +8,8 @@ from torch import Tensor
 
 from saccade.masks.mask import Mask
 from saccade.plan import ALL, Groups
-from saccade.plan.key_ranges import Spans, Universe
+from saccade.plan.key_ranges import KeyDomain, Spans
 from saccade.positions.token_positions import Positions
-
-__all__ = ["sees_later"]
 
 _SPAN = 1 << 40  # later keys
 _ROWS, _NEAR, _FAR = 64, 64, 32  # sizes of a sample: rows, next keys, distant keys
@@ -39,10 +37,10 @@ def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
     first = table.masked_fill(table < 0, _SPAN).amin(1)[some].numpy()
     last = table.amax(1)[some].numpy()
     which = np.arange(items)[some.numpy()] if mask.shape[0] > 1 else np.full(len(last), ALL)
-    bounds = mask.bounds(Groups(which, first, last), Universe(last + 1, last + 1 + _SPAN))
-    if not _any(bounds.needed):
+    bounds = mask.bounds(Groups(which, first, last), KeyDomain(last + 1, last + 1 + _SPAN))
+    if not _any(bounds.any_row):
         return False
-    if _any(bounds.sure):
+    if _any(bounds.all_rows):
         return True
     return any(_sampled(mask, item, row[row >= 0]) for item, row in enumerate(table) if bool((row >= 0).any()))
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from saccade.support.torch_modes import is_tracing
 
-__all__ = ["Table"]
-
 
 class Table:
     """A constant tensor of a mask.

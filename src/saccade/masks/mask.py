@@ -15,11 +15,9 @@ from saccade import masks
 from saccade.masks.plan_cache import plan_of
 from saccade.masks.validation import size_of, written_out
 from saccade.plan import Box, Groups, Plan
-from saccade.plan.key_ranges import Bounds, Ints, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import kind, type_error, value_error
-
-__all__ = ["EVERYWHERE", "Domain", "Mask"]
 
 _LARGEST_PICTURE = 128
 
@@ -152,11 +150,11 @@ class Mask(_NoArithmetic, ABC):
             bool, of the broadcast shape (or one that broadcasts to it).
         """
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         """Return the keys that any row of each group sees, and the keys that all its rows see; default: (all, none)."""
         return Bounds.unknown(keys)
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         """Return True or False if the mask is constant on a box, else a key that is equal for equal contents."""
         return (self if self.is_value else id(self), box)
 
@@ -243,10 +241,10 @@ class Mask(_NoArithmetic, ABC):
         for tile in plan_of(self, shape, first, 0).tiles:
             copies = (tile.batch.stop - tile.batch.start) * shape[1]
             for strip in tile.columns:
-                if strip.residual is True:
+                if strip.partial is True:
                     total += copies * tile.height * len(strip.keys)
                     continue
-                if strip.residual not in counted:
+                if strip.partial not in counted:
                     allowed = tile.rule.allows(
                         torch.arange(tile.batch.start, tile.batch.stop, device="cpu")[:, None, None, None],
                         torch.arange(shape[1], device="cpu")[None, :, None, None],
@@ -254,8 +252,8 @@ class Mask(_NoArithmetic, ABC):
                         torch.arange(strip.keys.start, strip.keys.stop, strip.keys.step, device="cpu"),
                     )
                     cells = copies * tile.height * len(strip.keys)
-                    counted[strip.residual] = int(allowed.sum()) * (cells // max(allowed.numel(), 1))
-                total += counted[strip.residual]
+                    counted[strip.partial] = int(allowed.sum()) * (cells // max(allowed.numel(), 1))
+                total += counted[strip.partial]
         return total / math.prod(shape) if 0 not in shape else 0.0
 
     def picture(self, q_len: int = 8, kv_len: int | None = None, *, batch: int = 0, head: int = 0) -> str:

@@ -15,8 +15,6 @@ from saccade.support.torch_modes import is_tracing
 if TYPE_CHECKING:
     from saccade.masks.mask import Mask
 
-__all__ = ["plan_of"]
-
 _kept_plan = lru_cache(maxsize=256)(make)
 _kept_rows = lru_cache(maxsize=16)(RowsAhead)
 _kept_row_plan = lru_cache(maxsize=64)(RowPlan)

@@ -39,8 +39,6 @@ from saccade.masks.rules.window import Window
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int
 
-__all__ = ["through_layers"]
-
 _ITSELF = Window(0, 0)
 
 

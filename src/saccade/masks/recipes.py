@@ -19,18 +19,6 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
-__all__ = [
-    "bigbird",
-    "image_columns",
-    "image_neighbors",
-    "image_rows",
-    "longformer",
-    "prefix_lm",
-    "sliding_window",
-    "sparse_transformer",
-    "streaming",
-]
-
 _GLOBAL_BITS = 20  # each global token is stored as a position
 
 

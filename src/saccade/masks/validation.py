@@ -14,17 +14,6 @@ from saccade.support.errors import hidden_by_vmap, shown, type_error, value_erro
 from saccade.support.torch_modes import is_mapped
 from saccade.support.validation import check_holds_values, check_int, is_integer
 
-__all__ = [
-    "POSITION_BITS",
-    "SIZE_BITS",
-    "check_field",
-    "check_readable",
-    "items_of",
-    "ints_of",
-    "size_of",
-    "written_out",
-]
-
 POSITION_BITS = 62
 """Positions, and lengths that are added to them, stay below two to this power: their sums must fit int64."""
 SIZE_BITS = 40

@@ -14,8 +14,6 @@ from saccade.statistics.row_block import Block, as_slice
 from saccade.support.errors import kind, type_error, unsupported, value_error
 from saccade.support.validation import is_number
 
-__all__ = ["Chain", "Sum"]
-
 _ENTRIES = 1 << 18  # weights that are held at once: a megabyte
 
 

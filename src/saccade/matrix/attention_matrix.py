@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from saccade.engine import custom_op, dropout
-from saccade.engine.dispatch import Request, attend, attend_with_lse, choose_kernel
+from saccade.engine.dispatch import attend, attend_with_lse, choose_kernel
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.nonfinite import is_clean, sanitize
 from saccade.engine.tiles.grouped_heads import joined
 from saccade.engine.tiles.tile_scores import softmax_rows
@@ -34,8 +34,6 @@ from saccade.support.torch_modes import is_plain, is_tracing, wants_gradient, wi
 if TYPE_CHECKING:
     from saccade.engine.explanation import Explanation
     from saccade.statistics import Parts, Summary
-
-__all__ = ["AttentionMatrix", "Impl", "matrix_from_inputs"]
 
 Impl = Literal["auto", "native", "fused", "sdpa", "varlen", "flex", "tiled", "reference"] | Kernel
 

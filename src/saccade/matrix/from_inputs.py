@@ -13,12 +13,11 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.samples import are_mapped, of_all_samples
 from saccade.engine.tiles.tile_scores import positions
 from saccade.matrix.indexing import Index
-from saccade.matrix.matrix import DENSE_LIMIT, Matrix
+from saccade.matrix.matrix import Matrix
 from saccade.plan import ColumnRange, Ranges, Tile
+from saccade.statistics.sparse import DENSE_LIMIT
 from saccade.statistics.statistic import Statistic
 from saccade.support.errors import unsupported
-
-__all__ = ["OfInputs"]
 
 
 class OfInputs(Matrix):

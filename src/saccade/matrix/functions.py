@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from saccade.engine import custom_op
-from saccade.engine.dispatch import DEFAULT, Request, attend, attend_with_lse
+from saccade.engine.dispatch import DEFAULT, attend, attend_with_lse
 from saccade.engine.inputs import AttentionInputs
+from saccade.engine.kernels.kernel import Request
 from saccade.engine.nested import Nested, check_nested, is_nested
 from saccade.matrix.attention_matrix import Impl
 from saccade.positions import Bias
@@ -19,8 +20,6 @@ from saccade.scores import Score
 from saccade.scores.base import ScoreMod
 from saccade.support.argument_hints import unexpected_argument
 from saccade.support.torch_modes import is_tracing
-
-__all__ = ["OBSERVERS", "attention", "attention_with_lse"]
 
 OBSERVERS: list[Callable[[AttentionInputs, Impl], None]] = []
 """Called with the inputs of each `attention` and `attention_with_lse` after it has run; a recording adds itself."""

@@ -17,8 +17,6 @@ from saccade.support.validation import is_integer
 if TYPE_CHECKING:
     from saccade.matrix.matrix import Matrix
 
-__all__ = ["Index", "part_of"]
-
 Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 """An index: whole numbers, slices and one ``...``, for batch, head, query and key."""
 

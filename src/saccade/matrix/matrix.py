@@ -30,8 +30,6 @@ from saccade.support.validation import check_type, is_integer
 if TYPE_CHECKING:
     from saccade.statistics.pooled import How
 
-__all__ = ["DENSE_LIMIT", "Block", "DerivedMatrix", "Matrix", "Transposed"]
-
 
 class Matrix(Operators, ABC):
     """A lazy matrix of shape [batch, heads, q_len, kv_len].

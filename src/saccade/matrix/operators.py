@@ -16,8 +16,6 @@ from saccade.support.validation import check_type
 if TYPE_CHECKING:
     from saccade.matrix.matrix import Matrix
 
-__all__ = ["Operators"]
-
 _BUILT = "A.to_dense() builds it, up to a limit"
 _PARTS = "A[b, h] is one head, A[b, h, i] a row, A[..., i, j] one weight of each head"
 _ASKED = "A.summary(), A.entropy(), A.topk(k), A.received() and A.pooled(bins) answer without building it"

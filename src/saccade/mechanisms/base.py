@@ -15,8 +15,6 @@ from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported
 
-__all__ = ["Mechanism"]
-
 M = TypeVar("M", bound="Mechanism")
 # The attributes in which a torch module stores its hooks.
 _HOOKS: tuple[str, ...] = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")

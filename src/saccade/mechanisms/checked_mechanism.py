@@ -17,8 +17,6 @@ from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
 
-__all__ = ["Approximate", "Inputs", "parts_of", "scale_of"]
-
 
 class Inputs(NamedTuple):
     """Checked queries, keys and mask.

@@ -22,8 +22,6 @@ from saccade.support.errors import describe, type_error, value_error
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import is_integer
 
-__all__ = ["CLOSE", "ROUGH", "Compared", "Comparison", "compare"]
-
 _SAMPLED = 64  # rows of which distributions are compared
 _ROUNDS = 3
 _PATIENCE = 1.0  # seconds of one exact product beyond which no longer one is timed

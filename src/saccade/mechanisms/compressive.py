@@ -20,8 +20,6 @@ from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_choice, check_int, check_number, check_type
 
-__all__ = ["CompressiveMatrix", "CompressiveMemory"]
-
 Update = Literal["linear", "delta"]
 
 

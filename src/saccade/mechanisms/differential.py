@@ -15,8 +15,6 @@ from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["Differential"]
-
 _SPREAD = 0.1  # initial spread of the vectors of λ
 
 

@@ -13,8 +13,6 @@ from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_type, register_tensor
 
-__all__ = ["GatedLinear", "Delta", "SSD"]
-
 
 class GatedLinear(GatedRecurrence):
     r"""Linear attention whose state fades: the contribution of a token decreases with every later token.

@@ -12,8 +12,6 @@ from saccade.mechanisms.features.feature_matrix import FeatureMechanism, Feature
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.validation import check_choice, check_number, check_type
 
-__all__ = ["Linear"]
-
 FeatureMapName = Literal["elu", "relu", "squared_relu"]
 FeatureMap = Callable[[Tensor], Tensor]
 

@@ -13,8 +13,6 @@ from saccade.engine import dropout
 from saccade.matrix import Matrix
 from saccade.support.torch_modes import without_autocast
 
-__all__ = ["LinearTimeMatrix", "divide_rows", "take_rows"]
-
 _ENTRIES = 1 << 18  # about a megabyte of weights, which stays in a core's L2 cache
 
 

@@ -17,8 +17,6 @@ from saccade.support.errors import value_error
 from saccade.support.torch_modes import without_autocast
 from saccade.support.validation import check_choice, check_int, check_number
 
-__all__ = ["Linformer", "LinformerMatrix"]
-
 Share = Literal["none", "heads", "key_value"]
 
 

@@ -18,8 +18,6 @@ from saccade.mechanisms.linear_time import LinearTimeMatrix
 from saccade.mechanisms.value_access import is_readable, unless_none
 from saccade.support.torch_modes import without_autocast
 
-__all__ = ["LowRankMatrix", "Tokens", "hidden_at", "why_not_keys_only", "NarrowSoftmax"]
-
 
 class LowRankMatrix(LinearTimeMatrix):
     """``left @ right``: queries by a few slots, and these slots by keys.

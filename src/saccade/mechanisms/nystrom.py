@@ -11,8 +11,6 @@ from saccade.mechanisms.low_rank import LowRankMatrix, NarrowSoftmax, Tokens, hi
 from saccade.support.torch_modes import without_autocast
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["Nystrom", "NystromMatrix", "pseudo_inverse", "segment_means"]
-
 
 class Nystrom(Approximate):
     r"""Softmax attention approximated through a few landmarks, the means of neighbouring tokens: linear time.

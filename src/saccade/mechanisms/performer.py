@@ -18,8 +18,6 @@ from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import unobserved, without_autocast
 from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type, register_tensor
 
-__all__ = ["Performer"]
-
 
 class Performer(FeatureMechanism):
     r"""Softmax attention estimated from random features (FAVOR+): linear time.

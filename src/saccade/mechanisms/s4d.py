@@ -17,8 +17,6 @@ from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["S4D"]
-
 
 class S4D(Approximate):
     r"""A state space that is the same for every token: a convolution of each channel, and a recurrence.

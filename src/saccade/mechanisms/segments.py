@@ -20,8 +20,6 @@ from saccade.mechanisms.value_access import is_surely_finite, nonfinite_tokens
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import without_autocast
 
-__all__ = ["EarlierSegments", "Tokens"]
-
 _NEVER = 1 << 62  # a segment after all others
 
 

@@ -18,8 +18,6 @@ from saccade.scores.base import ScoreMod
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_type, is_integer, register_tensor
 
-__all__ = ["Softmax"]
-
 
 class Softmax(Mechanism):
     """Exact softmax attention, which returns an `AttentionMatrix`; stores its options.

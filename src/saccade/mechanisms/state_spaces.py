@@ -17,8 +17,6 @@ from saccade.mechanisms.linear_time import LinearTimeMatrix
 from saccade.mechanisms.value_access import is_surely_finite
 from saccade.support.torch_modes import without_autocast
 
-__all__ = ["StateSpaceMatrix", "Modes", "convolved"]
-
 
 class _Run(NamedTuple):
     """Consecutive tokens of one sequence: their batch items and places."""

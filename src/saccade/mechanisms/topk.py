@@ -20,8 +20,6 @@ from saccade.support.errors import hidden_by_vmap, kind, type_error
 from saccade.support.torch_modes import is_mapped, is_tracing, without_autocast
 from saccade.support.validation import check_int, check_type
 
-__all__ = ["TopK"]
-
 
 class TopK(Mechanism):
     r"""Exact softmax over the ``k`` keys, or blocks of keys, that a cheap scorer ranks highest for each query.

@@ -12,8 +12,6 @@ from torch import Tensor
 from saccade.support.numerics import is_finite
 from saccade.support.torch_modes import is_plain
 
-__all__ = ["is_readable", "is_surely_finite", "nonfinite_tokens", "taken_as_clean", "unless_none"]
-
 _is_clean = ContextVar("saccade_taken_as_clean", default=False)
 
 

@@ -17,8 +17,6 @@ from saccade.text import Word, merge
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["figure_of"]
-
 _LONGEST = 512  # tokens: weights of longer texts are not built
 _BINS = 256  # of the pooled maps that represent the heads of longer texts
 _ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to read on a screen

@@ -10,8 +10,6 @@ from torch import Tensor
 from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat
 from saccade.models.config import EncoderConfig
 
-__all__ = ["Bert"]
-
 _OPTIONAL = {
     "type_vocab_size": "num_token_types",
     "hidden_act": "activation",

@@ -12,18 +12,6 @@ from saccade.models.decoder import Decoder
 from saccade.models.encoder import Encoder
 from saccade.support.errors import value_error
 
-__all__ = [
-    "MINILM_SHA256",
-    "bundled_folder",
-    "check_sha256",
-    "chinese_encoder",
-    "chinese_encoder_card",
-    "minilm",
-    "minilm_folder",
-    "small_decoder",
-    "small_decoder_card",
-]
-
 CALLED_AS = "minilm"  # in errors
 
 # Of model.safetensors as sentence-transformers published it.

@@ -15,8 +15,6 @@ from saccade.support.validation import is_finite_number, is_integer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["check_types", "read_config", "read_tokenizer", "read_weights", "write_folder"]
-
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 

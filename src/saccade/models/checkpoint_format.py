@@ -16,16 +16,6 @@ from saccade.models.rope_config import rope_words
 from saccade.nn.feed_forward import Activation
 from saccade.support.errors import value_error
 
-__all__ = [
-    "ACTIVATIONS",
-    "DecoderFormat",
-    "Entry",
-    "FileFormat",
-    "differences",
-    "end_tokens_of",
-    "reasons_without_words",
-]
-
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",

@@ -11,8 +11,6 @@ from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat, end_tokens
 from saccade.models.config import DecoderConfig, VisionTransformerConfig
 from saccade.models.vit import VisionFormat
 
-__all__ = ["DEFAULTS", "ClipText", "ClipVision"]
-
 DEFAULTS: dict[str, dict[str, Any]] = {
     "vision_config": {
         "hidden_size": 768,

@@ -16,14 +16,6 @@ from saccade.support.argument_hints import FOREIGN_NAMES, argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type
 
-__all__ = [
-    "DecoderConfig",
-    "EncoderConfig",
-    "EncoderDecoderConfig",
-    "SetDecoderConfig",
-    "VisionTransformerConfig",
-]
-
 Positive = Annotated[float, {"above": 0}]
 Probability = Annotated[float, {"least": 0, "below": 1}]
 Token = Annotated[int, {"least": 0}]

@@ -27,8 +27,6 @@ from saccade.support.validation import check_type
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["Decoder"]
-
 
 class Decoder(SavedText):
     """A language model: at every token, the probability of each token of the vocabulary to come next.

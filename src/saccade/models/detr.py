@@ -11,8 +11,6 @@ from torch import Tensor
 from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat
 from saccade.models.config import SetDecoderConfig
 
-__all__ = ["Detr"]
-
 _SHARED = {"encoder_attention_heads": "decoder_attention_heads", "encoder_ffn_dim": "decoder_ffn_dim"}
 
 

@@ -26,8 +26,6 @@ from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import type_error
 from saccade.support.validation import ShapeSpec, check_type
 
-__all__ = ["SetDecoder"]
-
 _VALID = ShapeSpec("valid [batch, H, W]")
 
 

@@ -21,8 +21,6 @@ from saccade.support.errors import value_error
 from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_int, check_type
 
-__all__ = ["DualEncoder"]
-
 _NAMES = {
     "image_projection.weight": "visual_projection.weight",
     "text_projection.weight": "text_projection.weight",

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from tokenizers import Tokenizer
 
-__all__ = ["Encoder"]
-
 _TYPES = ShapeSpec("tokens [batch, len]", "token_types [batch, len]")
 
 

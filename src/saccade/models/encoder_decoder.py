@@ -26,8 +26,6 @@ from saccade.support.validation import check_type
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["ConditionedDecoder", "EncoderDecoder"]
-
 
 class EncoderDecoder(SavedText):
     """A language model of one sequence that depends on another, the source.

@@ -10,8 +10,6 @@ from torch import Tensor
 from saccade.models.checkpoint_format import ACTIVATIONS, DecoderFormat, differences, end_tokens_of
 from saccade.models.config import DecoderConfig
 
-__all__ = ["GPT2"]
-
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 

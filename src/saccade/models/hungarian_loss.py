@@ -12,8 +12,6 @@ from torch.nn import functional as F
 from saccade.support.errors import missing_extra, type_error, value_error
 from saccade.support.validation import ShapeSpec, check_number, check_type
 
-__all__ = ["Detections", "Targets", "DetectionLoss", "generalized_iou", "match_sets", "set_loss"]
-
 _DETECTIONS = ShapeSpec("logits [batch, num_queries, classes]", "boxes [batch, num_queries, 4]")
 _TARGETS = ShapeSpec("classes [objects]", "boxes [objects, 4]")
 

@@ -9,8 +9,6 @@ from torch import nn
 
 from saccade.nn import DecoderLayer, EncoderLayer
 
-__all__ = ["init_small_weights", "scale_residual_weights"]
-
 
 def init_small_weights(model: nn.Module) -> None:
     """Set small normal weights, zero biases, and zeros for the padding token, as in BERT and GPT-2."""

@@ -12,8 +12,6 @@ from saccade.support.errors import describe, type_error, value_error
 from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import ShapeSpec
 
-__all__ = ["cell_indices", "check_map", "check_tokens", "positions_in_documents", "sinusoids"]
-
 
 def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -> None:
     """Raise unless ``tokens`` is int ``[batch, len]``, each below ``vocab_size``.

@@ -20,8 +20,6 @@ from saccade.models.checkpoint_format import (
 from saccade.models.config import DecoderConfig
 from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
 
-__all__ = ["Llama", "Qwen2"]
-
 
 class Llama(DecoderFormat):
     """Rotary positions, root-mean-square norms first, gated networks; Touvron et al. 2023, arXiv:2302.13971.

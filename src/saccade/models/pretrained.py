@@ -20,8 +20,6 @@ from saccade.support.validation import check_type
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["Pretrained", "PretrainedText", "SavedText", "build", "check_fit", "check_tensors"]
-
 M = TypeVar("M", bound=nn.Module)
 _SAFE_SIDE = 1 << 20  # building a side of this length is harmless; its true length is compared later
 

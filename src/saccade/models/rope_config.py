@@ -9,8 +9,6 @@ from typing import Any
 
 from saccade.positions import Linear, Llama3, Scaling, YaRN
 
-__all__ = ["rope_reasons", "rope_base", "rope_scaling", "rope_words"]
-
 _KINDS: dict[str, Any] = {"linear": Linear, "llama3": Llama3, "yarn": YaRN}  # and "default", which changes nothing
 _TRAINED = "original_max_position_embeddings"  # our trained_len; every other key has the name of our field
 

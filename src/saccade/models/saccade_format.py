@@ -14,8 +14,6 @@ from saccade.models.checkpoint_format import DecoderFormat, FileFormat, reasons_
 from saccade.models.config import DecoderConfig, EncoderDecoderConfig
 from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
 
-__all__ = ["EncoderDecoderFormat", "SaccadeFormat"]
-
 _CONVERTED = ("mask", "rotary_base", "rotary_scaling", "end_tokens")
 _FIELDS = tuple(field.name for field in dataclasses.fields(DecoderConfig) if field.name not in _CONVERTED)
 _KEYS = {*_FIELDS, "model_type", "window", "rope_parameters", "end_tokens"}

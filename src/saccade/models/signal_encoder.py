@@ -18,8 +18,6 @@ from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, shown, value_error
 from saccade.support.validation import ShapeSpec, check_int, check_type
 
-__all__ = ["SignalEncoder"]
-
 _SIGNAL = ShapeSpec("signal [batch, len, channels]")
 
 

@@ -18,8 +18,6 @@ from saccade.positions import Learned
 from saccade.support.errors import value_error
 from saccade.support.validation import check_type
 
-__all__ = ["VisionTransformer"]
-
 
 class VisionTransformer(Pretrained):
     """An encoder of images: square patches become tokens, and every token attends to every other.

@@ -11,8 +11,6 @@ from torch import Tensor
 from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat
 from saccade.models.config import VisionTransformerConfig
 
-__all__ = ["VisionFormat", "ViT"]
-
 # No hidden state depends on the pooler, the decoder or the token for patches that are hidden in training.
 _UNUSED_WEIGHTS = ("pooler.", "embeddings.mask_token", "decoder.")
 # Names in older and newer files, and the names that transformers uses; replaced in this order.

@@ -23,8 +23,6 @@ from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_bool
 
-__all__ = ["MultiHeadAttention"]
-
 
 class _Heads(NamedTuple):
     """Projected, rotated heads of one call. key and value are unused once a CrossCache is filled."""

@@ -16,8 +16,6 @@ from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.argument_hints import ArgumentHints
 
-__all__ = ["AttentionBlock"]
-
 
 class _CallOptions(TypedDict, total=False):
     """The keyword arguments of a call, each None by default; see `MultiHeadAttention.forward`."""

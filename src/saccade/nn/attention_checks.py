@@ -18,17 +18,6 @@ from saccade.support.errors import describe, value_error
 from saccade.support.torch_modes import is_transformed
 from saccade.support.validation import check_int, check_type
 
-__all__ = [
-    "check_apart",
-    "check_causal",
-    "check_inputs",
-    "check_nested_call",
-    "check_rotary",
-    "check_sizes",
-    "check_with_cache",
-    "checked_bias",
-]
-
 
 def check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: int, dropout_p: float) -> None:
     """Raise unless the widths and numbers of heads of a layer fit together."""

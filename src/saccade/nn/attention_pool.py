@@ -17,8 +17,6 @@ from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.validation import ShapeSpec, check_bool, check_int, check_type
 
-__all__ = ["AttentionPool"]
-
 _TOKENS = ShapeSpec("x [batch, len, embed_dim]")
 _ONE_QUERY = ShapeSpec("x [batch, len, embed_dim]", "query [batch, query_dim]")
 _QUERIES = ShapeSpec("x [batch, len, embed_dim]", "query [batch, num_queries, query_dim]")

@@ -18,8 +18,6 @@ from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_type
 
-__all__ = ["AttentionLayer", "Layer"]
-
 
 class Layer(nn.Module):
     """A module whose call returns a tensor; to type checkers a call of ``nn.Module`` may return anything."""

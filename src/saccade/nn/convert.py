@@ -20,8 +20,6 @@ from saccade.nn.stack import DecoderStack, EncoderStack
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_type
 
-__all__ = ["from_torch", "to_torch"]
-
 TorchLayer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
 TorchStack = nn.TransformerEncoder | nn.TransformerDecoder
 # Our names of attentions and norms, and torch's.

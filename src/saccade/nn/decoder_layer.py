@@ -16,8 +16,6 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import type_error, value_error
 
-__all__ = ["DecoderLayer"]
-
 
 class DecoderLayer(ResidualLayer):
     """Self-attention, cross-attention to a context such as an encoder's output, and a feed-forward network.

@@ -12,8 +12,6 @@ from saccade.positions import Rotary
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["DifferentialAttention"]
-
 
 class DifferentialAttention(MultiHeadAttention):
     r"""Multi-head attention whose heads are differences of two maps: that of the Diff Transformer.

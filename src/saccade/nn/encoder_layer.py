@@ -18,8 +18,6 @@ from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_type
 
-__all__ = ["EncoderLayer", "ResidualLayer"]
-
 
 class ResidualLayer(ArgumentHints, Layer):
     """The base of `EncoderLayer` and `DecoderLayer`: residual parts with a norm each.

@@ -15,8 +15,6 @@ from saccade.nn.base_layer import Layer
 from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import check_bool, check_choice, check_int
 
-__all__ = ["ACTIVATIONS", "Activation", "FeedForward"]
-
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
 
 

@@ -23,8 +23,6 @@ from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_bool, check_choice, check_int, check_number
 
-__all__ = ["LatentAttention"]
-
 _Projected = tuple[Tensor, Tensor, Mask | None, Positions | None]
 
 

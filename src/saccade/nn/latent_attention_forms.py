@@ -11,8 +11,6 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 from saccade.positions.token_positions import GivenPositions
 
-__all__ = ["FORMS", "Expanded", "Expanding", "Form", "LatentSizes", "absorb", "values_of_latents"]
-
 Form = Literal["auto", "expanded", "absorbed"]
 FORMS: tuple[Form, ...] = ("auto", "expanded", "absorbed")
 

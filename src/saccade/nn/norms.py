@@ -9,8 +9,6 @@ from torch import nn
 
 from saccade.support.validation import check_choice, check_number
 
-__all__ = ["NORMS", "Norm", "make_norm"]
-
 Norm = Literal["layer", "layer_without_bias", "rms"]
 
 NORMS: dict[str, Callable[[int, float], nn.Module]] = {

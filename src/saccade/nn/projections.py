@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-__all__ = ["reasons_against_plain", "weight_of"]
-
 
 def weight_of(layer: nn.Module) -> Tensor | None:
     """Return the weight whose dtype and device a layer's input must have, or None.

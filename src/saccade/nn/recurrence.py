@@ -15,8 +15,6 @@ from saccade.nn.recurrent_layer import Read, RecurrentLayer
 from saccade.support.errors import value_error
 from saccade.support.validation import check_choice, check_int, check_type
 
-__all__ = ["Recurrence"]
-
 _INITIAL_STEPS = -3, -1  # powers of ten, as in Mamba
 
 

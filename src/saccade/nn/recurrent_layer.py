@@ -18,8 +18,6 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import unsupported, value_error
 
-__all__ = ["Read", "RecurrentLayer"]
-
 
 class Read(NamedTuple):
     """The projections of a layer's tokens.

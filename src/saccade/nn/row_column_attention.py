@@ -13,8 +13,6 @@ from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, type_error, value_error
 from saccade.support.validation import ShapeSpec, check_int
 
-__all__ = ["ColumnAttention", "RowAttention", "TableAttention"]
-
 _TABLE = ShapeSpec("x [batch, rows, columns, embed_dim]")
 _VALID = ShapeSpec("valid [batch, rows, columns]")
 _PAIRS = ShapeSpec("pairs [batch, columns, columns, pair_dim]")

@@ -19,8 +19,6 @@ from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_type
 
-__all__ = ["DecoderStack", "EncoderStack", "with_inputs"]
-
 
 class _CallOptions(TypedDict, total=False):
     """The keyword arguments of a call, each None by default; see `DecoderLayer.forward`."""

@@ -10,8 +10,6 @@ from saccade.mechanisms import S4D
 from saccade.nn.recurrent_layer import Read, RecurrentLayer
 from saccade.support.validation import check_bool, check_int
 
-__all__ = ["StateSpace"]
-
 
 class StateSpace(RecurrentLayer):
     r"""The layer of S4D: a state space filters each channel, then a projection mixes channels.

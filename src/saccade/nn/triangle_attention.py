@@ -10,8 +10,6 @@ from saccade.matrix import Matrix
 from saccade.nn.row_column_attention import TableAttention
 from saccade.support.validation import ShapeSpec, check_choice
 
-__all__ = ["TriangleAttention"]
-
 _PAIRS = ShapeSpec("pairs [batch, n, n, embed_dim]")
 
 

@@ -18,8 +18,6 @@ from saccade.plan.key_ranges import Ints
 from saccade.plan.row_grouping import Layout, Sizes
 from saccade.plan.tiles import ALL, Groups, Rule, Tile
 
-__all__ = ["Plan", "make"]
-
 _ROW_BLOCKS = (768, 192, 48, 12, 1)
 _SAMPLE = 1024  # groups on which the cost of a larger layout is estimated
 _KEPT_TILES = 4096  # tiles that a plan keeps; more are made anew each time
@@ -75,7 +73,7 @@ class Plan:
             return 0 in self.shape
         first, q_len, kv_len = self._sizes.q_first, *self.shape[2:]
         everyone = Groups(np.asarray([ALL]), np.asarray([first]), np.asarray([first + q_len - 1]))
-        return int(Layout.of(self._terms[0][1], self._sizes, everyone).sure.sizes()[0]) == kv_len
+        return int(Layout.of(self._terms[0][1], self._sizes, everyone).all_rows.sizes()[0]) == kv_len
 
     @cached_property
     def _layouts(self) -> tuple[Layout, ...]:
@@ -134,9 +132,9 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
             break
         for cuts, could_cut in _ways(rule, step, items, sizes):
             for block in _blocks(step, sizes, cuts):
-                cost, sure, made = _sampled(rule, sizes, _grouped(items, cuts, block, step, sizes))
+                cost, all_rows, made = _sampled(rule, sizes, _grouped(items, cuts, block, step, sizes))
                 candidates.append((cost, len(candidates), made))
-                least = max(least, sure)
+                least = max(least, all_rows)
                 # Shorter blocks are slower to run; they are for rules that leave too much unsure even where the rows
                 # are cut as the rule wishes.
                 if block <= 192 and (cost < math.inf or could_cut):

@@ -10,10 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from saccade.plan.key_ranges import Ints, Spans, Universe, shift_range
+from saccade.plan.key_ranges import Ints, KeyDomain, Spans, shift_range
 from saccade.plan.tiles import ALL, Box, ColumnRange, Groups, Rule, Tile, Triangle
-
-__all__ = ["TILE_COST", "Layout", "Sizes"]
 
 # Costs, in pairs of one query and one key. Starting a tile costs about 30 µs, in which 30,000 pairs of width 64
 # are computed; the fused operation works through short calls more slowly (its inner block is 32, 64 or 256 rows
@@ -40,17 +38,17 @@ class Layout:
     rule: Rule
     sizes: Sizes
     groups: Groups
-    sure: Spans
+    all_rows: Spans
     unsure: Spans
 
     @classmethod
     def of(cls, rule: Rule, sizes: Sizes, groups: Groups) -> Layout:
         """Ask the rule for its bounds."""
         kv_first, kv_len = sizes.kv_first, sizes.shape[3]
-        keys = Universe(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
+        keys = KeyDomain(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
         bounds = rule.bounds(groups, keys)
-        unsure = Spans.nothing(keys) if bounds.is_exact else bounds.needed.minus(bounds.sure, keys)
-        return cls(rule, sizes, groups, bounds.sure, unsure)
+        unsure = Spans.nothing(keys) if bounds.is_exact else bounds.any_row.minus(bounds.all_rows, keys)
+        return cls(rule, sizes, groups, bounds.all_rows, unsure)
 
     @property
     def copies(self) -> Ints:
@@ -66,7 +64,7 @@ class Layout:
     @property
     def widths(self) -> Ints:
         """Columns of each group."""
-        return self._count(self.sure) + self._count(self.unsure)
+        return self._count(self.all_rows) + self._count(self.unsure)
 
     @property
     def residuals(self) -> Ints:
@@ -86,12 +84,12 @@ class Layout:
             return sum(self._cost_of(tile, num_distinct) for tile in self._written_out)
         # Bounds do not know which residuals are native; a few groups, written out, say by how much that is less.
         some = np.unique(np.linspace(0, count - 1, _WRITTEN_OUT).astype(np.int64))
-        few = Layout(self.rule, self.sizes, self.groups.at(some), self.sure.at(some), self.unsure.at(some))
+        few = Layout(self.rule, self.sizes, self.groups.at(some), self.all_rows.at(some), self.unsure.at(some))
         return self._cost_by_bounds() * few.cost() / (few._cost_by_bounds() or 1.0)
 
     def cost_of_sure(self) -> float:
         """Return the cost of the keys that every row has, which any grouping of the rows must pay."""
-        pairs = self.copies * self.groups.rows * self._count(self.sure)
+        pairs = self.copies * self.groups.rows * self._count(self.all_rows)
         return float(pairs.sum()) * _cost_of_pair(self.sizes.shape[2])
 
     def _cost_by_bounds(self) -> float:
@@ -115,20 +113,20 @@ class Layout:
         (batch, heads, _, _), q_first, kv_first = self.sizes
         step = self.groups.step
         numbers = (self.groups.batch.tolist(), self.groups.first.tolist(), self.groups.last.tolist())
-        ranges = [spans.ranges(self.groups.first, step) for spans in (self.sure, self.unsure)]
-        for item, first, last, sure, unsure in zip(*numbers, *ranges, strict=True):
+        ranges = [spans.ranges(self.groups.first, step) for spans in (self.all_rows, self.unsure)]
+        for item, first, last, all_rows, unsure in zip(*numbers, *ranges, strict=True):
             rows = range(first, last + 1, step)
-            strips = [ColumnRange(keys, True) for keys in sure]
+            strips = [ColumnRange(keys, True) for keys in all_rows]
             for keys in unsure:
-                residual = self.rule.residual(Box(item, rows, keys))
-                if residual is not False:
-                    strips.append(ColumnRange(keys, residual))
+                partial = self.rule.partial(Box(item, rows, keys))
+                if partial is not False:
+                    strips.append(ColumnRange(keys, partial))
             strips.sort(key=lambda strip: strip.keys.start)
             yield Tile(
                 slice(0, batch) if item == ALL else slice(item, item + 1),
                 slice(0, heads),
                 range(first - q_first, last + 1 - q_first, step),
-                tuple(ColumnRange(shift_range(strip.keys, -kv_first), strip.residual) for strip in strips),
+                tuple(ColumnRange(shift_range(strip.keys, -kv_first), strip.partial) for strip in strips),
                 self.rule,
             )
 
@@ -146,7 +144,7 @@ class Layout:
     def _cost_of(self, tile: Tile, num_distinct: int) -> float:
         wanted = 0.0
         for strip in tile.columns:
-            half = _is_native(strip) and strip.residual is not True
+            half = _is_native(strip) and strip.partial is not True
             wanted += len(strip.keys) * (0.5 if half else 1.0)
         unsure = sum(len(strip.keys) for strip in tile.columns if not _is_native(strip))
         copies = (tile.batch.stop - tile.batch.start) * self.sizes.shape[1]
@@ -166,4 +164,4 @@ def _cost_of_pair(rows: int) -> float:
 
 def _is_native(strip: ColumnRange) -> bool:
     """Whether kernels need no residual mask for the strip."""
-    return strip.residual is True or (isinstance(strip.residual, Triangle) and strip.residual.is_square)
+    return strip.partial is True or (isinstance(strip.partial, Triangle) and strip.partial.is_square)

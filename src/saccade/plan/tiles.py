@@ -7,9 +7,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from saccade.plan.key_ranges import Bounds, Ints, Universe
-
-__all__ = ["ALL", "Box", "Groups", "Ranges", "Rule", "ColumnRange", "Tile", "Triangle"]
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain
 
 ALL = -1
 """Stands for "all batch items" (or heads) where an index of one is expected."""
@@ -73,11 +71,11 @@ class Rule(Protocol):
         """Evaluate the definition, for the pairs that bounds leave open."""
         ...
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         """Keys needed by some row of each group, and keys that every row has."""
         ...
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         """Return True or False if the rule is constant on the box; else a key: equal keys mean equal contents."""
         ...
 
@@ -94,7 +92,7 @@ class ColumnRange(NamedTuple):
     """Key columns of a tile, and where the rule must still be asked: True (nowhere) or a residual key."""
 
     keys: range
-    residual: bool | Hashable
+    partial: bool | Hashable
 
 
 class Tile(NamedTuple):

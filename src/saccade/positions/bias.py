@@ -9,8 +9,6 @@ from saccade.positions.token_positions import as_positions
 from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported
 
-__all__ = ["Bias"]
-
 
 class Bias(ArgumentHints, nn.Module):
     """A term added to the scores that depends on the positions of query and key, and on nothing else but the query.

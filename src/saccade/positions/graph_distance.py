@@ -9,8 +9,6 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error
 from saccade.support.validation import ShapeSpec, check_int
 
-__all__ = ["path_lengths"]
-
 _EDGES = ShapeSpec("edges [batch, n, n]")
 
 

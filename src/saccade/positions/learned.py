@@ -10,8 +10,6 @@ from saccade.positions.token_positions import as_positions, check_below
 from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import check_int
 
-__all__ = ["Learned"]
-
 
 class Learned(ArgumentHints, nn.Module):
     """A trainable vector for each position up to ``max_len``, added to token embeddings.

@@ -10,8 +10,6 @@ from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, type_error, value_error
 from saccade.support.validation import ShapeSpec, check_int
 
-__all__ = ["RelationTable"]
-
 _RELATIONS = ShapeSpec("relations [batch, q_len, kv_len]")
 
 

@@ -17,8 +17,6 @@ from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_plain
 from saccade.support.validation import check_choice, check_int, check_number, check_type
 
-__all__ = ["Rotary", "Tables", "paired"]
-
 _KEPT = 1 << 13  # most positions with cached angles: 8 MB for heads of 128
 _Turning = tuple[float, int, str, Scaling | None, torch.dtype, torch.device]  # the attributes that determine the angles
 _BLOCK = 64  # for single positions, angles are computed for so many at once, aligned

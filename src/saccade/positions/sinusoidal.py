@@ -13,8 +13,6 @@ from saccade.support.errors import value_error
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["Sinusoidal"]
-
 
 class Sinusoidal(ArgumentHints, nn.Module):
     r"""A vector for each position: sines and cosines, from fast to slow, added to token embeddings.

@@ -13,8 +13,6 @@ from saccade.support.errors import describe, hidden_by_vmap, type_error, value_e
 from saccade.support.torch_modes import has_values, is_mapped, is_tracing, is_transformed
 from saccade.support.validation import is_integer
 
-__all__ = ["GivenPositions", "Positions", "as_positions", "can_be_read", "check_below", "check_distances"]
-
 _LARGEST = 1 << 62  # sums of positions must fit int64
 
 

@@ -17,8 +17,6 @@ from saccade.plan.key_ranges import shift_range
 from saccade.statistics import Block
 from saccade.support.errors import value_error
 
-__all__ = ["ChosenHeads", "JoinedMatrices", "chosen_heads"]
-
 CALLED_AS = "record"  # in errors
 
 

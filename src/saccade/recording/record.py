@@ -19,8 +19,6 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_type
 
-__all__ = ["Keep", "UnheardLayersWarning", "record"]
-
 CALLED_AS = "record"  # in errors
 
 _SHOWN = 8

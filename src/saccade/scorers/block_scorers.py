@@ -13,8 +13,6 @@ from saccade.scorers.scorer import Scorer, ScoreRows, exact_dtype
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import ShapeSpec
 
-__all__ = ["BlockBounds", "BlockMeans", "BlockScorer", "score_rows", "summarize_blocks"]
-
 _SUMMARY, _SCORES = ShapeSpec("summary [batch, kv_heads, blocks, width]"), ShapeSpec("scores [batch, heads, blocks]")
 _ENTRIES = 1 << 22  # numbers of keys that are widened at a time
 

@@ -11,8 +11,6 @@ from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import ShapeSpec
 
-__all__ = ["DotProducts", "LightningIndexer"]
-
 _INDEX = ShapeSpec(
     "index_query [batch, index_heads, q_len, dim]",
     "index_key [batch, 1, kv_len, dim]",

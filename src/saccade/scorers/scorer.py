@@ -10,8 +10,6 @@ from torch import Tensor
 
 from saccade.support.argument_hints import ArgumentHints
 
-__all__ = ["ScoreRows", "Scorer", "exact_dtype"]
-
 ScoreRows = Callable[[range, int], Tensor]
 """``(rows, stop) -> scores [batch | 1, 1 | kv_heads | heads, rows, columns]``; see `Scorer.on`."""
 

@@ -14,8 +14,6 @@ from saccade.support.errors import unsupported
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int
 
-__all__ = ["Additive", "compare"]
-
 _AT_ONCE = 1 << 17  # numbers of the hidden layer that exist at once: half a megabyte, which stays in a cache
 
 

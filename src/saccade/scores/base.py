@@ -14,8 +14,6 @@ from saccade.support.errors import describe, value_error
 from saccade.support.numerics import is_finite, not_finite
 from saccade.support.torch_modes import is_plain
 
-__all__ = ["Prepared", "Score", "ScoreMod", "TileFunction", "prepared", "widened"]
-
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """``(score, b, h, q, kv) -> score``: another score for each pair, from its batch item, head and positions."""
 

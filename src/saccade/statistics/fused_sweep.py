@@ -13,8 +13,6 @@ from saccade.engine.kernels.kernel import Kernel
 from saccade.engine.kernels.native_statistics import NUMBERS, Band, can_sweep, sweep_statistics
 from saccade.statistics.statistic import Far, MatrixInfo, Quantity, Statistic
 
-__all__ = ["compute_by_sweep"]
-
 
 def compute_by_sweep(
     inputs: AttentionInputs, impl: str | Kernel, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo

@@ -12,8 +12,6 @@ from saccade.statistics.row_block import Block
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.errors import type_error, value_error
 
-__all__ = ["IndexerLoss", "ScoresRows"]
-
 _HIDDEN = -1000.0  # logs of weights that a mask hides are no larger
 
 

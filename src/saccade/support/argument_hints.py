@@ -12,8 +12,6 @@ from typing import Any, TypeVar, cast
 
 from saccade.support.errors import type_error
 
-__all__ = ["FOREIGN_NAMES", "ArgumentHints", "argument_hints", "unexpected_argument"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _CAUSAL = "mask=masks.Causal(), or masks.Causal() & another mask"

@@ -20,20 +20,6 @@ import torch
 
 from saccade.support.called_function import called_function
 
-__all__ = [
-    "ArgumentTypeError",
-    "UnsupportedError",
-    "describe",
-    "escaped",
-    "hidden_by_vmap",
-    "kind",
-    "missing_extra",
-    "shown",
-    "type_error",
-    "unsupported",
-    "value_error",
-]
-
 # The two joiners shape letters and emoji in ordinary text; other format characters can hide or reorder it.
 _JOINERS = frozenset("\u200c\u200d")
 

@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["is_finite", "not_finite", "wide_dtype", "widest_dtype"]
-
 _WITHOUT_FLOAT64 = frozenset(["mps"])  # Apple's GPUs
 
 

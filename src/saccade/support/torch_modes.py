@@ -11,22 +11,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import _pop_mode_temporarily as _without_function_mode
 from torch.utils._python_dispatch import _pop_mode_temporarily as _without_dispatch_mode
 
-__all__ = [
-    "any_autocast",
-    "has_forward_derivatives",
-    "has_values",
-    "is_autocast",
-    "is_mapped",
-    "is_plain",
-    "is_tracing",
-    "is_transformed",
-    "level_left",
-    "mapped_levels",
-    "unobserved",
-    "wants_gradient",
-    "without_autocast",
-]
-
 is_tracing = torch.compiler.is_compiling  # the same object, which Dynamo evaluates while it traces
 """Return whether a compiler traces the program, so that nothing may be cached and no values may be read."""
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)

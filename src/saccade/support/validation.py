@@ -19,21 +19,6 @@ from torch import Tensor, nn
 from saccade.support.errors import describe, kind, shown, type_error, value_error
 from saccade.support.torch_modes import is_tracing
 
-__all__ = [
-    "ShapeSpec",
-    "check_holds_values",
-    "check_bool",
-    "check_type",
-    "check_int",
-    "is_causal_bias",
-    "is_finite_number",
-    "is_integer",
-    "is_number",
-    "check_number",
-    "check_choice",
-    "register_tensor",
-]
-
 T = TypeVar("T")
 
 

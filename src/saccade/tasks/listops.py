@@ -9,8 +9,6 @@ import torch
 from saccade.support.errors import value_error
 from saccade.tasks.recall import IGNORED, Recall, begin
 
-__all__ = ["listops"]
-
 _OPERATIONS = ("max", "min", "median", "sum")
 _OPEN = {name: 11 + index for index, name in enumerate(_OPERATIONS)}  # an opening bracket with its operation
 _CLOSE, _ASK = 15, 16

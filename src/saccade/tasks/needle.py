@@ -11,8 +11,6 @@ from saccade.support.errors import value_error
 from saccade.support.validation import check_number
 from saccade.tasks.recall import begin
 
-__all__ = ["Needle", "needle"]
-
 
 class Needle(NamedTuple):
     """A query, keys, and the position of the keys with high scores.

@@ -11,8 +11,6 @@ from torch.nn import functional as F
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
-__all__ = ["IGNORED", "Recall", "begin", "induction", "mqar", "passkey", "selective_copying"]
-
 IGNORED = -100
 """The target of tokens without a question; torch's cross entropy ignores it by default."""
 

@@ -16,8 +16,6 @@ from saccade.positions import Bias
 from saccade.scores import Score
 from saccade.testing.problem import Problem
 
-__all__ = ["Case", "Inputs", "Rule", "seeded"]
-
 Rule = Callable[[int, int, int, int], bool]
 Positions = tuple[int, ...] | tuple[tuple[int, ...], ...]
 _Module = TypeVar("_Module", bound=nn.Module)

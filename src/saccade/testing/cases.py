@@ -8,8 +8,6 @@ from saccade.testing.case import Case
 from saccade.testing.pattern_cases import GRIDS, LARGE_PATTERNS, PATTERNS
 from saccade.testing.score_and_bias_cases import EVICTED, INGREDIENTS, LARGE_INGREDIENTS, RAGGED, SHUFFLED
 
-__all__ = ["CASES", "LARGE_CASES"]
-
 _DRAWN = torch.rand(2, 4, 7, 7, generator=torch.Generator().manual_seed(7)) < 0.5
 _DRAWN[:, 1, 3] = False  # one head has a row that sees nothing
 _TABLE = _DRAWN.tolist()

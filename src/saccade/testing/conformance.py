@@ -14,8 +14,6 @@ from saccade.testing.laws import LAWS, Law, LawBroken
 from saccade.testing.report import Report, Result
 from saccade.testing.subject import Claims, Subject
 
-__all__ = ["check", "trials", "try_law"]
-
 
 def check(
     function: Callable[..., Any],

@@ -16,8 +16,6 @@ from saccade.positions import T5, ALiBi, Bias, Clipped, GridTable, ShawKeys
 from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian, Modified, Score
 from saccade.support.errors import type_error
 
-__all__ = ["compare", "default_scale", "define", "modified", "relative"]
-
 
 def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
     """Compute the score of every pair, before any scale.

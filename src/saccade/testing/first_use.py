@@ -22,8 +22,6 @@ from saccade.scores import Score
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_choice
 
-__all__ = ["FirstUse", "first_use"]
-
 
 def first_use(
     kernel: str | Kernel | Callable[..., Any],

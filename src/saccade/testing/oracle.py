@@ -9,8 +9,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["attention"]
-
 
 def attention(
     query: Tensor,

@@ -31,8 +31,6 @@ from saccade.positions import GridTable
 from saccade.testing import shared_masks
 from saccade.testing.case import Case, seeded
 
-__all__ = ["GRIDS", "LARGE_PATTERNS", "PATTERNS"]
-
 _LAYOUT = [[True, False, False], [True, True, False], [False, True, False]]
 _LAYOUT_PER_HEAD = [
     [[head == row or column < row for column in range(3)] for row in range(3)] for head in range(4)

@@ -15,8 +15,6 @@ from saccade.positions import Bias
 from saccade.scores import Score
 from saccade.testing import definitions, oracle
 
-__all__ = ["Part", "Problem", "ReversedHeads"]
-
 Part = Literal["early", "late", "even", "odd"]
 
 

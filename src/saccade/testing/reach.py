@@ -8,8 +8,6 @@ from typing import Any
 from saccade.auditing import Report, audit
 from saccade.auditing.declared_rules import Declared
 
-__all__ = ["assert_reach"]
-
 
 def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, **kwargs: Any) -> Report:
     """Raise unless the outputs of a model depend exactly on the inputs that the rule allows.

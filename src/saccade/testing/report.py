@@ -10,8 +10,6 @@ import torch
 
 from saccade.testing.laws import Law, LawBroken
 
-__all__ = ["Report", "Result", "Verdict"]
-
 Verdict = Literal["kept", "broken", "not offered", "not applicable"]
 
 

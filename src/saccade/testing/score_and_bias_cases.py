@@ -10,8 +10,6 @@ from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian
 from saccade.testing import shared_masks
 from saccade.testing.case import Case, seeded
 
-__all__ = ["EVICTED", "INGREDIENTS", "LARGE_INGREDIENTS", "RAGGED", "SHUFFLED"]
-
 # Positions: sequences of different lengths, a cache with evicted keys, and any order.
 RAGGED: dict[str, Any] = {
     "q_len": 3,

@@ -7,20 +7,6 @@ from typing import Any
 from saccade.masks import Causal, Documents, Global, Mask, Padding, Predicate, Strided, Window, sparse_transformer
 from saccade.testing.case import Rule
 
-__all__ = [
-    "CAUSAL",
-    "LARGE",
-    "MIXED",
-    "document_of",
-    "documents",
-    "left_padding",
-    "padding",
-    "sparse",
-    "streaming",
-    "strided",
-    "window",
-]
-
 MaskAndRule = tuple[Mask, Rule]
 LARGE: dict[str, Any] = {"batch": 1, "num_heads": 2, "num_kv_heads": 1, "q_len": 450, "kv_len": 450}
 

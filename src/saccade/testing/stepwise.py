@@ -12,8 +12,6 @@ from saccade.positions import Bias, ShawKeys
 from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian, Score
 from saccade.support.errors import unsupported
 
-__all__ = ["Stepwise"]
-
 
 class Stepwise:
     """Exact attention for a bool mask, a few rows at a time; keeps every law, slowly.

@@ -15,8 +15,6 @@ from saccade.support.validation import check_choice
 from saccade.testing.case import Case
 from saccade.testing.problem import Problem
 
-__all__ = ["OPTIONS", "Claims", "Subject"]
-
 OPTIONS = ("bias", "scale", "softcap", "dropout_p", "sink_logit", "score", "relative")
 _POSITIONS = ("q_positions", "kv_positions")
 _LACKS = {"lse": "gives no lse", "gqa": "takes no grouped heads", "relative": "takes no relative bias"}

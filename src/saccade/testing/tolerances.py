@@ -10,8 +10,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Quantity", "Tolerance", "TOLERANCES", "error", "tolerance"]
-
 Quantity = Literal["output", "lse", "gradient"]
 
 

@@ -12,8 +12,6 @@ from saccade.matrix import AttentionMatrix, attention
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_most, equal, same
 
-__all__ = ["beyond_hull"]
-
 _CAUSAL = Causal()
 
 

@@ -14,8 +14,6 @@ from saccade.matrix import attention
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, equal
 
-__all__ = ["bits", "kept_and_told"]
-
 _BETA = 2.0
 _INPUTS = tuple(itertools.product((0, 1), repeat=3))  # three fair coins; the target is the first
 

@@ -15,8 +15,6 @@ from saccade.tasks import mqar
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
-__all__ = ["Recall", "recalled_by_attention", "recalled_by_best_state", "recalled_by_delta_rule", "recalled_by_linear"]
-
 Recall = Callable[[Tensor, Tensor], Tensor]
 """What is given back for each of the keys ``[n, d_k]`` after all of their values ``[n, d_v]`` were read."""
 

@@ -17,8 +17,6 @@ from saccade.support.errors import type_error
 from saccade.support.validation import check_int
 from saccade.theory.measurement import Measurement, Measurements
 
-__all__ = ["VERDICTS", "Check", "Claim", "Draw", "Verdict", "claim"]
-
 Verdict = Literal["holds", "holds if", "refuted"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds if", "refuted")
 Check = Callable[..., Measurements]

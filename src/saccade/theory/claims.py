@@ -37,8 +37,6 @@ from saccade.theory import (
 )
 from saccade.theory.claim import Claim, Verdict
 
-__all__ = ["CLAIMS", "CONDITION", "find", "sections", "table"]
-
 _TOPICS = (
     *(scaling, similarity, softmax, gradients, products, averages, symmetry, universality, rank, spectrum, mixture),
     *(

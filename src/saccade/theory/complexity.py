@@ -15,8 +15,6 @@ from saccade.testing.laws.memory import largest_tensor
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_most, equal
 
-__all__ = ["Attend", "attention_layer", "dense", "flops", "growth", "recurrence"]
-
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention of queries, keys and values."""
 

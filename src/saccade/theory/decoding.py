@@ -15,8 +15,6 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, flops
 from saccade.theory.measurement import Measurements, differ, equal, same
 
-__all__ = ["decoder", "one_by_one"]
-
 _PROMPT, _LENGTH = 6, 16
 
 

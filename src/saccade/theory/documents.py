@@ -10,8 +10,6 @@ from typing import NamedTuple
 from saccade.theory.claim import Verdict
 from saccade.theory.claims import find
 
-__all__ = ["DOCUMENTS", "Document", "Said", "listed", "tables"]
-
 _CHINESE: dict[Verdict, str] = {"holds": "成立", "holds if": "有条件成立", "refuted": "被推翻"}
 
 

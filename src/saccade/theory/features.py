@@ -12,8 +12,6 @@ from torch import Tensor
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, estimate, same
 
-__all__ = ["divided", "kernel_samples", "printed_projections", "variance_of_positive", "variance_of_trigonometric"]
-
 _CHOROMANSKI = "Choromanski et al. 2021, arXiv:2009.14794"
 _WANG = "Wang et al. 2020, arXiv:2006.04768"
 

@@ -14,8 +14,6 @@ from saccade.matrix import attention
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, same
 
-__all__ = ["Gradients", "backward"]
-
 
 class Gradients(NamedTuple):
     """Gradients of a number that depends on the output.

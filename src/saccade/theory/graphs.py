@@ -11,8 +11,6 @@ from saccade.masks import Global, Mask, Random, Window, bigbird
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 
-__all__ = ["contains_star", "diameter"]
-
 
 def contains_star(allowed: Tensor) -> bool:
     """Check whether some token sees all and is seen by all, and every token sees itself."""

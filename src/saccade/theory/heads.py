@@ -14,8 +14,6 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, flops
 from saccade.theory.measurement import Measurements, equal, same
 
-__all__ = ["best_of_one_head", "least_error_of_one_head"]
-
 
 def least_error_of_one_head(share: tuple[float, float] = (-1.0, 1.0)) -> float:
     """Return the least error of one head on the worse of two inputs, as a multiple of a token's length.

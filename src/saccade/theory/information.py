@@ -15,16 +15,6 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
 from saccade.theory.rank import weights_of
 
-__all__ = [
-    "chosen_support",
-    "divergence_from_mean_row",
-    "fixed_support",
-    "gaussian_information",
-    "other_weights",
-    "patterns",
-    "without_each",
-]
-
 
 def gaussian_information(weights: Tensor, variance: float) -> float:
     """Return I(X; AX + ε) in nats per feature, for standard normal X and ε of this variance: half a log-determinant."""

@@ -13,8 +13,6 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, flops, growth
 from saccade.theory.measurement import Measurements, apart, at_most, equal
 
-__all__ = ["operations_of_linformer", "operations_of_performer"]
-
 
 def _tokens(length: int, width: int) -> Tensor:
     return torch.zeros(1, 1, length, width)

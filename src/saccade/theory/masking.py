@@ -12,8 +12,6 @@ from saccade.matrix import attention, attention_with_lse
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, equal, same
 
-__all__ = ["filled"]
-
 
 def filled(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, constant: float = -1e9) -> Tensor:
     """Compute attention as tutorials mask it: hidden scores are replaced by a large negative number."""

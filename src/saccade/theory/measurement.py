@@ -10,20 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = [
-    "SIGMAS",
-    "Measurement",
-    "Measurements",
-    "Relation",
-    "apart",
-    "at_least",
-    "at_most",
-    "differ",
-    "equal",
-    "estimate",
-    "same",
-]
-
 Relation = Literal["=", "<=", ">=", "!="]
 
 SIGMAS = 6.0

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from saccade import testing
 
-__all__ = ["MISTAKES", "Mistake"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:

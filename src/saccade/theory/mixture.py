@@ -13,8 +13,6 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, same
 from saccade.theory.rank import weights_of
 
-__all__ = ["hopfield_energy", "posterior"]
-
 
 def posterior(query: Tensor, key: Tensor, log_prior: Tensor, variance: float) -> Tensor:
     """Return the posterior of component j after q by Bayes' rule, where q ~ N(k_j, variance I) with prior π_j."""

@@ -14,8 +14,6 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, growth, recurrence
 from saccade.theory.measurement import Measurements, at_least, at_most, equal, same
 
-__all__ = ["attending", "convolutions", "critical_path", "influence", "lstm", "recurrent", "scanned"]
-
 _WIDTH, _LENGTH = 16, 65
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["PICTURES"]
-
 _PURPLE, _RED, _GREEN, _GREY, _FILLED = *INKS[:3], GREY, "#efe9f4"
 
 

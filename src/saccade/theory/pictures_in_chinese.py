@@ -12,8 +12,6 @@ from saccade.viz.fonts import drawable_title
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["CHINESE", "PICTURES_IN_CHINESE", "in_chinese"]
-
 CHINESE = {
     # scaling
     "What is left of softmax's gradient, 16 keys": "softmax 的梯度还剩多少，16 个键",

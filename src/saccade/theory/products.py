@@ -13,8 +13,6 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
 from saccade.theory.rank import centred_logs, weights_of
 
-__all__ = ["EXAMPLE", "by_hand", "factors_of_logits"]
-
 EXAMPLE = {
     "query": [[0.1, 0.2, -0.3, 0.4], [-0.2, 0.3, 0.1, -0.5]],
     "key": [[0.2, 0.1, 0.4, -0.3], [-0.1, 0.5, 0.2, 0.1], [0.3, -0.2, 0.1, 0.4]],

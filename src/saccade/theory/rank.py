@@ -14,8 +14,6 @@ from saccade.nn import MultiHeadAttention
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 
-__all__ = ["centred_logs", "directions", "spread_of_rows", "trained_heads", "weights_of"]
-
 _LU_XUN = (
     "我从乡下跑到京城里，一转眼已经六年了。其间耳闻目睹的所谓国家大事，算起来也很不少；"
     "但在我心里，都不留什么痕迹，倘要我寻出这些事的影响来说，便只是增长了我的坏脾气"

@@ -13,8 +13,6 @@ from saccade.models import minilm
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most
 
-__all__ = ["Maps", "Parsed", "hits", "maps_of_minilm", "sentences"]
-
 Maps = Callable[[list[list[str]]], Tensor]
 """What heads attend to in sentences of equal length, ``[sentences, heads of all layers, words, words]``."""
 

@@ -13,8 +13,6 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
 from saccade.vision import ChannelAttention, NonLocal, SpatialAttention
 
-__all__ = ["kalman_update", "non_local_means_of", "precision_weighted"]
-
 
 def non_local_means_of(patches: Tensor, pixels: Tensor, h: float) -> Tensor:
     """Compute non-local means by definition: pixels averaged by exp(-|P_i - P_j|²/h²)."""

@@ -11,8 +11,6 @@ from torch import Tensor
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, estimate
 
-__all__ = ["gradients_by_query", "inverse_root", "law_of_entropy", "movability", "products", "variance_of_products"]
-
 _VASWANI = "Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1"
 
 

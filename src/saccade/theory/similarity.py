@@ -10,8 +10,6 @@ from torch import Tensor
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, differ, equal, same
 
-__all__ = ["dot_products"]
-
 
 def dot_products(query: Tensor, key: Tensor) -> Tensor:
     """Return all dot products, ``[q_len, kv_len]``."""

@@ -10,8 +10,6 @@ from torch import Tensor
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
 
-__all__ = ["entropy_slope", "jacobian", "jacobian_as_printed", "jacobian_of_rows", "softmax"]
-
 
 def softmax(scores: Tensor) -> Tensor:
     """Return softmax over the last axis."""

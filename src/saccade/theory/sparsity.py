@@ -16,8 +16,6 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most
 from saccade.theory.rank import trained_heads
 
-__all__ = ["TEXT", "by_chance", "decoder_loss", "keys_needed", "sinks_of_minilm", "strongest"]
-
 TEXT = (
     "Return a new list that holds the items of both lists. The function reads the file line by line, and stops at the "
     "first line that is empty. If the file does not exist, an error is raised, and nothing is written. The default "

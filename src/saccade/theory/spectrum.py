@@ -12,8 +12,6 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
 from saccade.theory.rank import weights_of
 
-__all__ = ["moduli"]
-
 _CAUSAL = Causal()
 
 

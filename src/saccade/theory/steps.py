@@ -14,8 +14,6 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import flops
 from saccade.theory.measurement import Measurements, apart, at_least, equal, same
 
-__all__ = ["SlowMemory", "normalised", "stored", "tiled", "written"]
-
 
 def written(compute: Callable[[], object]) -> int:
     """Count the numbers that all operations of a computation write."""

@@ -13,8 +13,6 @@ from saccade.positions import Sinusoidal
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, same
 
-__all__ = ["key_order_does_not_matter", "permutation_equivariance"]
-
 
 @claim(
     latex=r"\mathrm{Attn}(PX)=P\mathrm{Attn}(X)",

@@ -11,8 +11,6 @@ from torch import Generator, Tensor
 
 from saccade.matrix import attention
 
-__all__ = ["Layer", "Learned", "Task", "attentive", "convolution", "learned", "neighbours", "recall", "triples"]
-
 _CLASSES = 8
 
 

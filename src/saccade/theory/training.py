@@ -10,8 +10,6 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 from saccade.theory.trained import Layer, Task, attentive, convolution, learned, neighbours, recall, triples
 
-__all__: list[str] = []
-
 
 @claim(
     latex=r"\mathrm{loss}(h\ \text{heads})<\mathrm{loss}(1\ \text{head})",

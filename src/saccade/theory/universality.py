@@ -12,8 +12,6 @@ from saccade.matrix import attention
 from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
-__all__ = ["built", "sequences", "tell_apart"]
-
 _LETTERS, _LENGTH = 3, 3
 
 

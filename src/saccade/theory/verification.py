@@ -12,8 +12,6 @@ from saccade.theory.claim import Claim, Draw
 from saccade.theory.claims import CLAIMS
 from saccade.theory.measurement import Measurement
 
-__all__ = ["SCHEMA", "Finding", "Verification", "verify"]
-
 SCHEMA = "saccade.verification/2"
 """Name and version of the form that `Verification.to_json` returns."""
 _SAID = ("name", "topic", "statement", "latex", "source", "verdict", "conditions")  # of a claim, in that form

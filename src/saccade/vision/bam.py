@@ -12,8 +12,6 @@ from saccade.vision.cbam import Gates
 from saccade.vision.channel import pooled
 from saccade.vision.feature_map import BatchNorm, check_features, reduced
 
-__all__ = ["BAM"]
-
 
 class BAM(ArgumentHints, nn.Module):
     r"""The bottleneck attention module: a gate from channel and spatial logits.

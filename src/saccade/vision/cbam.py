@@ -13,8 +13,6 @@ from saccade.vision.channel import ChannelAttention
 from saccade.vision.feature_map import check_features
 from saccade.vision.spatial import SpatialAttention
 
-__all__ = ["CBAM", "ORDERS", "Gates"]
-
 ORDERS = ("channel-spatial", "spatial-channel")
 
 

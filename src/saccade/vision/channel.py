@@ -10,8 +10,6 @@ from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import check_bool, check_choice
 from saccade.vision.feature_map import check_features, reduced
 
-__all__ = ["ChannelAttention", "pooled"]
-
 _POOLINGS = (("average",), ("average", "max"))
 
 

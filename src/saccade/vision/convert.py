@@ -14,8 +14,6 @@ from saccade.vision.eca import ECA
 from saccade.vision.non_local import NonLocal
 from saccade.vision.spatial import SpatialAttention
 
-__all__ = ["from_timm", "to_timm"]
-
 # Names of parts, ours and timm's.
 _CHANNEL = {"reduce": "fc1", "expand": "fc2"}
 _SPATIAL = {"conv": "conv.conv", "norm": "conv.bn"}

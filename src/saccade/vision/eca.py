@@ -14,8 +14,6 @@ from saccade.support.validation import check_int, check_number
 from saccade.vision.channel import pooled
 from saccade.vision.feature_map import check_features
 
-__all__ = ["ECA"]
-
 
 class ECA(ArgumentHints, nn.Module):
     r"""Efficient channel attention: a gate for every channel, from one small convolution.

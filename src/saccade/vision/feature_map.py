@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from saccade.support.errors import describe, value_error
 from saccade.support.validation import ShapeSpec, check_int
 
-__all__ = ["BatchNorm", "as_map", "as_tokens", "check_features", "reduced"]
-
 _FEATURES = ShapeSpec("features [batch, channels, H, W]")
 
 

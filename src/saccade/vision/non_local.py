@@ -12,8 +12,6 @@ from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_choice, check_int, check_number
 from saccade.vision.feature_map import BatchNorm, as_map, as_tokens, check_features
 
-__all__ = ["KINDS", "NonLocal", "rectified_sum_mean"]
-
 KINDS = ("embedded", "gaussian", "dot", "concatenation")
 _SOFTMAX = ("embedded", "gaussian")
 

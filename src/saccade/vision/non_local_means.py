@@ -19,8 +19,6 @@ from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int, check_number, check_type
 from saccade.vision.feature_map import as_map, as_tokens
 
-__all__ = ["non_local_means"]
-
 _BAND = 32  # rows at a time: enough that the rows around them do not dominate
 
 

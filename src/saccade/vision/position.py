@@ -9,8 +9,6 @@ from saccade.matrix import AttentionMatrix
 from saccade.support.argument_hints import ArgumentHints
 from saccade.vision.feature_map import as_map, as_tokens, check_features, reduced
 
-__all__ = ["PositionAttention"]
-
 
 class PositionAttention(ArgumentHints, nn.Module):
     r"""Self-attention over the H·W positions of a feature map.

@@ -11,8 +11,6 @@ from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_int
 from saccade.vision.feature_map import BatchNorm, check_features
 
-__all__ = ["SpatialAttention"]
-
 
 class SpatialAttention(ArgumentHints, nn.Module):
     r"""CBAM's spatial gate: a gate for every position.

@@ -14,8 +14,6 @@ from saccade.viz.ticks import check_labels, name_columns
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["channel_weights"]
-
 _BAR, _NARROWEST, _WIDEST, _HEIGHT = 0.16, 2.4, 9.0, 1.5  # inches: one bar, and the picture
 _GATE = (0.0, 1.0)
 

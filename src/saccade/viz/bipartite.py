@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["bipartite"]
-
 _MOST = 80  # words on either side
 _LINE, _BETWEEN, _SIZE = 0.21, 2.6, 9.0  # inches of a line of text and between the columns, points
 

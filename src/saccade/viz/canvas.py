@@ -19,21 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-__all__ = [
-    "DPI",
-    "GREY",
-    "HIDDEN",
-    "INK",
-    "INKS",
-    "PLAIN",
-    "Canvas",
-    "blank",
-    "colours",
-    "dress",
-    "save",
-    "whole_pixels",
-]
-
 DPI = 150
 HIDDEN = "#c9d1d3"  # for cells without a finite number: a grey that is not in the scale
 INK, GREY = "#2b2b33", "#8a8f98"

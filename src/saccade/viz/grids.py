@@ -14,8 +14,6 @@ from saccade.viz.canvas import INK, Canvas, blank, colours
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["head_grid"]
-
 # In pixels: a cell, the space between grids, above each for its name, at its left and below for numbers.
 _CELL, _GAP, _NAME, _SIDE, _BELOW = 30, 24, 34, 30, 30
 _LARGEST = 64  # a cell if there are few heads, so that names fit

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-__all__ = ["ANNOTATED_AT_MOST", "heatmap", "rule_cells"]
-
 ANNOTATED_AT_MOST = 40  # rows or columns: a figure with more numbers is a table
 _LONGEST, _PLAIN = 9.0, 5.0  # most inches of the map's longer side, with labels and without
 _SHORTEST = 0.9  # fewest inches of the shorter side

@@ -16,8 +16,6 @@ from saccade.viz.pooled_maps import maps_of, refuse_choice
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["mosaic"]
-
 # All in pixels: the longer side of a map, its shorter side at least, what is between maps, what is above each
 # for its name, and the frame of the chosen one.
 _TILE, _SLIMMEST, _GAP, _NAME, _EDGE = 112, 32, 16, 26, 4

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-__all__ = ["spatial_map"]
-
 _LONGER = 3.2  # inches
 _SHORTER = 0.5  # at least
 _TINTS = ((1.0, 0.85, 0.3), (1.0, 0.7, 0.1), (0.97, 0.35, 0.05), (0.8, 0.0, 0.1))

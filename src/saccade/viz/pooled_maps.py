@@ -23,8 +23,6 @@ from saccade.support.torch_modes import without_autocast
 from saccade.support.validation import is_integer
 from saccade.viz.arrays import Array
 
-__all__ = ["chosen", "map_of", "maps_of", "places_of", "refuse_choice", "swept"]
-
 _SURELY_HIDDEN = -500.0  # logs of hidden pairs are below that, those of visible pairs above
 
 

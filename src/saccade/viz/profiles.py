@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["profile"]
-
 _WIDTH, _HEIGHT = 6.4, 2.8  # inches
 _POINTS, _LOG_POINTS = 960, 160  # most groups for the width in pixels; fewer on a logarithmic axis, where lines blur
 

@@ -12,8 +12,6 @@ from saccade.viz.canvas import INK, PLAIN, blank, dress
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["tradeoff"]
-
 _WIDTH, _HEIGHT = 4.4, 3.2  # inches
 _EXACT = "#7a1f5c"
 

@@ -8,7 +8,7 @@ from saccade import masks
 from saccade.engine.block_sparse.selected_blocks import SelectedBlocks, at_positions
 from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.plan import ALL, Box, Groups
-from saccade.plan.key_ranges import Universe
+from saccade.plan.key_ranges import KeyDomain
 
 BATCH, HEADS, ROWS, COLUMNS, SLOTS = 2, 4, 5, 11, 3
 RULES = {"all": masks.Full(), "causal": masks.Causal(), "window": masks.Window(3, 1)}
@@ -73,18 +73,18 @@ def test_bounds_and_residuals_are_those_of_the_rule_and_sure_of_nothing(name):
     rule = RULES[name]
     chosen = _chosen(rule, 2, 1, 1)
     rows = np.arange(ROWS)
-    groups, keys = Groups(np.full(ROWS, ALL), rows, rows), Universe(np.zeros(ROWS, int), np.full(ROWS, COLUMNS))
+    groups, keys = Groups(np.full(ROWS, ALL), rows, rows), KeyDomain(np.zeros(ROWS, int), np.full(ROWS, COLUMNS))
     bounds, own = chosen.bounds(groups, keys), rule.bounds(groups, keys)
-    assert np.array_equal(bounds.needed.starts, own.needed.starts)
-    assert np.array_equal(bounds.needed.ends, own.needed.ends)
-    assert int(bounds.sure.sizes().sum()) == 0
+    assert np.array_equal(bounds.any_row.starts, own.any_row.starts)
+    assert np.array_equal(bounds.any_row.ends, own.any_row.ends)
+    assert int(bounds.all_rows.sizes().sum()) == 0
     other = _chosen(rule, 2, 1, 1)
     for box in (Box(0, range(2), range(6, 9)), Box(0, range(3, 5), range(2)), Box(0, range(3), range(3))):
-        if rule.residual(box) is False:
-            assert chosen.residual(box) is False
+        if rule.partial(box) is False:
+            assert chosen.partial(box) is False
         else:
-            assert chosen.residual(box) not in (True, False)
-            assert chosen.residual(box) == chosen.residual(box) != other.residual(box)
+            assert chosen.partial(box) not in (True, False)
+            assert chosen.partial(box) == chosen.partial(box) != other.partial(box)
 
 
 def test_the_rule_at_given_positions_is_found_in_it():

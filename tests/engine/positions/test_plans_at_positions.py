@@ -84,12 +84,12 @@ def _covered(rule: PositionedMask, shape: tuple[int, int, int, int]) -> Tensor:
             columns = slice(strip.keys.start, strip.keys.stop, strip.keys.step)
             part = allowed[tile.batch, tile.heads, rows, columns]
             got[tile.batch, tile.heads, rows, columns] |= part
-            if isinstance(strip.residual, Triangle):
-                key = strip.residual
+            if isinstance(strip.partial, Triangle):
+                key = strip.partial
                 triangle = torch.ones(key.rows, key.columns, dtype=torch.bool).tril(key.offset)
                 assert torch.equal(part, triangle.expand_as(part))
-            assert strip.residual is not True or bool(part.all())
-            assert strip.residual is True or torch.equal(contents.setdefault(strip.residual, part), part)
+            assert strip.partial is not True or bool(part.all())
+            assert strip.partial is True or torch.equal(contents.setdefault(strip.partial, part), part)
     assert bool((times == 1).all())
     return got
 
@@ -204,7 +204,7 @@ def test_causal_rows_without_padding_are_a_triangle() -> None:
     rule = PositionedMask.of(masks.Causal(), *[Positions.of(table, "table")] * 2, CPU)
     plan = make(rule, (4, 2, 2048, 2048), q_first=0, kv_first=0)
     squares = [
-        (tile.batch.start, strip.keys) for tile in plan.tiles for strip in tile.columns if strip.residual is not True
+        (tile.batch.start, strip.keys) for tile in plan.tiles for strip in tile.columns if strip.partial is not True
     ]
     assert squares == [(item, range(length)) for item, length in enumerate(LENGTHS)]
 

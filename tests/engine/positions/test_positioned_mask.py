@@ -89,8 +89,8 @@ def test_bounds_hold_what_some_row_needs_and_nothing_that_one_lacks(mask, name, 
         for chosen in (slice(None), few, few & (own == own[0])):  # few rows of all items get one range
             groups = Groups(own[chosen], firsts[chosen], lasts[chosen])
             bounds = rule.bounds(groups, universe_of(universe, len(groups.first)))
-            needed, sure = written(bounds.needed, universe), written(bounds.sure, universe)
-            for item, first, last, some, every in zip(*groups[:3], needed, sure, strict=True):
+            any_row, all_rows = written(bounds.any_row, universe), written(bounds.all_rows, universe)
+            for item, first, last, some, every in zip(*groups[:3], any_row, all_rows, strict=True):
                 part = table[_items(item), first : last + 1, columns.start : columns.stop]
                 assert not (part.any((0, 1)) & ~some).any(), "a key that is needed is left out"
                 assert not (every & ~part.all((0, 1))).any(), "a key that is sure is not allowed"
@@ -104,8 +104,8 @@ def test_rows_of_one_item_need_what_the_mask_says_and_no_more(name):
         rows = np.arange(LEN)
         groups = Groups(np.full(LEN, item), rows, rows)
         bounds = rule.bounds(groups, universe_of((0, LEN), LEN))
-        assert np.array_equal(written(bounds.needed, (0, LEN)), table[item])
-        assert np.array_equal(written(bounds.sure, (0, LEN)), table[item])
+        assert np.array_equal(written(bounds.any_row, (0, LEN)), table[item])
+        assert np.array_equal(written(bounds.all_rows, (0, LEN)), table[item])
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -116,8 +116,8 @@ def test_a_key_that_one_row_lacks_is_not_sure_for_the_group(mask, name):
         for first, last in GROUPS:
             bounds = rule.bounds(Groups(*(np.array([x]) for x in (item, first, last))), universe_of((0, LEN), 1))
             part = table[_items(item), first : last + 1]
-            assert not (written(bounds.sure, (0, LEN))[0] & ~part.all((0, 1))).any()
-            assert not (part.any((0, 1)) & ~written(bounds.needed, (0, LEN))[0]).any()
+            assert not (written(bounds.all_rows, (0, LEN))[0] & ~part.all((0, 1))).any()
+            assert not (part.any((0, 1)) & ~written(bounds.any_row, (0, LEN))[0]).any()
 
 
 def _boxes() -> Iterator[tuple[range, range]]:
@@ -137,26 +137,26 @@ def test_a_residual_is_the_content_of_its_box(mask, name):
     for batch in ITEMS:
         for rows, keys in _boxes():
             part = table[_items(batch)][:, list(rows)][:, :, list(keys)]
-            residual = rule.residual(Box(batch, rows, keys))
-            if isinstance(residual, bool):
-                assert (part == residual).all()
+            partial = rule.partial(Box(batch, rows, keys))
+            if isinstance(partial, bool):
+                assert (part == partial).all()
             elif batch != ALL:
-                assert np.array_equal(contents.setdefault(residual, part), part)
+                assert np.array_equal(contents.setdefault(partial, part), part)
 
 
 def test_equal_boxes_of_different_rules_are_not_taken_for_each_other():
     box = Box(ALL, range(4), range(4))
     one, other = (_made(mask, "holes")[0] for mask in (masks.Causal(), masks.Window(1, 1)))
-    assert one.residual(box) != other.residual(box)
-    assert one.residual(box) == one.residual(box)
+    assert one.partial(box) != other.partial(box)
+    assert one.partial(box) == one.partial(box)
 
 
 def test_tokens_in_a_row_are_as_well_known_as_their_positions():
     rule, _ = _made(masks.Causal(), "far apart")
     for item in range(2):
-        assert rule.residual(Box(item, range(1, 4), range(4, 6))) is False
-        assert rule.residual(Box(item, range(4, 6), range(1, 4))) is True
-        square = rule.residual(Box(item, range(2, 6), range(2, 6)))
+        assert rule.partial(Box(item, range(1, 4), range(4, 6))) is False
+        assert rule.partial(Box(item, range(4, 6), range(1, 4))) is True
+        square = rule.partial(Box(item, range(2, 6), range(2, 6)))
         assert square.is_square
 
 
@@ -183,9 +183,9 @@ def test_positions_that_decrease_are_looked_at_pair_by_pair(table):
     q = torch.tensor(table)
     rule = PositionedMask(masks.Causal(), q, torch.arange(4)[None])
     bounds = rule.bounds(Groups(np.zeros(1, int), np.zeros(1, int), np.zeros(1, int)), universe_of((0, 4), 1))
-    assert written(bounds.needed, (0, 4)).all()
-    assert not written(bounds.sure, (0, 4)).any()
-    assert not isinstance(rule.residual(Box(0, range(2), range(2))), bool)
+    assert written(bounds.any_row, (0, 4)).all()
+    assert not written(bounds.all_rows, (0, 4)).any()
+    assert not isinstance(rule.partial(Box(0, range(2), range(2))), bool)
     assert rule.cuts(0, range(4)).tolist() == []
 
 
@@ -202,10 +202,10 @@ def test_tokens_with_padding_between_each_two_are_bounded_from_outside():
     at = q[0].numpy()
     distance = at[:, None] - at
     table = (at[:, None] >= 0) & (at >= 0) & (distance >= 0) & (distance <= 3)
-    needed, sure = written(bounds.needed, (0, 80)), written(bounds.sure, (0, 80))
-    assert not (table & ~needed).any()
-    assert not (sure & ~table).any()
-    assert needed.sum() <= 2 * table.sum()
+    any_row, all_rows = written(bounds.any_row, (0, 80)), written(bounds.all_rows, (0, 80))
+    assert not (table & ~any_row).any()
+    assert not (all_rows & ~table).any()
+    assert any_row.sum() <= 2 * table.sum()
     assert rule.cuts(0, range(80)).tolist() == []
 
 

@@ -17,14 +17,14 @@ TABLE = np.random.default_rng(0).random((ROWS, COLUMNS)) < 0.5  # what residuals
 
 def _seen(strip: ColumnRange, rows: range) -> np.ndarray:
     """bool [rows, keys of the strip], by what the residual says."""
-    residual, whole = strip.residual, np.ones((len(rows), len(strip.keys)), dtype=bool)
-    if residual is True:
+    partial, whole = strip.partial, np.ones((len(rows), len(strip.keys)), dtype=bool)
+    if partial is True:
         return whole
-    if isinstance(residual, Triangle):
-        assert (residual.rows, residual.columns) == whole.shape
-        return np.tril(whole, residual.offset)
-    if isinstance(residual, tuple) and residual[0] == "rows":
-        _, start, count, inner = residual
+    if isinstance(partial, Triangle):
+        assert (partial.rows, partial.columns) == whole.shape
+        return np.tril(whole, partial.offset)
+    if isinstance(partial, tuple) and partial[0] == "rows":
+        _, start, count, inner = partial
         assert count == len(rows)
         return _seen(ColumnRange(strip.keys, inner), range(start + count))[start:]
     return TABLE[: len(rows)][:, list(strip.keys)]

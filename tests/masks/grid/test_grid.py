@@ -15,7 +15,7 @@ from torch import Tensor
 import saccade as sc
 from saccade import masks
 from saccade.plan import ALL, Box, Groups
-from saccade.plan.key_ranges import Universe
+from saccade.plan.key_ranges import KeyDomain
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -96,7 +96,7 @@ def test_plans_of_any_combination_cover_what_is_allowed(data: st.DataObject) -> 
 def test_a_large_grid_is_planned_by_its_rows_and_columns() -> None:
     plan = masks.Neighborhood(512, 512, 3).plan(512 * 512)
     assert plan.pairs < 512 * 512 * 12 * 512  # 7 rows of the grid, and those that a tile spans
-    distinct = {strip.residual for tile in plan.tiles for strip in tile.columns}
+    distinct = {strip.partial for tile in plan.tiles for strip in tile.columns}
     assert len(distinct) < 60
     columns = masks.Axial(512, 512, "columns").plan(512 * 512)
     assert columns.pairs == 512**3
@@ -120,20 +120,20 @@ def test_too_many_ranges_of_keys_are_one(
 ) -> None:
     first = np.asarray([row for row in range(-4, 24) if row // 5 == (row + height - 1) // 5])
     groups = Groups(np.full_like(first, ALL), first, first + height - 1)
-    keys = Universe(np.zeros_like(first), np.full_like(first, 25))
+    keys = KeyDomain(np.zeros_like(first), np.full_like(first, 25))
     table = torch.nn.functional.pad(mask.to_dense(25)[0, 0], (0, 0, 4, 0)).numpy()
     seen = [table[row + 4 : row + 4 + height] for row in first]
     for most in (len(first) * ranges, len(first) * ranges - 1):
         monkeypatch.setattr("saccade.masks.grid.grid._MOST_RANGES", most)
         bounds = mask.bounds(groups, keys)
-        needed, sure = ([[*itertools.chain(*x)] for x in part.ranges(first)] for part in bounds)
+        any_row, all_rows = ([[*itertools.chain(*x)] for x in part.ranges(first)] for part in bounds)
         if most == len(first) * ranges:
-            assert needed == [np.flatnonzero(rows.any(0)).tolist() for rows in seen]
-            assert sure == [np.flatnonzero(rows.all(0)).tolist() for rows in seen]
+            assert any_row == [np.flatnonzero(rows.any(0)).tolist() for rows in seen]
+            assert all_rows == [np.flatnonzero(rows.all(0)).tolist() for rows in seen]
         else:
             ends = [np.flatnonzero(rows.any(0))[[0, -1]] if rows.any() else (0, -1) for rows in seen]
-            assert needed == [[*range(start, last + 1)] for start, last in ends]
-            assert not any(sure)
+            assert any_row == [[*range(start, last + 1)] for start, last in ends]
+            assert not any(all_rows)
 
 
 def test_cells_of_a_large_grid_see_themselves() -> None:
@@ -148,7 +148,7 @@ def test_after_keeps_structure() -> None:
     inner, moved = masks.Window(64, 64), masks.Window(64, 64).after(5)
     assert moved.plan(n + 5).pairs <= 1.01 * inner.plan(n).pairs
     assert masks.Strided(4).after(3).plan(n).pairs <= 1.01 * masks.Strided(4).plan(n).pairs
-    assert moved.residual(Box(0, range(105, 109), range(5, 9))) == inner.residual(Box(0, range(100, 104), range(4)))
+    assert moved.partial(Box(0, range(105, 109), range(5, 9))) == inner.partial(Box(0, range(100, 104), range(4)))
     assert masks.Causal().after(0) == masks.Causal()
     assert masks.Causal().after(2).after(3) == masks.Causal().after(5)
     padded = masks.Padding([2, 4]).after(1)

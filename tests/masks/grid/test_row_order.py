@@ -14,7 +14,7 @@ from saccade import masks
 from saccade.masks.grid.grid import Squares
 from saccade.masks.grid.row_order import Grounds, InOrder, RowOrder, in_order, wanted_order
 from saccade.plan import ALL, Box, Groups, make
-from saccade.plan.key_ranges import Universe
+from saccade.plan.key_ranges import KeyDomain
 
 
 def test_squares_follow_one_another() -> None:
@@ -55,7 +55,7 @@ def test_inner_squares_share_their_residuals() -> None:
     near = masks.Neighborhood(80, 80, 3)
     mask = in_order(near, wanted_order(near, 0, 6400))
     plan = make(mask, (1, 8, 6400, 6400), q_first=0, kv_first=0)
-    distinct = {strip.residual for tile in plan.tiles for strip in tile.columns}
+    distinct = {strip.partial for tile in plan.tiles for strip in tile.columns}
     assert len(distinct) < 200  # of 9 kinds of squares, by 8 to 14 ranges
     assert sum(len(tile.columns) for tile in plan.tiles) > 1000
 
@@ -63,7 +63,7 @@ def test_inner_squares_share_their_residuals() -> None:
 def test_windows_are_seen_whole() -> None:
     windows = masks.ShiftedWindows(14, 21, 7, 3)
     plan = make(in_order(windows, wanted_order(windows, 0, 294)), (64, 8, 294, 294), q_first=0, kv_first=0)
-    assert all(strip.residual is True for tile in plan.tiles for strip in tile.columns)
+    assert all(strip.partial is True for tile in plan.tiles for strip in tile.columns)
     assert plan.pairs == 64 * 8 * windows.density(294) * 294 * 294
 
 
@@ -127,8 +127,8 @@ def _written(mask: masks.Mask, q_len: int, kv_first: int, kv_len: int) -> torch.
             part = tile.rule.allows(zero, zero, rows, keys + kv_first).expand(len(rows), len(keys))
             assert not (got[rows, keys] & part).any()
             got[rows, keys] |= part
-            same = contents.setdefault(strip.residual, part)
-            assert part.all() if strip.residual is True else torch.equal(same, part)
+            same = contents.setdefault(strip.partial, part)
+            assert part.all() if strip.partial is True else torch.equal(same, part)
     return got
 
 
@@ -139,7 +139,7 @@ def test_in_the_order_of_positions_nothing_changes() -> None:
     same = InOrder(mask, order)
     assert torch.equal(_covered(same, (1, 1, 20, 20)), mask.to_dense(20))
     assert str(same) == str(mask)
-    assert same.residual(Box(0, range(5), range(15, 20))) is False
+    assert same.partial(Box(0, range(5), range(15, 20))) is False
 
 
 @pytest.mark.ci
@@ -157,8 +157,8 @@ def test_equal_residual_keys_mean_equal_contents_on_every_box(grid: masks.Mask, 
                 for key_last in range(key_first, min(key_first + 7, 22)):
                     rows, keys = range(first, last + 1), range(key_first, key_last + 1)
                     part = dense[first : last + 1, key_first : key_last + 1]
-                    same = contents.setdefault(mask.residual(Box(0, rows, keys)), part)
-                    is_constant = same is not part and isinstance(mask.residual(Box(0, rows, keys)), bool)
+                    same = contents.setdefault(mask.partial(Box(0, rows, keys)), part)
+                    is_constant = same is not part and isinstance(mask.partial(Box(0, rows, keys)), bool)
                     assert (part == same.flatten()[0]).all() if is_constant else torch.equal(part, same)
     assert contents[True].all()
     assert not contents[False].any()
@@ -190,15 +190,15 @@ def test_groups_of_rows_in_any_order_need_what_some_of_them_see(
     pairs = [(first, last) for first in range(q_len) for last in range(first, q_len)]
     first, last = np.asarray(pairs).T
     for item, universe in ((ALL, (0, 24)), (1, (4, 19))):
-        edges = Universe(*(np.full(len(pairs), edge) for edge in universe))
+        edges = KeyDomain(*(np.full(len(pairs), edge) for edge in universe))
         bounds = ordered.bounds(Groups(np.full(len(pairs), item), first, last), edges)
         part = table if item == ALL else table[item : item + 1]
         for (start, stop), *found in zip(pairs, *(list(x.ranges(first)) for x in bounds), strict=True):
-            needed, sure = ({key for span in ranges for key in span} for ranges in found)
+            any_row, all_rows = ({key for span in ranges for key in span} for ranges in found)
             rows = part[:, start : stop + 1, universe[0] : universe[1]]
-            assert needed >= {universe[0] + key for key in np.flatnonzero(rows.any((0, 1)))}
-            assert sure <= {universe[0] + key for key in np.flatnonzero(rows.all((0, 1)))}
-            assert sure == needed or not bounds.is_exact
+            assert any_row >= {universe[0] + key for key in np.flatnonzero(rows.any((0, 1)))}
+            assert all_rows <= {universe[0] + key for key in np.flatnonzero(rows.all((0, 1)))}
+            assert all_rows == any_row or not bounds.is_exact
 
 
 @pytest.mark.parametrize("mask", [masks.Causal(), masks.Window(5, 3), masks.Neighborhood(3, 3, 1)], ids=str)
@@ -210,16 +210,16 @@ def test_a_box_of_rows_in_another_order_is_as_constant_as_the_range_they_lie_in(
         positions = order.rows[first : last + 1]
         whole = range(positions.min(), positions.max() + 1)
         for keys in (range(5), range(7, 9), range(6, 13), range(19, 20)):
-            part, residual = (
+            part, partial = (
                 table[positions, keys.start : keys.stop],
-                same.residual(Box(0, range(first, last + 1), keys)),
+                same.partial(Box(0, range(first, last + 1), keys)),
             )
-            if isinstance(residual, bool):
-                assert (part == residual).all()
-                assert residual == mask.residual(Box(0, whole, keys))
+            if isinstance(partial, bool):
+                assert (part == partial).all()
+                assert partial == mask.partial(Box(0, whole, keys))
             else:
-                assert not isinstance(mask.residual(Box(0, whole, keys)), bool)
-                assert torch.equal(contents.setdefault(residual, part), part)
+                assert not isinstance(mask.partial(Box(0, whole, keys)), bool)
+                assert torch.equal(contents.setdefault(partial, part), part)
 
 
 @pytest.mark.parametrize("grid", [masks.Neighborhood(4, 5, (1, 0)), masks.Axial(4, 5), masks.ShiftedWindows(4, 5, 2)])
@@ -231,18 +231,18 @@ def test_residuals_of_keys_behind_other_tokens(grid: masks.Mask) -> None:
     contents, known = dict[object, torch.Tensor](), set[bool]()
     for (first, last), step in itertools.product(itertools.combinations(range(0, 21, 2), 2), (1, 2)):
         rows = range(first, last, step)
-        assert moved.residual(Box(0, rows, range(3, 6, step))) is False
+        assert moved.partial(Box(0, rows, range(3, 6, step))) is False
         for start, stop in ((0, 5), (3, 9), (0, 20)):
-            residual = moved.residual(Box(0, rows, range(start + 6, stop + 6, step)))
+            partial = moved.partial(Box(0, rows, range(start + 6, stop + 6, step)))
             expected, part = (
-                own.residual(Box(0, rows, range(start, stop, step))),
+                own.partial(Box(0, rows, range(start, stop, step))),
                 table[first:last:step, start:stop:step],
             )
-            known |= {residual} if start == 0 and isinstance(residual, bool) else set()
-            if isinstance(residual, bool):
-                assert residual is expected
-                assert (part == residual).all()
+            known |= {partial} if start == 0 and isinstance(partial, bool) else set()
+            if isinstance(partial, bool):
+                assert partial is expected
+                assert (part == partial).all()
             else:
                 assert not isinstance(expected, bool)
-                assert torch.equal(contents.setdefault(residual, part), part)
+                assert torch.equal(contents.setdefault(partial, part), part)
     assert known

@@ -10,9 +10,8 @@ import collected
 import mutmut.__main__ as mutmut
 import properties
 import sample
-import words
-
 import typed
+import words
 
 
 def _seldom(every: int = 200) -> None:

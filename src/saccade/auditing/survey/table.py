@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["COLUMNS", "LEAST", "mark", "written"]
-
 LEAST = 1e-5
 """What the lines print of a right model is below this."""
 COLUMNS: dict[str, tuple[str, ...]] = {

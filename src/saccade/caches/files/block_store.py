@@ -15,8 +15,6 @@ from typing import NamedTuple
 from saccade.caches.files.tensor_files import read_plain, write_whole
 from saccade.support.errors import value_error
 
-__all__ = ["BlockFolder"]
-
 _OLD = 3600.0  # seconds after which an unfinished file is taken to be left by a dead process
 _IN_THE_WAY = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENOTEMPTY),

@@ -18,8 +18,6 @@ from saccade.caches.model_cache import Cache
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_int, check_type
 
-__all__ = ["PrefixStore", "fingerprint"]
-
 _KIND = "block of a prefix"
 
 

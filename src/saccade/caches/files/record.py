@@ -13,8 +13,6 @@ from torch import Tensor
 from saccade.caches.attend_call import KeyValueSpec
 from saccade.support.numerics import wide_dtype
 
-__all__ = ["Contents", "Leaf", "MisfitError"]
-
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LARGEST = 1 << 31  # of any count
 _FARTHEST = 1 << 40  # of positions

@@ -28,8 +28,6 @@ from saccade.caches.sink_window import SinkWindowCache
 from saccade.scorers import BlockBounds, BlockMeans, BlockScorer
 from saccade.support.errors import type_error, unsupported, value_error
 
-__all__ = ["load_cache", "save_cache"]
-
 _KIND = "cache"
 _DEEPEST = 16  # nesting of Caches
 _KINDS = {

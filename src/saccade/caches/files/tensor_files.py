@@ -16,8 +16,6 @@ from torch import Tensor
 
 from saccade.support.errors import missing_extra, type_error, value_error
 
-__all__ = ["VERSION", "checked_path", "encoded", "decoded", "read_plain", "read_tensors", "write_whole"]
-
 VERSION = 1
 _WORD = "saccade"
 _RULE = "be a file of a {}, whole and undamaged"

@@ -12,8 +12,6 @@ from saccade.positions import Bias
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import check_holds_values, check_type
 
-__all__ = ["bias_term"]
-
 
 def bias_term(
     bias: Tensor | Bias,

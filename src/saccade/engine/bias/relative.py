@@ -19,8 +19,6 @@ from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import without_autocast
 
-__all__ = ["DistanceTerm", "distance_term"]
-
 
 class DistanceTerm(Term):
     """A table read at the distance between query and key.

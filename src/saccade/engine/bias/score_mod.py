@@ -10,8 +10,6 @@ from torch import Tensor
 from saccade.scores.base import ScoreMod
 from saccade.support.errors import kind, type_error, value_error
 
-__all__ = ["Modification"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Modification:

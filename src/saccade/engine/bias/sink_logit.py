@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["bytes_of_sink", "log_share", "with_sink"]
-
 
 def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Tensor]:
     """Results as if each row had one more score, whose value is 0.

@@ -14,8 +14,6 @@ from torch import Tensor
 from saccade.engine.tiles.grouped_heads import add_at, take
 from saccade.plan import Tile
 
-__all__ = ["DenseTerm", "MaskedTerm", "Term", "entry", "rows_of", "summed_to"]
-
 
 class Term(Protocol):
     """A matrix [B, H, L, S] that need not exist.

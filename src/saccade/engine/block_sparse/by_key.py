@@ -23,8 +23,6 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Tensors
 from saccade.engine.memory_accounting import Cost, Held
 
-__all__ = ["ByBlock"]
-
 _LOWEST = -1e30  # the peak of an empty row: finite, so that no difference of two peaks is NaN
 _ENTRIES = 1 << 19  # scores of a block at a time: 2 MB, which stays in a core's cache
 
@@ -110,7 +108,7 @@ class ByBlock(BlockSparseKernel):
                 grads[1][group.item, group.kv_head, span] += grad_scores.flatten(0, 1).mT @ step.query.flatten(0, 1)
             grads[0][group.item, group.heads] = grad_query.transpose(0, 1)
         others = (None,) * (len(wanted) - 3)
-        return (*(x if needed else None for x, needed in zip(grads, wanted, strict=False)), *others)
+        return (*(x if any_row else None for x, any_row in zip(grads, wanted, strict=False)), *others)
 
 
 class _Step(NamedTuple):

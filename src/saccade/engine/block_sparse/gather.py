@@ -25,8 +25,6 @@ from saccade.engine.kernels.kernel import Backward, Tensors
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.engine.tiles.tile_scores import normalised
 
-__all__ = ["Gathered"]
-
 _ENTRIES = 1 << 20  # numbers of keys that are gathered at a time: 4 MB
 
 
@@ -86,7 +84,7 @@ class Gathered(BlockSparseKernel):
             grads[0][place] = (grad_scores @ step.key).mul_(inputs.scale).transpose(0, 1)
             grads[1][group.item, group.kv_head].index_add_(0, keys, (grad_scores.mT @ step.query).flatten(0, 1))
         others = (None,) * (len(wanted) - 3)
-        return (*(x if needed else None for x, needed in zip(grads, wanted, strict=False)), *others)
+        return (*(x if any_row else None for x, any_row in zip(grads, wanted, strict=False)), *others)
 
 
 class _Step(NamedTuple):

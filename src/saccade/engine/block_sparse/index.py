@@ -25,10 +25,8 @@ from saccade.engine.kernels.kernel import (
 )
 from saccade.masks import Mask
 from saccade.plan import ALL, Groups
-from saccade.plan.key_ranges import Bounds, Universe
+from saccade.plan.key_ranges import Bounds, KeyDomain
 from saccade.support.torch_modes import has_forward_derivatives, unobserved
-
-__all__ = ["BlockSparseKernel", "HeadGroup", "QueriesByBlock", "head_groups", "row_bounds", "visible_ranges"]
 
 
 class BlockSparseKernel(KernelWithBackward):
@@ -201,15 +199,16 @@ def row_bounds(inputs: AttentionInputs, mask: Mask, rows: range) -> Bounds:
     (batch, _, _, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     items = [ALL] if mask.shape[0] == 1 else list(range(batch))
     row = np.tile(np.arange(rows.start + q_first, rows.stop + q_first, dtype=np.int64), len(items))
-    keys = Universe(np.full_like(row, kv_first), np.full_like(row, kv_first + kv_len))
+    keys = KeyDomain(np.full_like(row, kv_first), np.full_like(row, kv_first + kv_len))
     return mask.bounds(Groups(np.repeat(np.asarray(items, dtype=np.int64), len(rows)), row, row), keys)
 
 
 def visible_ranges(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Return starts and ends of index ranges that each query certainly sees, int64 ``[items | 1, q_len, ranges]``."""
     mask, (batch, _, q_len, _) = selected_blocks(inputs), inputs.shape
-    sure, items = row_bounds(inputs, mask.rule, range(q_len)).sure, 1 if mask.rule.shape[0] == 1 else batch
+    all_rows, items = row_bounds(inputs, mask.rule, range(q_len)).all_rows, 1 if mask.rule.shape[0] == 1 else batch
     starts, ends = (
-        torch.from_numpy(x - mask.origin[1]).view(items, q_len, -1).to(inputs.device) for x in (sure.starts, sure.ends)
+        torch.from_numpy(x - mask.origin[1]).view(items, q_len, -1).to(inputs.device)
+        for x in (all_rows.starts, all_rows.ends)
     )
     return starts, ends

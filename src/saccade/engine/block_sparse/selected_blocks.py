@@ -11,9 +11,7 @@ from torch import Tensor
 from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.masks import Mask
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-
-__all__ = ["SelectedBlocks", "at_positions"]
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
 def at_positions(rule: Mask) -> PositionedMask | None:
@@ -81,11 +79,11 @@ class SelectedBlocks(Mask):
         beyond_end = table[..., -1].sum() * (self.blocks * self.size - kv_len)  # the last block may be short
         return int(table.sum() * self.size - beyond_end) * (groups // table.shape[1])
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
-        return Bounds(self.rule.bounds(groups, keys).needed, Spans.nothing(keys))
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
+        return Bounds(self.rule.bounds(groups, keys).any_row, Spans.nothing(keys))
 
-    def residual(self, box: Box) -> bool | Hashable:
-        return False if self.rule.residual(box) is False else (id(self), box)
+    def partial(self, box: Box) -> bool | Hashable:
+        return False if self.rule.partial(box) is False else (id(self), box)
 
     def cuts(self, batch: int, rows: range) -> Ints:
         return self.rule.cuts(batch, rows)

@@ -14,8 +14,6 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.plan.key_ranges import Bounds
 from saccade.support.errors import value_error
 
-__all__ = ["select_blocks", "stable_topk"]
-
 _ENTRIES, _FEWEST = 1 << 18, 32  # scores at a time, and the fewest rows
 _MOST_RANGES = 8  # ranges of a row up to which visible keys are counted from them, without evaluating pairs
 
@@ -65,8 +63,8 @@ def select_blocks(inputs: AttentionInputs, score: Callable[[range, int], Tensor]
     for first in range(0, q_len, step):
         rows = range(first, min(first + step, q_len))
         bounds = row_bounds(inputs, inputs.rule, rows)
-        stop = min(kv_len, int(bounds.needed.ends.max(initial=0)) - inputs.origin[1])
-        if stop <= 0 or int(bounds.needed.sizes().sum()) == 0:
+        stop = min(kv_len, int(bounds.any_row.ends.max(initial=0)) - inputs.origin[1])
+        if stop <= 0 or int(bounds.any_row.sizes().sum()) == 0:
             parts.append(torch.full((1, 1, len(rows), 1), blocks, dtype=torch.int32, device=inputs.device))
             continue
         scores = score(rows, stop).detach().float()
@@ -127,15 +125,15 @@ def _count_visible(
 
     The second result is bool ``[items, heads | 1, rows, stop]``, the keys themselves, or None unless needed.
     """
-    needed, sure = bounds
-    is_exact = bounds.is_exact or bool((needed.sizes() == sure.sizes()).all())
+    any_row, all_rows = bounds
+    is_exact = bounds.is_exact or bool((any_row.sizes() == all_rows.sizes()).all())
     count = -(-stop // size)
-    if is_exact and needed.starts.shape[1] <= _MOST_RANGES:
+    if is_exact and any_row.starts.shape[1] <= _MOST_RANGES:
         unit = 1 if needs_keys else size
         first = torch.arange(0, stop, unit, device=inputs.device)
         last = (first + unit).clamp(max=stop)
         total = torch.zeros(1, dtype=torch.int32, device=inputs.device)
-        for start, end in zip(needed.starts.T, needed.ends.T, strict=True):
+        for start, end in zip(any_row.starts.T, any_row.ends.T, strict=True):
             low, high = (torch.from_numpy(x - inputs.origin[1]).to(inputs.device)[:, None] for x in (start, end))
             total = total + (torch.minimum(last, high) - torch.maximum(first, low)).clamp_(min=0).int()
         total = total.view(-1, 1, len(rows), len(first))

@@ -15,8 +15,6 @@ from saccade.engine.kernel_check.reference_rows import Pick, Truth, picks_of, tr
 from saccade.engine.kernel_check.result import Compared, FirstUse
 from saccade.engine.kernels.kernel import Kernel, Request
 
-__all__ = ["after_error", "check_kernel"]
-
 _LIMITS = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Limits of the largest error, in units of what rounding could move: a few dozen roundings of the dtype."""
 _REDUCED = 1e-2  # of float32 where torch was told that products may be computed in fewer bits

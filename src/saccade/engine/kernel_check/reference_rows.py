@@ -15,8 +15,6 @@ from saccade.engine.tiles.tile_scores import allowed, normalised, visible_scores
 from saccade.plan import ColumnRange, Tile
 from saccade.support.numerics import widest_dtype
 
-__all__ = ["Pick", "Truth", "picks_of", "truth_of"]
-
 _BLOCK, _RANDOM, _CUTS = 128, 4, 4  # rows that kernels take at once; rows at random, and at edges of tiles
 
 

@@ -22,8 +22,6 @@ from saccade.support.errors import value_error
 from saccade.support.numerics import is_finite
 from saccade.support.torch_modes import is_plain, unobserved
 
-__all__ = ["failed", "holds", "is_on", "reasons", "seen"]
-
 _VARIABLE, _CHOICES = "SACCADE_FIRST_USE", ("on", "off")
 _BLOCK = 128
 

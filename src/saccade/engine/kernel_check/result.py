@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Compared", "FirstUse"]
-
 
 class Compared(NamedTuple):
     """One quantity: its largest error among all rows, in parts of the row's own size, and where that is."""

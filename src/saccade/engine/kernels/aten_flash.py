@@ -31,8 +31,6 @@ from saccade.engine.memory_accounting import Held, Ledger
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import unobserved
 
-__all__ = ["backward", "bytes_of_backward", "forward", "held", "is_available", "pairs", "reads_groups"]
-
 _FEW = 64  # columns: more than any vector register holds
 _NOTHING = {x: torch.zeros(1, 1, 1, 1, dtype=x) for x in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
 _FOLDED = 32  # rows, the heads of a group included: the operation works on so many at a time

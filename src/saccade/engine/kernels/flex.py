@@ -16,8 +16,6 @@ from saccade.engine.kernels.kernel import Kernel, Request, Verdict, left_out, re
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.support.torch_modes import is_transformed, unobserved
 
-__all__ = ["Flex"]
-
 _NARROWEST = 16  # head width that torch compiles
 _FEW_PAIRS = 1 << 25  # reckoned, not measured: a thousandth of what is saved on more of them is a compiler's time
 _MOST_KINDS = 64  # graphs that are kept: beyond them torch would run the definition, which takes n² memory

@@ -29,8 +29,6 @@ from saccade.engine.tiles.grouped_heads import add_at, at, groups_of, take
 from saccade.plan import Plan
 from saccade.support.torch_modes import has_forward_derivatives, wants_gradient
 
-__all__ = ["Fused"]
-
 _TILE = 30_000  # pairs that a tile costs as much time as
 _PAIR_OF_ROWS = 3.0  # times as much time as one of ours
 

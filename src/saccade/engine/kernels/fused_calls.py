@@ -19,20 +19,6 @@ from saccade.engine.tiles.tile_splitting import pieces
 from saccade.plan import ColumnRange, Ranges, Tile, Triangle
 from saccade.support.torch_modes import unobserved
 
-__all__ = [
-    "Added",
-    "Call",
-    "NOTHING",
-    "added",
-    "calls_of",
-    "hidden_key",
-    "is_kept",
-    "made",
-    "single_call",
-    "tiles_of",
-    "with_bias",
-]
-
 # A tile whose sure columns are many is run in two parts, which saves adding zeros to most of its scores.
 _WIDE = 2048
 _FEW_ROWS, _LONG = 16, 256  # rows of a tile, and keys of a range, from which on a copy of the keys is dear
@@ -85,7 +71,7 @@ def single_call(inputs: AttentionInputs) -> Call | None:
     found, shape = None, plan.shape
     if plan.count == 1 and key[2]:  # a plan of one tile has all rows in it
         (tile,) = plan.tiles
-        if len(tile.columns) == 1 and tile.columns[0].residual is True:  # most steps of decoding
+        if len(tile.columns) == 1 and tile.columns[0].partial is True:  # most steps of decoding
             is_whole = len(tile.columns[0].keys) == shape[3]
             found = Call(tile, False, True) if is_whole or bias is None else None
         else:
@@ -110,29 +96,29 @@ def _parts(tile: Tile) -> Iterator[tuple[tuple[ColumnRange, ...], bool]]:
     if not tile.columns:
         yield (), False
         return
-    sure = tuple(strip for strip in tile.columns if strip.residual is True)
-    unsure = tuple(strip for strip in tile.columns if strip.residual is not True)
-    if len(unsure) == 1 and isinstance(unsure[0].residual, Triangle) and unsure[0].residual.is_square:
-        width = sum(len(strip.keys) for strip in sure)
-        if not sure or width >= min(_WIDE, tile.height):
-            if sure:
-                yield sure, False
+    all_rows = tuple(strip for strip in tile.columns if strip.partial is True)
+    unsure = tuple(strip for strip in tile.columns if strip.partial is not True)
+    if len(unsure) == 1 and isinstance(unsure[0].partial, Triangle) and unsure[0].partial.is_square:
+        width = sum(len(strip.keys) for strip in all_rows)
+        if not all_rows or width >= min(_WIDE, tile.height):
+            if all_rows:
+                yield all_rows, False
             yield unsure, True
             return
-    if unsure and sum(len(strip.keys) for strip in sure) >= _WIDE:
-        yield sure, False
+    if unsure and sum(len(strip.keys) for strip in all_rows) >= _WIDE:
+        yield all_rows, False
         yield unsure, False
     elif tile.height <= _FEW_ROWS and not unsure:
-        for columns in _runs(sure):
+        for columns in _runs(all_rows):
             yield columns, False
     else:
         yield tile.columns, False
 
 
-def _runs(sure: tuple[ColumnRange, ...]) -> Iterator[tuple[ColumnRange, ...]]:
+def _runs(all_rows: tuple[ColumnRange, ...]) -> Iterator[tuple[ColumnRange, ...]]:
     """Long ranges one by one, as views: a few rows are computed faster than the keys of a range are copied."""
     short = []
-    for strip in sure:
+    for strip in all_rows:
         if len(strip.keys) >= _LONG:
             yield (strip,)
         else:
@@ -142,7 +128,7 @@ def _runs(sure: tuple[ColumnRange, ...]) -> Iterator[tuple[ColumnRange, ...]]:
 
 
 def _all_sure(strips: tuple[ColumnRange, ...]) -> bool:
-    return all(strip.residual is True for strip in strips)
+    return all(strip.partial is True for strip in strips)
 
 
 _MEMO_ENTRIES = 1 << 22  # entries of residual tensors that a plan may keep: 16 MB in float32
@@ -190,7 +176,7 @@ def hidden_key(inputs: AttentionInputs, call: Call) -> Hashable:
         piece.height,
         *((piece.batch.start, piece.batch.stop) if inputs.rule.shape[0] > 1 else ()),
         *((piece.heads.start, piece.heads.stop) if inputs.rule.shape[1] > 1 else ()),
-        *((len(strip.keys), strip.residual) for strip in piece.columns),
+        *((len(strip.keys), strip.partial) for strip in piece.columns),
     )
 
 

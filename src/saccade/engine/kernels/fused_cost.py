@@ -25,8 +25,6 @@ from saccade.engine.memory_accounting import Cost, Held, Ledger
 from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.plan import Tile
 
-__all__ = ["bytes_of_backward", "cost_of", "pairs_of"]
-
 
 def pairs_of(inputs: AttentionInputs) -> int:
     """Query-key pairs whose scores the calls compute, over batch and heads."""
@@ -159,7 +157,7 @@ class _Run:
     def _hidden(self, call: Call) -> tuple[int, tuple[int, int] | None]:
         """Like `_added`, for -inf at hidden pairs alone; terms cached with the plan stay on the ledger."""
         inputs, tile = self._given, call.tile
-        if all(strip.residual is True for strip in tile.columns):
+        if all(strip.partial is True for strip in tile.columns):
             return 0, None
         key = hidden_key(inputs, call)
         if key in self._kept:

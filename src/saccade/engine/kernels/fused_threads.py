@@ -34,8 +34,6 @@ try:
 except ImportError:  # on Windows, which does not count what is asked for here
     resource = None  # type: ignore[assignment]
 
-__all__ = ["each_call", "threads_for"]
-
 _LEAST = 1 << 20  # pairs times width of a call: about as long as Python takes to make it
 _ENOUGH = 1 << 26  # pairs times width of all calls of a thread: less is over before the threads of OpenMP are asleep
 _AHEAD = 6  # calls that may be ready before one that is not, beside those that are being run

@@ -13,19 +13,6 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.memory_accounting import Cost
 from saccade.support.errors import unsupported, value_error
 
-__all__ = [
-    "CAN_RUN",
-    "NO_FORWARD_DERIVATIVES",
-    "Backward",
-    "Kernel",
-    "KernelWithBackward",
-    "Request",
-    "Tensors",
-    "Verdict",
-    "left_out",
-    "reasons_of_dot_products",
-]
-
 _VARIABLE, _CHOICES = "SACCADE_GPU", ("auto", "tiled")
 NO_FORWARD_DERIVATIVES = "its derivatives are taken backwards, and here they are taken forwards"
 

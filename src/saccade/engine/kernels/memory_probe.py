@@ -12,8 +12,6 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.memory_accounting import Held, counted
 from saccade.plan import ColumnRange, Plan, Tile
 
-__all__ = ["Probe"]
-
 _SIDE, _ENTRIES = 256, 1 << 18  # rows and columns of what is run, and its pairs over batch and heads
 _SHARES = 8  # tiles are taken for alike whose unsure columns are the same share of all, to such a part
 
@@ -69,7 +67,7 @@ def _stand_in(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
 
 def _kind(tile: Tile) -> Hashable:
     """Alike for tiles that hold about the same per pair: what matters is the share of what is asked, and the steps."""
-    unsure = [len(strip.keys) for strip in tile.columns if strip.residual is not True]
+    unsure = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
     shares = (-(-_SHARES * size // tile.width) for size in (sum(unsure), max(unsure, default=0)))
     return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)
 
@@ -80,7 +78,7 @@ def _part(tile: Tile, copies: int) -> Tile:
     share = min(1.0, side / tile.width)
     columns = tuple(
         ColumnRange(
-            strip.keys[: math.ceil(share * len(strip.keys))], strip.residual if strip.residual is True else "some"
+            strip.keys[: math.ceil(share * len(strip.keys))], strip.partial if strip.partial is True else "some"
         )
         for strip in tile.columns
     )

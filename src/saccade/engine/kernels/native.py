@@ -36,8 +36,6 @@ from saccade.engine.kernels.native_arguments import (
 from saccade.engine.memory_accounting import Cost
 from saccade.support.torch_modes import has_forward_derivatives, unobserved, wants_gradient
 
-__all__ = ["HALF", "Native", "abilities", "is_on", "reads"]
-
 _FEW_KEYS = 40  # below which, and below so many pairs in all heads, other kernels start sooner
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
 _MANY_PRODUCTS, _MANY_BITS = 1 << 28, 1 << 25

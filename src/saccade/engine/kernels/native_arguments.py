@@ -20,24 +20,8 @@ from saccade.engine.kernels.memory_probe import Probe
 from saccade.engine.memory_accounting import Cost, Held, Ledger
 from saccade.engine.tiles.tile_scores import allowed, index_of, positions
 from saccade.plan import ALL, ColumnRange, Groups, Tile
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.torch_modes import unobserved
-
-__all__ = [
-    "Call",
-    "NativePlan",
-    "PANEL",
-    "ROWS",
-    "bytes_of_backward",
-    "cached_bits",
-    "cached_plan",
-    "chunks_of",
-    "cost_of",
-    "held_by_bits",
-    "known_plan",
-    "packed",
-    "prepared",
-]
 
 ROWS, PANEL = 24, 64  # rows of a block, and keys of a panel; the same stand in native/src/problem.h
 _MOST_BITS = 1 << 29  # of a rule that says nothing exact about its rows: 64 MB
@@ -81,7 +65,7 @@ class NativePlan(NamedTuple):
         bounds = rule.bounds(groups, _keys(first, kv_first, kv_len))
         starts, runs = _runs(inputs, bounds, first)
         is_whole = not (runs[:, 2] == _LIMITED).any()
-        few = bounds.needed.starts.shape[1] <= _MOST_SPANS and not is_whole
+        few = bounds.any_row.starts.shape[1] <= _MOST_SPANS and not is_whole
         exact = _spans(inputs, items) if few else None
         is_exact = is_whole or exact is not None
         if not is_exact and math.prod(_num_distinct(inputs)) * q_len * kv_len > _MOST_BITS:
@@ -160,8 +144,8 @@ def packed(seen: Tensor) -> Tensor:
     return torch.from_numpy(words.view(np.int64))
 
 
-def _keys(groups: Ints, first: int, count: int) -> Universe:
-    return Universe(np.full_like(groups, first), np.full_like(groups, first + count))
+def _keys(groups: Ints, first: int, count: int) -> KeyDomain:
+    return KeyDomain(np.full_like(groups, first), np.full_like(groups, first + count))
 
 
 def _spans(inputs: AttentionInputs, items: list[int]) -> Ints | None:
@@ -170,17 +154,17 @@ def _spans(inputs: AttentionInputs, items: list[int]) -> Ints | None:
     own = np.repeat(np.asarray(items, dtype=np.int64), q_len)
     rows = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
     asked = inputs.rule.bounds(Groups(own, rows, rows), _keys(rows, kv_first, kv_len))
-    is_exact = asked.is_exact or bool((asked.needed.sizes() == asked.sure.sizes()).all())
-    if not is_exact or asked.needed.starts.shape[1] > _MOST_SPANS:
+    is_exact = asked.is_exact or bool((asked.any_row.sizes() == asked.all_rows.sizes()).all())
+    if not is_exact or asked.any_row.starts.shape[1] > _MOST_SPANS:
         return None
-    return (np.stack([asked.needed.starts, asked.needed.ends], 2) - kv_first).reshape(len(items), q_len, -1, 2)
+    return (np.stack([asked.any_row.starts, asked.any_row.ends], 2) - kv_first).reshape(len(items), q_len, -1, 2)
 
 
 def _runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
     """Return where the runs of each block begin, and the runs: of whole panels, and of limited ones."""
     kv_first, panels = inputs.origin[1], _keys(first, 0, -(-inputs.shape[3] // PANEL))
-    touched = _in_panels(bounds.needed, kv_first, panels, out=True)
-    whole = _in_panels(bounds.sure, kv_first, panels, kv_len=inputs.shape[3])
+    touched = _in_panels(bounds.any_row, kv_first, panels, out=True)
+    whole = _in_panels(bounds.all_rows, kv_first, panels, kv_len=inputs.shape[3])
     found = []
     for spans, kind in ((whole, _WHOLE), (touched.minus(whole, panels), _LIMITED)):
         block, slot = np.nonzero(spans.starts < spans.ends)
@@ -191,7 +175,7 @@ def _runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[Ints, I
     return np.searchsorted(runs[:, 0], np.arange(len(first) + 1)), runs[:, 1:]
 
 
-def _in_panels(keys: Spans, first: int, panels: Universe, *, out: bool = False, kv_len: int = 0) -> Spans:
+def _in_panels(keys: Spans, first: int, panels: KeyDomain, *, out: bool = False, kv_len: int = 0) -> Spans:
     """Panels that lie in some ranges of keys or, counted outwards, that hold one of their keys.
 
     The last panel may hold fewer keys than it has room for, and lies in a range that goes to the end.

@@ -15,8 +15,6 @@ from saccade.engine.kernels.native_arguments import Call, chunks_of
 from saccade.engine.nonfinite import is_clean
 from saccade.support.torch_modes import is_plain
 
-__all__ = ["NUMBERS", "Band", "Sweep", "can_sweep", "sweep_statistics"]
-
 NUMBERS = ("largest_logit", "largest_weight", "held", "entropy", "squares", "variance", "distance")
 """Numbers of each row, in this order; native/src/problem.h has the same list."""
 _FAR = 1 << 30

@@ -12,8 +12,6 @@ from saccade.engine.memory_accounting import Cost, Held
 from saccade.plan import ALL, Box, Triangle
 from saccade.support.torch_modes import is_transformed
 
-__all__ = ["Sdpa"]
-
 
 class Sdpa(Kernel):
     """Exact attention by torch's public operation, where every key may be seen, or all up to the query's own.
@@ -82,5 +80,5 @@ def _shape_of_mask(inputs: AttentionInputs) -> str | None:
     if inputs.row_positions is not None:
         return None
     box = Box(ALL, range(q_first, q_first + q_len), range(kv_first, kv_first + kv_len))
-    residual = inputs.rule.residual(box)
-    return "causal" if isinstance(residual, Triangle) and residual.is_square else None
+    partial = inputs.rule.partial(box)
+    return "causal" if isinstance(partial, Triangle) and partial.is_square else None

@@ -28,8 +28,6 @@ from saccade.engine.tiles.tile_scores import biased, capped, compared, index_of,
 from saccade.plan import Tile
 from saccade.support.torch_modes import has_forward_derivatives
 
-__all__ = ["Tiled"]
-
 _LARGEST = 40.0  # of scores whose exponentials are summed as they are: e^40 times a million keys is far from overflow
 
 
@@ -108,8 +106,8 @@ def _backward(
 ) -> Tensors:
     wide, bias = inputs.compute_dtype, inputs.bias
     grads = [
-        torch.zeros(x.shape, dtype=wide, device=x.device) if x is not None and needed else None
-        for x, needed in zip(inputs.sources(value), wanted, strict=True)
+        torch.zeros(x.shape, dtype=wide, device=x.device) if x is not None and any_row else None
+        for x, any_row in zip(inputs.sources(value), wanted, strict=True)
     ]
     gq, gk, gv, gb, *gp = grads
     grad_out, lse = results.grad_out, results.lse

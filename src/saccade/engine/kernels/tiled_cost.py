@@ -15,8 +15,6 @@ from saccade.engine.tiles.tile_scores import ROOM_FOR_HIDDEN, compared, hidden, 
 from saccade.engine.tiles.tile_splitting import Cut, cut, few_rows
 from saccade.plan import Tile
 
-__all__ = ["Blocks", "blocks_of", "bytes_of_backward", "cost_of", "cuts_of", "pairs_of"]
-
 _ROWS = 128
 _ENTRIES = 1 << 20  # scores of a block: 4 MB in float32, four heads of 128 rows at 2,048 keys
 _NARROW = 2048  # keys
@@ -166,7 +164,7 @@ class _Run:
                 if inputs.bias is not None:
                     ledger.touch(self._probe.held("bias", piece, _bias).most)
                 for strip in piece.columns:
-                    if strip.residual is not True:
+                    if strip.partial is not True:
                         self._hide(piece._replace(columns=(strip,)))
                 if self._has_dropout:
                     self._buffer(3, entries * 4)

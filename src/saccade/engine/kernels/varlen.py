@@ -20,8 +20,6 @@ from saccade.support.torch_modes import is_transformed, unobserved
 if TYPE_CHECKING:
     from saccade.masks.convert.patterns import Packed
 
-__all__ = ["Varlen"]
-
 _DTYPES = (torch.bfloat16, torch.float16)
 _WIDEST, _EVEN = 256, 8  # head width that flash kernels take, and of what they are a multiple
 

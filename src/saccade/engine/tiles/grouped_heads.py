@@ -11,8 +11,6 @@ from torch import Tensor
 
 from saccade.plan import Ranges
 
-__all__ = ["add_at", "at", "folded", "grouped", "groups_of", "joined", "product", "take", "transposed_product"]
-
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """``left [B, H, R, C] @ right [B, G, C, D] -> [B, H, R, D]``, each head with its group."""

@@ -20,27 +20,6 @@ from saccade.plan import Ranges, Tile
 from saccade.support.called_function import called_function
 from saccade.support.torch_modes import is_transformed, unobserved
 
-__all__ = [
-    "ROOM_FOR_HIDDEN",
-    "Rows",
-    "allowed",
-    "biased",
-    "capped",
-    "compared",
-    "hidden",
-    "mask_",
-    "index_of",
-    "keeps_hidden",
-    "key_of_hidden",
-    "modified",
-    "normalised",
-    "place_of",
-    "positions",
-    "scores_of",
-    "softmax_rows",
-    "visible_scores",
-]
-
 ROOM_FOR_HIDDEN = 1 << 23  # entries of hidden pairs that a plan may keep: 8 MB
 _NEVER = -1000.0  # exp of it is 0 in every dtype, and 0 times it is 0: unlike -inf, it needs no special case
 
@@ -111,7 +90,7 @@ def mask_(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
     start = 0
     for strip in tile.columns:
         stop = start + len(strip.keys)
-        if strip.residual is not True:
+        if strip.partial is not True:
             own = _kept_hidden(inputs, tile._replace(columns=(strip,)))
             scores[..., start:stop].masked_fill_(own, -math.inf)
         start = stop
@@ -126,7 +105,7 @@ def keeps_hidden(inputs: AttentionInputs) -> bool:
 def key_of_hidden(inputs: AttentionInputs, tile: Tile) -> Hashable:
     """Return a key for a tile of one column range: equal keys hide the same pairs."""
     (strip,) = tile.columns
-    return ("hidden", inputs.device, tile.height, len(strip.keys), strip.residual)
+    return ("hidden", inputs.device, tile.height, len(strip.keys), strip.partial)
 
 
 def _kept_hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
@@ -154,12 +133,12 @@ def hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
 
 def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
     """Return the allowed pairs of a tile, bool ``[batch | 1, heads | 1, rows, columns]``; None if all are."""
-    if all(strip.residual is True for strip in tile.columns):
+    if all(strip.partial is True for strip in tile.columns):
         return None
     b, h, q = index_of(inputs, tile)
     parts = []
     for strip in tile.columns:
-        if strip.residual is True:
+        if strip.partial is True:
             parts.append(torch.ones(1, 1, 1, len(strip.keys), dtype=torch.bool, device=inputs.device))
         else:
             parts.append(tile.rule.allows(b, h, q, _columns_of(inputs, (strip.keys,))))

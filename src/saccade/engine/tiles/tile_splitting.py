@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from saccade.plan import ColumnRange, Tile, Triangle
 
-__all__ = ["Cut", "cut", "few_rows", "part_of", "pieces"]
-
 _BLOCK_ENTRIES = 1 << 18  # of weights that are read: about a megabyte, which stays in a core's L2 cache
 _FEWEST_ROWS = 16  # of a piece that is cut: fewer make a poor matrix product
 
@@ -72,19 +70,19 @@ def few_rows(tile: Tile, start: int, stop: int) -> Tile:
 
 def _cut(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRange]:
     """Cut a column range to some rows of its tile: a residual key describes the rows of the whole tile."""
-    residual = strip.residual
-    if residual is True:
+    partial = strip.partial
+    if partial is True:
         yield strip
-    elif isinstance(residual, Triangle):
+    elif isinstance(partial, Triangle):
         # The first of these rows sees the columns that all of them see, the last one all that any of them sees.
-        sure, needed = (min(max(0, end + residual.offset), len(strip.keys)) for end in (start + 1, stop))
-        if sure:
-            yield ColumnRange(strip.keys[:sure], True)
-        if sure < needed:
-            edge = Triangle(stop - start, needed - sure, residual.offset + start - sure)
-            yield ColumnRange(strip.keys[sure:needed], edge)
+        all_rows, any_row = (min(max(0, end + partial.offset), len(strip.keys)) for end in (start + 1, stop))
+        if all_rows:
+            yield ColumnRange(strip.keys[:all_rows], True)
+        if all_rows < any_row:
+            edge = Triangle(stop - start, any_row - all_rows, partial.offset + start - all_rows)
+            yield ColumnRange(strip.keys[all_rows:any_row], edge)
     else:
-        yield ColumnRange(strip.keys, ("rows", start, stop - start, residual))
+        yield ColumnRange(strip.keys, ("rows", start, stop - start, partial))
 
 
 def part_of(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:

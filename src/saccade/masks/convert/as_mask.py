@@ -17,8 +17,6 @@ from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import is_causal_bias
 
-__all__ = ["as_mask", "check_told_apart", "from_causal_bias", "starts_at_first_key"]
-
 _FULL = Full()
 
 
@@ -111,7 +109,7 @@ def from_causal_bias(bias: Any, q_len: int, kv_len: int, name: str) -> Mask:
         ValueError: it is made for other lengths, or is the result of an operation on one.
 
     >>> from torch.nn.attention.bias import causal_upper_left
-    >>> print(from_causal_bias(causal_upper_left(2, 4), 2, 4, "example", "mask").picture(2, 4))
+    >>> print(from_causal_bias(causal_upper_left(2, 4), 2, 4, "mask").picture(2, 4))
     1 . . .
     1 1 . .
     """

@@ -20,15 +20,6 @@ from saccade.masks.validation import check_readable
 from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import check_int, check_type, is_integer
 
-__all__ = [
-    "from_attention_mask",
-    "from_block_mask",
-    "from_cu_seqlens",
-    "from_key_padding_mask",
-    "from_position_ids",
-    "from_sliding_window",
-]
-
 
 def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
     """Return the mask for a ``key_padding_mask`` of ``nn.MultiheadAttention``, where True means *ignore this key*.

@@ -13,8 +13,6 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.validation import check_type
 
-__all__ = ["Packed", "pack"]
-
 
 class Packed(NamedTuple):
     """Sequences packed one after another as one batch item.

@@ -21,8 +21,6 @@ from saccade.masks.rules.window import Window
 from saccade.support.errors import escaped, value_error
 from saccade.support.validation import check_type
 
-__all__ = ["parse"]
-
 _TOKEN = re.compile(r"[0-9]+|[^\W\d]\w*|\S")
 _MOST_DIGITS = 19  # the number of digits of 2**62; Python refuses to convert thousands
 _MOST_BRACKETS = 64  # nested brackets, each a recursive call

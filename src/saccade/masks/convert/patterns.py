@@ -20,17 +20,6 @@ from saccade.masks.rules.strided import Strided
 from saccade.masks.rules.window import Window
 from saccade.plan.key_ranges import Ints
 
-__all__ = [
-    "Packed",
-    "RowRanges",
-    "describe",
-    "describe_ranges",
-    "packed_of",
-    "transposed",
-    "window_sides",
-    "window_size",
-]
-
 
 def describe(mask: Mask) -> Mask | None:
     """Return the standard pattern that ``mask`` equals at every length, or None.

@@ -20,8 +20,6 @@ from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.plan.key_ranges import Ints
 from saccade.support.torch_modes import is_plain
 
-__all__ = ["recognise_tensors"]
-
 _MIN_PAIRS = 1 << 20  # of a product, over batch and heads; below this, reading a tensor takes longer than it saves
 _MAX_RANGES = 16  # in a row; with more of them the bits are smaller
 _SAMPLE = 16  # rows that are read before all others

@@ -21,8 +21,6 @@ from saccade import masks
 from saccade.masks.mask import Mask
 from saccade.support.errors import unsupported
 
-__all__ = ["decode", "encode"]
-
 _NOTHING, _BOOL, _INT, _FLOAT, _TEXT, _TUPLE, _TENSOR, _VALUE, _FUNCTION = range(9)
 _LETTERS = 7  # bytes of a string in one integer
 

@@ -13,8 +13,6 @@ from saccade.masks.mask import Mask
 from saccade.plan.key_ranges import Ints
 from saccade.support.validation import check_choice
 
-__all__ = ["Axial"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Axial(Grid):

@@ -13,10 +13,8 @@ from torch import Tensor
 from saccade.masks.mask import Domain, Mask
 from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.errors import value_error
-
-__all__ = ["Cells", "Grid", "Hulls", "Rectangle", "Squares", "check_grid"]
 
 _MOST_RANGES = 1 << 22  # over all groups; with more, the keys of each group are one range
 
@@ -118,27 +116,27 @@ class Grid(Mask):
             allowed = allowed | ((y >= top) & (y < bottom) & (x >= left) & (x < right))
         return allowed & here
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         return self.bounds_of(self._hulls(groups.first, groups.last), keys)
 
-    def bounds_of(self, hulls: Hulls, keys: Universe) -> Bounds:
+    def bounds_of(self, hulls: Hulls, keys: KeyDomain) -> Bounds:
         """Return the `bounds` of groups of any cells."""
         bounds = Bounds.exactly(Spans.nothing(keys))
         on_or_off = bool((hulls.all | ~hulls.some).all())
         for low, high in self._ends(hulls):
             some = Rectangle(low.top, high.bottom, low.left, high.right)
             every = Rectangle(high.top, low.bottom, high.left, low.right)
-            needed, sure = self._spans(some, hulls.some, keys), Spans.nothing(keys)
-            if needed is None:
-                needed = self._one_range(some, hulls.some, keys)
+            any_row, all_rows = self._spans(some, hulls.some, keys), Spans.nothing(keys)
+            if any_row is None:
+                any_row = self._one_range(some, hulls.some, keys)
             elif on_or_off and all(np.array_equal(a, b) for a, b in zip(some, every, strict=True)):
-                sure = needed
+                all_rows = any_row
             else:
-                sure = self._spans(every, hulls.all, keys) or sure
-            bounds = bounds.either(Bounds(needed, sure), keys)
+                all_rows = self._spans(every, hulls.all, keys) or all_rows
+            bounds = bounds.either(Bounds(any_row, all_rows), keys)
         return bounds
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         rows = box.rows
         hull = self._hulls(np.asarray([rows[0]]), np.asarray([rows[-1]]))
         y, x = divmod(rows[0], self.width)
@@ -148,7 +146,7 @@ class Grid(Mask):
         return self.residual_of(Cells(hull.first_ends, bool(hull.all[0]), (y, x), pattern, rows), box.keys)
 
     def residual_of(self, cells: Cells, keys: range) -> bool | Hashable:
-        """Return the `residual` of any cells."""
+        """Return the `partial` of any cells."""
         least, most = max(keys[0], 0), min(keys[-1], self.height * self.width - 1)
         if least > most or cells.ends is None:
             return False
@@ -192,7 +190,7 @@ class Grid(Mask):
         right = np.where(together, stop % self.width, self.width - 1)
         return Hulls(top, bottom, left, right, some, (first >= 0) & (last < cells))
 
-    def _spans(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: Universe) -> Spans | None:
+    def _spans(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans | None:
         """Return the keys of a rectangle per group, a range for each row of it, if ``which``; None if too many."""
         count = np.where(which & (r.left < r.right), np.maximum(r.bottom - r.top, 0), 0)
         is_wide = (r.left == 0) & (r.right == self.width)
@@ -205,7 +203,7 @@ class Grid(Mask):
         ends = np.where(is_wide[:, None], r.bottom[:, None] * self.width, row * self.width + r.right[:, None])
         return Spans.of(starts, np.where(np.arange(max(most, 1)) < ranges[:, None], ends, starts), keys)
 
-    def _one_range(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: Universe) -> Spans:
+    def _one_range(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans:
         """Return the range from the first to the last key of a rectangle per group, if ``which``."""
         start, stop = r.top * self.width + r.left, (r.bottom - 1) * self.width + r.right
         return Spans.within(keys, start, np.where(which & (r.left < r.right) & (r.top < r.bottom), stop, 0))

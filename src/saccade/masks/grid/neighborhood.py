@@ -11,8 +11,6 @@ from saccade.masks.validation import SIZE_BITS
 from saccade.support.errors import shown, value_error
 from saccade.support.validation import check_int
 
-__all__ = ["Neighborhood", "radii_of"]
-
 _UNLIMITED = 1 << SIZE_BITS  # wider than any grid: sums of coordinates and radii must stay within int64
 
 

@@ -15,9 +15,7 @@ from saccade.masks.algebra import After
 from saccade.masks.grid.grid import Cells, Grid, Hulls, Squares
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-
-__all__ = ["InOrder", "RowOrder", "in_order", "wanted_order"]
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
 class Grounds(NamedTuple):
@@ -128,7 +126,7 @@ class InOrder(Mask):
         positions = torch.as_tensor(_tables(self.order).positions, device=q.device)
         return self.mask.allows(b, h, positions[q], kv)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         tables = _tables(self.order)
         grid = self._grid()
         if grid is None:
@@ -136,26 +134,26 @@ class InOrder(Mask):
             last = _reduced(np.maximum, tables.positions, groups.first, groups.last)
             return self.mask.bounds(Groups(groups.batch, first, last), keys)
         before = self.order.grounds.before
-        local = Universe(*(np.maximum(edge - before, 0) for edge in keys))
+        local = KeyDomain(*(np.maximum(edge - before, 0) for edge in keys))
         inner = grid.bounds_of(_hulls(_tables(self.order), groups.first, groups.last), local)
         offset = np.full_like(groups.first, before)
-        needed = inner.needed.shifted(offset, keys)
+        any_row = inner.any_row.shifted(offset, keys)
         if inner.is_exact:
-            return Bounds.exactly(needed)
+            return Bounds.exactly(any_row)
         # A few constant keys among others save nothing: the residual mask would be added in more pieces.
-        is_worth = 2 * inner.sure.sizes() >= inner.needed.sizes()
-        return Bounds(needed, inner.sure.shifted(offset, keys).where(is_worth, Spans.nothing(keys)))
+        is_worth = 2 * inner.all_rows.sizes() >= inner.any_row.sizes()
+        return Bounds(any_row, inner.all_rows.shifted(offset, keys).where(is_worth, Spans.nothing(keys)))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         grid = self._grid()
         if grid is None:
             positions = _tables(self.order).positions[box.rows[0] : box.rows[-1] + 1]
             hull = range(int(positions.min()), int(positions.max()) + 1)
-            residual = self.mask.residual(Box(box.batch, hull, box.keys))
-            return residual if isinstance(residual, bool) else super().residual(box)
+            partial = self.mask.partial(Box(box.batch, hull, box.keys))
+            return partial if isinstance(partial, bool) else super().partial(box)
         before = self.order.grounds.before
         if box.keys[0] < before:
-            return super().residual(box) if box.keys[-1] >= before else False
+            return super().partial(box) if box.keys[-1] >= before else False
         keys = range(box.keys.start - before, box.keys.stop - before, box.keys.step)
         return grid.residual_of(_cells(self.order, box.rows), keys)
 

@@ -13,8 +13,6 @@ from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan.key_ranges import Ints
 from saccade.support.errors import value_error
 
-__all__ = ["ShiftedWindows"]
-
 
 @dataclasses.dataclass(frozen=True)
 class ShiftedWindows(Grid):

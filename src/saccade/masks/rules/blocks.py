@@ -15,12 +15,10 @@ from saccade.masks.device_constant import Table
 from saccade.masks.mask import Domain, Mask
 from saccade.masks.validation import SIZE_BITS, check_readable
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, type_error, value_error
 from saccade.support.validation import check_int
-
-__all__ = ["Blocks"]
 
 Layout = tuple[tuple[tuple[bool, ...], ...], ...]
 
@@ -78,7 +76,7 @@ class Blocks(Mask):
         inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
         return table[h if heads > 1 else 0, row.clamp(0, rows - 1), column.clamp(0, columns - 1)] & inside
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         table = np.asarray(self.layout)
         low, high = (np.floor_divide(edge, self.block_size) for edge in (groups.first, groups.last))
         outside = (low < 0) | (high >= table.shape[1])
@@ -86,12 +84,12 @@ class Blocks(Mask):
         counts = np.concatenate([np.zeros_like(table[:, :1], dtype=np.int64), np.cumsum(table, axis=1)], axis=1)
         first, stop = (np.clip(edge, 0, table.shape[1]) for edge in (low, high + 1))
         hits = counts[:, stop] - counts[:, first]  # [heads, groups, blocks]
-        needed = (hits > 0).any(0)
-        sure = (hits == (stop - first)[:, None]).all(0) & ~outside[:, None]
-        starts = np.broadcast_to(np.arange(table.shape[2]) * self.block_size, needed.shape)
-        return Bounds(*(Spans.of(starts, starts + self.block_size * which, keys) for which in (needed, sure)))
+        any_row = (hits > 0).any(0)
+        all_rows = (hits == (stop - first)[:, None]).all(0) & ~outside[:, None]
+        starts = np.broadcast_to(np.arange(table.shape[2]) * self.block_size, any_row.shape)
+        return Bounds(*(Spans.of(starts, starts + self.block_size * which, keys) for which in (any_row, all_rows)))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         size = self.block_size
         rows = range(box.rows[0] // size, box.rows[-1] // size + 1)
         columns = range(box.keys[0] // size, box.keys[-1] // size + 1)

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups, Triangle
-from saccade.plan.key_ranges import Bounds, Spans, Universe
+from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
-
-__all__ = ["Causal"]
 
 
 @argument_hints(more="a mask is a rule on positions and has no length: Causal() fits any")
@@ -39,13 +37,13 @@ class Causal(Mask):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return kv <= q
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         # For several rows, exclude the key at the first row, which all rows see: the rest is the square triangle
         # that kernels run natively.
         sure_stop = np.where(groups.last > groups.first, groups.first, groups.first + 1)
         return Bounds(Spans.within(keys, keys.first, groups.last + 1), Spans.within(keys, keys.first, sure_stop))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         if box.keys[-1] <= box.rows[0]:
             return True
         if box.keys[0] > box.rows[-1]:

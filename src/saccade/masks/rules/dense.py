@@ -14,8 +14,6 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.torch_modes import is_plain, is_tracing
 
-__all__ = ["NO_BOOL", "Dense"]
-
 _MANY = 1 << 16  # from this number of entries on, testing for consecutive indices pays off
 
 NO_BOOL = "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="

@@ -19,12 +19,10 @@ from saccade.masks.mask import Domain, Mask
 from saccade.masks.rules.full import Full
 from saccade.masks.validation import ints_of, items_of
 from saccade.plan import ALL, Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, value_error
 from saccade.support.validation import check_type
-
-__all__ = ["Documents", "with_facts"]
 
 _TOTAL_BITS = 31  # 16 bytes for each position: 32 GB
 
@@ -136,7 +134,7 @@ class Documents(Mask):
         row = row.expand(len(item), -1)
         return (row - 1 - start[item, row]).masked_fill(document[item, row] < 0, -1)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         if len(self.lengths) > 1 and (groups.batch == ALL).any():
             return Bounds.unknown(keys)
         start, stop, one = self._spans(groups)
@@ -145,13 +143,13 @@ class Documents(Mask):
         if self.rule is None:
             return Bounds.exactly(inside).where(one, apart)
         first = np.clip(keys.first - start, 0, stop - start)
-        local = Universe(first, np.maximum(first, np.minimum(keys.stop, stop) - start))
+        local = KeyDomain(first, np.maximum(first, np.minimum(keys.stop, stop) - start))
         shifted = groups._replace(first=groups.first - start, last=groups.last - start)
         inner = self.rule.bounds(shifted, local)
-        within = Bounds(inner.needed.shifted(start, keys), inner.sure.shifted(start, keys))
+        within = Bounds(inner.any_row.shifted(start, keys), inner.all_rows.shifted(start, keys))
         return within.where(one, apart)
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         if len(self.lengths) > 1 and box.batch == ALL:
             return (self, box)
         item = 0 if len(self.lengths) == 1 else box.batch
@@ -161,7 +159,7 @@ class Documents(Mask):
         if not (one and other and start == row_start):
             return (self, box)
         rows, keys = (range(x.start - start, x.stop - start, x.step) for x in (box.rows, box.keys))
-        return self._inside.residual(Box(box.batch, rows, keys))
+        return self._inside.partial(Box(box.batch, rows, keys))
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
         terms = self._inside.terms()

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Spans, Universe
+from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
-
-__all__ = ["Full"]
 
 
 @argument_hints(more="a mask is a rule on positions and has no length: Full() fits any")
@@ -32,8 +30,8 @@ class Full(Mask):
         # Depend on q and kv, so that the result broadcasts like that of every other mask, also under vmap.
         return (q == q) & (kv == kv)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         return Bounds.exactly(Spans.everything(keys))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         return True

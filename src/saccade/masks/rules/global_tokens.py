@@ -14,12 +14,10 @@ from saccade.masks.device_constant import Table
 from saccade.masks.mask import Mask
 from saccade.masks.validation import ints_of
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool
-
-__all__ = ["Global", "global_positions"]
 
 
 @argument_hints(positions="Global([0]): the tokens that see all and are seen by all")
@@ -73,7 +71,7 @@ class Global(Mask):
         by_key = self._is_global(kv) if self.seen else kv != kv
         return by_query | by_key
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         everything, nothing = Spans.everything(keys), Spans.nothing(keys)
         visible = nothing
         if self.seen and self.positions:
@@ -83,10 +81,10 @@ class Global(Mask):
             return Bounds.exactly(visible)
         hits = self._count(groups.first, groups.last + 1)
         all_hit = (hits == groups.rows) & (groups.step == 1)  # with a step, the count includes other rows
-        needed = everything.where(hits > 0, visible)
-        return Bounds(needed, needed if ((hits > 0) == all_hit).all() else everything.where(all_hit, visible))
+        any_row = everything.where(hits > 0, visible)
+        return Bounds(any_row, any_row if ((hits > 0) == all_hit).all() else everything.where(all_hit, visible))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         rows = self._inside(box.rows) if self.sees else ()
         columns = self._inside(box.keys) if self.seen else ()
         if len(rows) == len(box.rows) or len(columns) == len(box.keys):

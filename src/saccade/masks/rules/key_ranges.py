@@ -12,9 +12,7 @@ from torch import Tensor
 from saccade.masks.device_constant import Table
 from saccade.masks.mask import EVERYWHERE, Domain, Mask
 from saccade.plan import ALL, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-
-__all__ = ["KeyRanges"]
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,7 +85,7 @@ class KeyRanges(Mask):
             allowed = allowed | ((kv >= start) & (kv < end))
         return allowed & inside
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         items, rows, _ = self.starts.shape
         low, high = (x - self.first_row for x in (groups.first, groups.last))
         if rows == 1:
@@ -105,8 +103,8 @@ class KeyRanges(Mask):
             tables = (starts, ends, starts, ends)
         sides = (np.minimum, np.maximum, np.maximum, np.minimum)
         first, stop, sure_first, sure_stop = (_among(*x, low, high) for x in zip(sides, tables, strict=True))
-        needed = Spans.of(first, stop, keys).where(some, nothing)
-        return Bounds(needed, Spans.of(sure_first, sure_stop, keys).where(every, nothing))
+        any_row = Spans.of(first, stop, keys).where(some, nothing)
+        return Bounds(any_row, Spans.of(sure_first, sure_stop, keys).where(every, nothing))
 
     def __repr__(self) -> str:
         items, rows, ranges = self.starts.shape

@@ -14,12 +14,10 @@ from saccade.masks.device_constant import Table
 from saccade.masks.mask import Mask
 from saccade.masks.validation import POSITION_BITS, ints_of
 from saccade.plan import ALL, Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, value_error
 from saccade.support.validation import check_choice, check_int
-
-__all__ = ["Padding"]
 
 
 @argument_hints(lengths="Padding([3, 5]): how many tokens each item has; from_attention_mask takes a tensor of 0 and 1")
@@ -87,16 +85,16 @@ class Padding(Mask):
         start, stop = self._table.on(kv.device).unbind(0)
         return (kv >= start[item]) & (kv < stop[item])
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         start, stop = self._edges()
         if len(self.lengths) > 1:
             if (groups.batch == ALL).any():
-                sure = Spans.within(keys, start.max(), np.maximum(start.max(), stop.min()))
-                return Bounds(Spans.within(keys, start.min(), stop.max()), sure)
+                all_rows = Spans.within(keys, start.max(), np.maximum(start.max(), stop.min()))
+                return Bounds(Spans.within(keys, start.min(), stop.max()), all_rows)
             start, stop = start[groups.batch], stop[groups.batch]
         return Bounds.exactly(Spans.within(keys, start, stop))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         start, stop = self._edges()
         if len(self.lengths) > 1 and box.batch != ALL:
             start, stop = start[box.batch : box.batch + 1], stop[box.batch : box.batch + 1]

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from saccade.masks.mask import Domain, Mask
 from saccade.plan import ALL, Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.validation import check_type
-
-__all__ = ["PerItem"]
 
 
 @argument_hints(rules="PerItem([Global([0]), Global([0, 7])]): one mask for each batch item")
@@ -74,28 +72,28 @@ class PerItem(Mask):
             allowed = torch.where(b == item, rule.allows(b, h, q, kv), allowed)
         return allowed
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         if len(self.rules) == 1:
             return self.rules[0].bounds(groups, keys)
         alike = groups._replace(batch=np.full_like(groups.batch, ALL))
         each = [rule.bounds(alike, keys) for rule in self.rules]
         if (groups.batch == ALL).any():  # keys of any item, and keys of all items
-            needed = reduce(lambda one, other: one.either(other, keys), each).needed
-            return Bounds(needed, reduce(lambda one, other: one.both(other, keys), each).sure)
+            any_row = reduce(lambda one, other: one.either(other, keys), each).any_row
+            return Bounds(any_row, reduce(lambda one, other: one.both(other, keys), each).all_rows)
         nothing = Spans.nothing(keys)
         joined = Bounds(nothing, nothing)
         for item, bounds in enumerate(each):
             is_item = groups.batch == item
-            part = Bounds(bounds.needed.where(is_item, nothing), bounds.sure.where(is_item, nothing))
+            part = Bounds(bounds.any_row.where(is_item, nothing), bounds.all_rows.where(is_item, nothing))
             joined = joined.either(part, keys)
         return joined
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         if len(self.rules) == 1:
-            return self.rules[0].residual(box)
+            return self.rules[0].partial(box)
         if box.batch == ALL:
             return "each item", box
-        inner = self.rules[box.batch].residual(box._replace(batch=ALL))
+        inner = self.rules[box.batch].partial(box._replace(batch=ALL))
         return inner if isinstance(inner, bool) else (box.batch, inner)
 
     def cuts(self, batch: int, rows: range) -> Ints:

@@ -12,8 +12,6 @@ from torch import Tensor
 from saccade.masks.mask import Mask
 from saccade.support.errors import kind, type_error
 
-__all__ = ["Predicate"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Predicate(Mask):

@@ -10,10 +10,8 @@ from torch import Tensor
 from saccade.masks.mask import Mask
 from saccade.masks.validation import check_field
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Spans, Universe
+from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
-
-__all__ = ["Prefix"]
 
 
 @argument_hints()
@@ -48,10 +46,10 @@ class Prefix(Mask):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return (kv < self.length) & (q == q)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         return Bounds.exactly(Spans.within(keys, keys.first, self.length))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         if box.keys[-1] < self.length:
             return True
         if box.keys[0] >= self.length:

@@ -12,9 +12,7 @@ from torch import Tensor
 from saccade.masks.mask import Mask
 from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-
-__all__ = ["DRAW_BITS", "SEED_BITS", "Random"]
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 DRAW_BITS = 12  # each draw is compared with all earlier ones: with more blocks, a row would take minutes
 SEED_BITS = 63  # exported programs store it as int64
@@ -90,7 +88,7 @@ class Random(Mask):
             before.append(pick)
             yield pick
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         size = self.block_size
         low, high = (np.floor_divide(edge, size) for edge in (groups.first, groups.last))
         most = int((high - low).max(initial=0)) + 1
@@ -102,10 +100,10 @@ class Random(Mask):
             present = (row <= high) & (row >= 0)
             starts.append(self.drawn(np.maximum(row, 0)) * size)
             ends.append(starts[-1] + np.where(present, size, 0)[:, None])
-        needed = Spans.of(np.concatenate(starts, axis=1), np.concatenate(ends, axis=1), keys)
-        return Bounds.exactly(needed).where((low == high) & (low >= 0), Bounds(needed, Spans.nothing(keys)))
+        any_row = Spans.of(np.concatenate(starts, axis=1), np.concatenate(ends, axis=1), keys)
+        return Bounds.exactly(any_row).where((low == high) & (low >= 0), Bounds(any_row, Spans.nothing(keys)))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         size = self.block_size
         rows = np.arange(max(box.rows[0] // size, 0), box.rows[-1] // size + 1)
         columns = range(box.keys[0] // size, box.keys[-1] // size + 1)

@@ -12,10 +12,8 @@ from saccade.masks.mask import Mask
 from saccade.masks.rules.causal import Causal
 from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
-
-__all__ = ["Segments"]
 
 
 @argument_hints(
@@ -58,15 +56,15 @@ class Segments(Mask):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return (kv <= q) & (kv >= q.div(self.segment, rounding_mode="floor") * self.segment - self.memory)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         low, high = (np.floor_divide(row, self.segment) * self.segment - self.memory for row in groups[1:3])
         sure_stop = np.where(groups.last > groups.first, groups.first, groups.first + 1)  # as in `Causal`
         return Bounds(Spans.within(keys, low, groups.last + 1), Spans.within(keys, high, sure_stop))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         low, high = (row // self.segment * self.segment - self.memory for row in (box.rows[0], box.rows[-1]))
         if box.keys[0] >= high:
-            return Causal().residual(box)
+            return Causal().partial(box)
         if box.keys[-1] < low:
             return False
         shape = (box.rows.step, len(box.rows), box.keys.step, len(box.keys))

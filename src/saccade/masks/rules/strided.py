@@ -10,10 +10,8 @@ from torch import Tensor
 from saccade.masks.mask import Mask
 from saccade.masks.validation import check_field
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Spans, Universe
+from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
-
-__all__ = ["Strided"]
 
 
 @argument_hints()
@@ -48,12 +46,12 @@ class Strided(Mask):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return (q - kv) % self.step == 0
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         everything = Spans.everything(keys)
         # A group whose step is a multiple of this one sees all its keys.
         return Bounds(everything, everything if groups.step % self.step == 0 else Spans.nothing(keys))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         offset = (box.rows[0] - box.keys[0]) % self.step
         if box.rows.step % self.step == 0 and box.keys.step % self.step == 0:
             return offset == 0

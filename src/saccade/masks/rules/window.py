@@ -10,11 +10,9 @@ from torch import Tensor
 from saccade.masks.mask import Mask
 from saccade.masks.validation import POSITION_BITS
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Spans, Universe
+from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import check_int
-
-__all__ = ["Window"]
 
 _UNLIMITED = 1 << POSITION_BITS  # wider than any sequence: sums of positions and widths must stay within int64
 
@@ -69,18 +67,18 @@ class Window(Mask):
         near = distance <= self.left
         return near if self.right is None else near & (distance >= -self.right)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         def between(low_row: object, high_row: object) -> Spans:
             first = keys.first if self.left is None else low_row - self.left  # type: ignore[operator]
             stop = keys.stop if self.right is None else high_row + self.right + 1  # type: ignore[operator]
             return Spans.within(keys, first, stop)
 
-        needed = between(groups.first, groups.last)
+        any_row = between(groups.first, groups.last)
         if (groups.first == groups.last).all():
-            return Bounds.exactly(needed)
-        return Bounds(needed, between(groups.last, groups.first))
+            return Bounds.exactly(any_row)
+        return Bounds(any_row, between(groups.last, groups.first))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         least = box.rows[0] - box.keys[-1]
         most = box.rows[-1] - box.keys[0]
         low = least if self.right is None else -self.right

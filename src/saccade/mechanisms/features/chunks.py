@@ -9,8 +9,6 @@ from torch import Tensor
 
 from saccade.engine.tiles.grouped_heads import folded
 
-__all__ = ["CHUNK", "Carried", "Line", "Summed", "chunked_sums"]
-
 CHUNK = 64
 """Tokens that are compared pair by pair. Fewer mean more steps, more mean more pairs."""
 

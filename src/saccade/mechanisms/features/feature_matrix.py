@@ -24,8 +24,6 @@ from saccade.mechanisms.linear_time import LinearTimeMatrix, divide_rows
 from saccade.mechanisms.value_access import is_readable, is_surely_finite, nonfinite_tokens
 from saccade.support.torch_modes import without_autocast
 
-__all__ = ["FeatureMatrix", "Features", "FeatureMechanism"]
-
 _PIECE = 1 << 20  # numbers that are summed and divided together: 4 MB, which fits into memory that was just freed
 
 

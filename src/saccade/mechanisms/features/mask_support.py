@@ -11,8 +11,6 @@ from saccade.masks import Causal, Documents, Full, Mask
 from saccade.mechanisms.checked_mechanism import Inputs, parts_of
 from saccade.mechanisms.value_access import is_readable, unless_none
 
-__all__ = ["Visible", "why_no_sum"]
-
 _BECAUSE = "a sum over keys is all that is kept of them"
 
 

@@ -13,8 +13,6 @@ from saccade.engine.tiles.grouped_heads import product
 from saccade.mechanisms.features.chunks import Carried, Line, chunked_sums
 from saccade.support.torch_modes import is_tracing
 
-__all__ = ["continued", "prefix_sums"]
-
 
 def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, reverse: bool = False) -> Tensor:
     r"""Compare each row with all keys up to its place, and sum their values.

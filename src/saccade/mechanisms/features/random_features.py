@@ -12,8 +12,6 @@ from torch import Tensor
 
 from saccade.mechanisms.features.feature_matrix import Features
 
-__all__ = ["KINDS", "Kind", "directions", "drawn", "drawn_unread", "random_features"]
-
 Kind = Literal["positive", "hyperbolic", "trigonometric"]
 KINDS: tuple[Kind, ...] = ("positive", "hyperbolic", "trigonometric")
 

@@ -16,8 +16,6 @@ from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.linear_time import take_rows
 from saccade.support.errors import value_error
 
-__all__ = ["Order", "check_memory", "line_of", "rows_that_see"]
-
 
 class Order(NamedTuple):
     """The places of queries and keys in the line that `prefix_sums` sums over.

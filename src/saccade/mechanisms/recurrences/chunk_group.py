@@ -10,8 +10,6 @@ from torch import Tensor
 from saccade.mechanisms.recurrences.decays import Decays
 from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut
 
-__all__ = ["Group", "after", "backwards", "forwards", "scaled", "written_by"]
-
 
 class Group(NamedTuple):
     """Chunks of a rule, ``[chunks, lines, CHUNK, width]`` each.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from saccade.mechanisms.value_access import is_readable
 
-__all__ = ["Decays"]
-
 _STEPS = 8  # tokens of a chunk whose decays, one for each channel, are computed pair by pair
 _SAFE = -60.0  # exp(60), times queries, keys and gradients, is finite in float32
 

@@ -18,8 +18,6 @@ from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, unsupported, value_error
 from saccade.support.validation import check_number, check_type
 
-__all__ = ["GatedRecurrence", "Recurrence"]
-
 _LEAST = -1e4  # exp of it is 0 in every dtype, and sums of it are finite
 
 

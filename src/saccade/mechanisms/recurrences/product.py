@@ -14,8 +14,6 @@ from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut, gro
 from saccade.mechanisms.value_access import is_readable, is_surely_finite
 from saccade.support.torch_modes import is_tracing
 
-__all__ = ["product", "transposed"]
-
 
 def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the outputs of the tokens, and the state after the last one. Differentiable in all but the segments.

@@ -24,8 +24,6 @@ from saccade.statistics import Received
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.torch_modes import is_transformed, without_autocast
 
-__all__ = ["RecurrenceMatrix"]
-
 _ENTRIES = 1 << 22  # of a block: one sweep from the end of the line, over all heads, computes all rows of a block
 _FEWEST_ROWS = 64
 

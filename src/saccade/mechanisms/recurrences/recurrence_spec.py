@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["CHUNK", "GROUP", "Rule", "cut", "groups_of", "joined", "FEW", "stepped"]
-
 CHUNK = 32  # tokens whose mutual weights are dense: small tables, and fast products
 GROUP = 256  # tokens, several chunks, that are prepared together; the backward pass stores one state for each
 

@@ -18,8 +18,6 @@ from saccade.models.generation.stepper import LanguageModel, new_reader
 from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["Hypothesis", "beam_search"]
-
 
 class Hypothesis(NamedTuple):
     """A continuation and its score.

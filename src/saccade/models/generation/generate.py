@@ -19,8 +19,6 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_type
 
-__all__ = ["Step", "generate", "stream"]
-
 Tokens = Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 

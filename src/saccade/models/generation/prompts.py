@@ -10,8 +10,6 @@ from torch import Tensor
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import check_int, is_integer
 
-__all__ = ["FOREIGN_NAMES", "as_prompts", "left_padded", "stop_tokens"]
-
 _SAMPLER = "sampler=Sampler(temperature=..., top_k=..., top_p=...); without one the likeliest token is taken"
 
 FOREIGN_NAMES: Mapping[str, str] = {

@@ -11,8 +11,6 @@ from torch import Tensor
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["Sampler"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:

@@ -15,8 +15,6 @@ from saccade.support.errors import type_error, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_type
 
-__all__ = ["LanguageModel", "Reader", "new_reader"]
-
 
 class LanguageModel(Protocol):
     """The interface of models for generation. Without ``new_cache()`` they read the whole texts in each step."""

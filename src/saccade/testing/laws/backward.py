@@ -10,8 +10,6 @@ from saccade.testing.laws.expect import holds
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
-__all__ = ["gradients", "random_like", "truth_gradients"]
-
 Through = Literal["out", "lse"]
 Gradients = dict[str, Tensor]
 _SEED = 1

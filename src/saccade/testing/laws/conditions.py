@@ -7,23 +7,6 @@ from collections.abc import Callable
 from saccade.testing.case import Case
 from saccade.testing.subject import Subject
 
-__all__ = [
-    "claims_memory",
-    "default_positions",
-    "has_empty_rows",
-    "has_no_sink",
-    "has_queries_and_keys",
-    "has_several_items",
-    "has_several_queries",
-    "hides_something",
-    "is_causal",
-    "is_full",
-    "is_small",
-    "shares_keys",
-    "shows_something",
-    "trains_parameters",
-]
-
 
 def _unless(reason: str, holds: Callable[[Case], bool]) -> Callable[[Subject, Case], str | None]:
     """Make a condition from a property of cases and the reason for cases without it."""

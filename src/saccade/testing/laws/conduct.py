@@ -20,8 +20,6 @@ from saccade.testing.laws.memory import largest_tensor
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
-__all__ = ["LAWS"]
-
 
 @law()
 def pure(subject: Subject, case: Case, dtype: torch.dtype) -> None:

@@ -18,8 +18,6 @@ from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
 from saccade.testing.subject import OPTIONS, Subject
 
-__all__ = ["LAWS"]
-
 
 @dataclasses.dataclass(frozen=True)
 class _Question:

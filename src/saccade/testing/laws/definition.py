@@ -19,8 +19,6 @@ from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
-__all__ = ["LAWS"]
-
 _ALL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 

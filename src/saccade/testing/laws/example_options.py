@@ -12,8 +12,6 @@ from saccade.scores import Additive, Score
 from saccade.testing.case import seeded
 from saccade.testing.problem import Problem
 
-__all__ = ["SOME", "some_bias", "some_relative", "some_score", "some_sink"]
-
 
 def some_bias(problem: Problem) -> Tensor:
     """Return a normal random bias for every head, row and column."""

@@ -5,8 +5,6 @@ from torch import Tensor
 
 from saccade.testing.tolerances import Quantity, difference, error, tolerance
 
-__all__ = ["LawBroken", "close", "holds", "identical", "same"]
-
 
 class LawBroken(AssertionError):  # noqa: N818 - a verdict, not a fault of the program
     """A law does not hold; the message is a counter-example."""

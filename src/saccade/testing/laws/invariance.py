@@ -11,8 +11,6 @@ from saccade.testing.laws.law import law
 from saccade.testing.problem import Part
 from saccade.testing.subject import Subject
 
-__all__ = ["LAWS"]
-
 
 @law()
 def ones(subject: Subject, case: Case, dtype: torch.dtype) -> None:

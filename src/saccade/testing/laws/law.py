@@ -10,8 +10,6 @@ import torch
 from saccade.testing.case import Case
 from saccade.testing.subject import Subject
 
-__all__ = ["Condition", "Law", "law"]
-
 Trial = Callable[[Subject, Case, torch.dtype], None]
 Condition = Callable[[Subject, Case], str | None]
 

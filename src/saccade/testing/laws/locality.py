@@ -12,8 +12,6 @@ from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
-__all__ = ["LAWS"]
-
 _NOT_FINITE = {"NaN": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
 _LEAST = 1e-7  # of weights that every dtype can represent
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["largest_tensor"]
-
 
 def largest_tensor(compute: Callable[[], object]) -> int:
     """Return the bytes of the largest result of any operation, forward and backward.

@@ -15,8 +15,6 @@ from saccade.viz.page.layers import Recorded
 from saccade.viz.page.report import Language, checked_options, checked_path, write
 from saccade.viz.page.texts import Tokens, check_tokens
 
-__all__ = ["live_report"]
-
 _SHARE = 0.1  # most of the time that writing may take
 
 

@@ -21,8 +21,6 @@ from saccade.viz.page.layers import layers_of
 from saccade.viz.page.page_data import checked_labels, read_side
 from saccade.viz.page.texts import Tokens, check_tokens
 
-__all__ = ["FORMAT", "Language", "Options", "checked_options", "checked_path", "page_parts", "report", "write"]
-
 FORMAT = "saccade.report/1"
 """Names the form of a page's data."""
 Language = Literal["en", "zh"]

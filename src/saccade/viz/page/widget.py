@@ -12,8 +12,6 @@ from saccade.viz.page.document import code, style
 from saccade.viz.page.report import Language, checked_options, page_parts
 from saccade.viz.page.texts import Tokens
 
-__all__ = ["report_widget"]
-
 
 @argument_hints({})
 def report_widget(
