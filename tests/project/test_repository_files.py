@@ -45,7 +45,8 @@ def test_a_claim_that_holds_is_not_annotated() -> None:
 @pytest.mark.parametrize("rule, status", [("causal", 0), ("window(1, 0)", 1)])
 def test_the_action_runs_the_audit(rule: str, status: int, tmp_path: Path) -> None:
     environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "MODEL": "small-decoder", "RULE": rule,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]), "MODEL": "small-decoder",
+        "RULE": rule,
         "ARGUMENTS": "--length 12 --tests 2", "RUNNER_TEMP": str(tmp_path), "GITHUB_OUTPUT": str(tmp_path / "output"),
     }  # fmt: skip
     done = subprocess.run(
