@@ -81,9 +81,9 @@ def test_a_command_ends_with_a_sentence(package, monkeypatch, capsys, tmp_path):
 
 def test_every_extra_that_an_error_names_exists():
     sources = [path.read_text("utf-8") for path in (Path(__file__).parents[2] / "src").rglob("*.py")]
-    named = {extra for text in sources for extra in re.findall(r"saccade\[(\w+)\]", text)}
+    named = {extra for text in sources for extra in re.findall(r"saccade-attention\[(\w+)\]", text)}
     named |= {extra for text in sources for extra in re.findall(r'missing_extra\([^()]*"(\w+)"\)', text)}
-    assert {"models", "viz", "cli", "bench"} <= named
+    assert {"models", "viz", "cli"} <= named
     assert named <= set(PROJECT["optional-dependencies"])
 
 
