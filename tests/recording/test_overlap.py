@@ -115,7 +115,7 @@ def test_recordings_end_in_any_order(name, order):
         calls = 3 - number + order.index(number)
         assert counted(recording) == dict.fromkeys(recording, calls)
         assert len(recording) == layers
-        assert not recording.unheard
+        assert not recording.not_recorded
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -38,7 +38,7 @@ def tapped(model: nn.Module, sink: Sink) -> Iterator[Valve]:
             are those of the model and may change after the call.
 
     Yields:
-        The valve through which all of it flows; its ``unheard`` are layers that seem to attend and cannot be heard.
+        The capture; its ``not_recorded`` names layers that seem to attend and cannot be recorded.
 
     Heard is what begins and ends meanwhile, in whichever thread. Several may listen to one model, and end in any order.
 
@@ -57,7 +57,7 @@ def tapped(model: nn.Module, sink: Sink) -> Iterator[Valve]:
                 stack.close()
 
 
-def _noting_unheard(model: nn.Module, valve: Valve) -> AbstractContextManager[None]:
+def _note_not_recorded(model: nn.Module, valve: Valve) -> AbstractContextManager[None]:
     """Note each module whose class is called attention and that ran a whole call without a matrix being handed out.
 
     Of modules within one another it is the innermost that is noted. Names are all there is to go by: what is called
@@ -81,7 +81,7 @@ def _note(call: HeardCall) -> Any:
     if not is_recomputed():
         for ear, spoken in zip(call.ears, before, strict=True):
             if ear.valve.spoken == spoken:
-                ear.valve.note_unheard(ear.name, type(call.module).__name__)
+                ear.valve.note_not_recorded(ear.name, type(call.module).__name__)
     return out
 
 
@@ -92,5 +92,5 @@ _TAPS = (
     tapped_torch_layers,
     tapped_mechanisms,
     tapped_recurrences,
-    _noting_unheard,
+    _note_not_recorded,
 )

@@ -46,14 +46,14 @@ class Valve:
 
     Attributes:
         is_open: whether the recording goes on; what ends after it is not handed out.
-        unheard: modules that seem to attend, and of which a call was not handed out, with the names of their classes.
+        not_recorded: class names, by name, of modules that seem to attend and of which no matrix was recorded.
     """
 
     def __init__(self, sink: Sink):
         self._sink = sink
         self._here = _Here()
         self.is_open = True
-        self.unheard: dict[str, str] = {}
+        self.not_recorded: dict[str, str] = {}
 
     @property
     def is_closed(self) -> bool:
@@ -62,7 +62,7 @@ class Valve:
 
     @property
     def spoken(self) -> int:
-        """How many calls of this thread were handed out, or noted as unheard."""
+        """How many calls of this thread were handed out, or noted as not_recorded."""
         return self._here.spoken
 
     @contextmanager
@@ -83,11 +83,11 @@ class Valve:
         with torch.no_grad(), self.closed():
             self._sink(name, make)
 
-    def note_unheard(self, name: str, kind: str) -> None:
+    def note_not_recorded(self, name: str, kind: str) -> None:
         """Remember a module of which a call was not handed out, unless it belongs to a call that is known."""
         if self.is_open and not self.is_closed:
             self._here.spoken += 1
-            self.unheard.setdefault(name, kind)
+            self.not_recorded.setdefault(name, kind)
 
 
 class Ear(NamedTuple):

@@ -124,7 +124,7 @@ def lightning_tokens(projected: Tensor, slopes: Tensor) -> Tokens:
 
 def _packed(name: str) -> Exception:
     reason = f"it hands {name} to its kernel, which tells packed documents apart"
-    return unsupported("a recurrence", [reason], hint="a padded batch is heard")
+    return unsupported("a recurrence", [reason], hint="record a padded batch instead")
 
 
 def _second(given: Given, out: Any) -> Tensor | None:

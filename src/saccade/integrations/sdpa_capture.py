@@ -109,7 +109,7 @@ class _Mode(TorchFunctionMode):
             hand_out([(ear, lambda: function_matrix(args, kwargs)) for ear in _ears()])
         elif _softmax_products.is_one(func, args, kwargs, out) and not _is_ours(sys._getframe(1)):
             for one in _innermost():
-                one.ear.valve.note_unheard(one.ear.name, one.kind)
+                one.ear.valve.note_not_recorded(one.ear.name, one.kind)
         return out
 
 

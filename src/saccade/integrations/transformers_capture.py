@@ -195,7 +195,7 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool) -
         facts = {name: fact for name, fact in kwargs.items() if name not in ("dropout", "output_attentions")}
         if getattr(key, "saccade_cache", None) is not None:
             reason = "its cache is one of ours, which is handed the new keys alone"
-            raise unsupported("a transformers model", [reason], hint="transformers' own caches are heard")
+            raise unsupported("a transformers model", [reason], hint="use transformers' own caches")
 
         def making(listener: _Listener) -> Make:
             def make() -> AttentionMatrix:
@@ -206,7 +206,7 @@ def _tapped(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool) -
 
         if is_foreign and not _is_product(making(listeners[0]), value, out, kwargs.get("dropout")):
             for ear in ears:
-                ear.valve.note_unheard(ear.name, type(module).__name__)
+                ear.valve.note_not_recorded(ear.name, type(module).__name__)
             return out
         hand_out([(ear, making(listener)) for listener, ear in zip(listeners, ears, strict=True)])
         return out

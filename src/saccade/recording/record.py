@@ -19,7 +19,7 @@ from saccade.support.argument_hints import answers
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_type
 
-__all__ = ["Keep", "UnheardLayersWarning", "record"]
+__all__ = ["Keep", "UnrecordedLayersWarning", "record"]
 
 CALLED_AS = "record"  # in errors
 
@@ -40,10 +40,10 @@ _NAMED: dict[str, tuple[Fold[Any, Any], ...]] = {
 }
 
 
-class UnheardLayersWarning(UserWarning):
+class UnrecordedLayersWarning(UserWarning):
     """Layers that attend ran and could not be recorded, while others could.
 
-    `Recording.unheard` names them.
+    `Recording.not_recorded` names them.
     """
 
 
@@ -67,7 +67,7 @@ def record(
     transformers (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention) are heard as the matrices that
     they are. ``output_attentions`` is never asked for, and no n × n matrix is built. A module that multiplies the
     result of a softmax, or whose class is called attention or is such a recurrence, and which ran without being heard,
-    is named in an `UnheardLayersWarning` and in ``recording.unheard``.
+    is named in an `UnrecordedLayersWarning` and in ``recording.not_recorded``.
 
     A call is recorded if it begins and ends within the block, in whichever thread it runs; it continues the last call
     of its thread if it adds keys to it. Several recordings of one model may overlap in any way, and each hears all of
@@ -123,34 +123,33 @@ def record(
 def _recording(model: nn.Module, recorder: Recorder, selection: Selection) -> Iterator[Recording]:
     with tapped(model, recorder.hear) as valve:
         try:
-            yield Recording(recorder.runs, valve.unheard)
+            yield Recording(recorder.runs, valve.not_recorded)
         finally:
             recorder.end()
-    unheard = {name: kind for name, kind in valve.unheard.items() if selection.may_mean(name)}
-    _check_heard(model, selection, unheard)
-    if unheard:
+    not_recorded = {name: kind for name, kind in valve.not_recorded.items() if selection.may_mean(name)}
+    _check_heard(model, selection, not_recorded)
+    if not_recorded:
         # Here, contextlib and the `with` statement stand above one another.
-        warnings.warn(f"record: {_said_of(unheard)}.", UnheardLayersWarning, stacklevel=3)
+        warnings.warn(f"record: {_said_of(not_recorded)}.", UnrecordedLayersWarning, stacklevel=3)
 
 
-def _said_of(unheard: dict[str, str]) -> str:
-    shown = [f"{name} ({kind})" for name, kind in [*unheard.items()][:_SHOWN]]
-    more = f" and {len(unheard) - _SHOWN} more" if len(unheard) > _SHOWN else ""
-    what = "ran and could not be heard: such a layer computes its weights in operations of its own, or has none"
+def _said_of(not_recorded: dict[str, str]) -> str:
+    shown = [f"{name} ({kind})" for name, kind in [*not_recorded.items()][:_SHOWN]]
+    more = f" and {len(not_recorded) - _SHOWN} more" if len(not_recorded) > _SHOWN else ""
+    what = "ran and could not be recorded: such a layer computes its weights in operations of its own, or has none"
     return f"{', '.join(shown)}{more} {what}"
 
 
-def _check_heard(model: nn.Module, selection: Selection, unheard: dict[str, str]) -> None:
+def _check_heard(model: nn.Module, selection: Selection, not_recorded: dict[str, str]) -> None:
     """Raise where nothing was heard, or not what was asked for, and say what could be wrong."""
     name = type(model).__name__
     if not selection.heard:
-        reason = (
-            "no call of an attention layer was heard: it did not run, or computes its weights in operations of its own"
-        )
-        reason = _said_of(unheard) if unheard else reason
+        reason = "no call of an attention layer was recorded: it did not run, or computes its weights in operations"
+        reason += " of its own"
+        reason = _said_of(not_recorded) if not_recorded else reason
         raise unsupported(name, [reason], hint=_way_out(model))
     if selection.unused:
-        reason = f"{', '.join(map(str, selection.unused))} was not heard; {', '.join(selection.heard)} were"
+        reason = f"{', '.join(map(str, selection.unused))} was not recorded; {', '.join(selection.heard)} were"
         raise unsupported(name, [reason], hint="layers= takes numbers and names of these")
 
 

@@ -25,11 +25,11 @@ class Recording(Mapping[str, Run]):
 
     Args:
         runs: of each layer, in order.
-        unheard: modules that seem to be attention and could not be heard, with the names of their classes.
+        not_recorded: modules that seem to be attention and could not be recorded, with the names of their classes.
     """
 
-    def __init__(self, runs: dict[str, list[Run]], unheard: Mapping[str, str] = MappingProxyType({})):
-        self._runs, self._unheard = runs, unheard
+    def __init__(self, runs: dict[str, list[Run]], not_recorded: Mapping[str, str] = MappingProxyType({})):
+        self._runs, self._not_recorded = runs, not_recorded
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -37,12 +37,12 @@ class Recording(Mapping[str, Run]):
         return tuple(self._runs)
 
     @property
-    def unheard(self) -> tuple[str, ...]:
+    def not_recorded(self) -> tuple[str, ...]:
         """Names of modules that attend, and of whose calls no matrix was recorded.
 
         They compute their weights in operations of their own, or have none.
         """
-        return tuple(self._unheard)
+        return tuple(self._not_recorded)
 
     def runs(self, layer: str | int) -> tuple[Run, ...]:
         """All runs of a layer: a new one begins with each call that does not go on from the one before.
@@ -91,7 +91,7 @@ class Recording(Mapping[str, Run]):
             f"    {name}: {len(runs)} {'run' if len(runs) == 1 else 'runs'}, the last of shape {list(runs[-1].shape)}"
             for name, runs in tuple(self._runs.items())
         ]
-        lines += [f"    {name}: ran, and was not heard ({kind})" for name, kind in tuple(self._unheard.items())]
+        lines += [f"    {name}: ran, and was not recorded ({kind})" for name, kind in tuple(self._not_recorded.items())]
         return "\n".join([f"Recording of {len(self)} layers", *lines])
 
     def _name(self, layer: str | int) -> str:
