@@ -163,5 +163,5 @@ def test_what_cannot_be_meant_is_refused() -> None:
 
 def test_a_recording_does_not_take_the_new_keys_for_all() -> None:
     model, cache = _model("Llama"), Cache(KVCache() for _ in range(2))
-    with pytest.raises(saccade.UnsupportedError, match="its cache is one of ours"), saccade.record(model):
+    with pytest.raises(saccade.UnsupportedError, match="its cache is one of saccade's"), saccade.record(model):
         _with(model, cache, _prompt())

@@ -15,13 +15,13 @@ from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _Av
 
 from saccade.distributed.collectives import agree
 from saccade.integrations.attention_call import AttentionCall
+from saccade.integrations.capture_context import uses_attention_interface
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.mask_functions import MaskFunction, as_rule, with_padding
 from saccade.integrations.output_attentions import check_no_weights
 from saccade.integrations.pattern_in_texts import with_pattern
 from saccade.integrations.replace_attention import is_pretrained
 from saccade.integrations.transformers import registered
-from saccade.integrations.transformers_capture import speaks_attention_interface
 from saccade.masks import Documents, Mask
 from saccade.support.errors import unsupported, value_error
 
@@ -67,7 +67,7 @@ def _against(model: Any) -> list[str]:
     reasons = [f"{own} makes one vector of all tokens" for own in parts if own.rpartition(".")[2] == "pooler"]
     if str(model.config._attn_implementation).startswith(_NAME):
         reasons.append("it runs over ranks already")
-    if not any(speaks_attention_interface(part) for part in parts.values()):
+    if not any(uses_attention_interface(part) for part in parts.values()):
         reasons.append("it computes its attention itself, without transformers' attention interface")
     if not name.endswith(_KINDS):
         reasons.append(f"what {name} makes of all tokens is not known here")

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from saccade.integrations import transformers
+from saccade.integrations.capture_context import uses_attention_interface
 from saccade.integrations.replacement_modules import FusedAttention, TorchAttention, is_fused
 from saccade.integrations.stand_in import StandIn, put_in, tried
-from saccade.integrations.transformers_capture import speaks_attention_interface
 from saccade.integrations.written_out import written_out
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
@@ -207,7 +207,7 @@ def _against_object(part: nn.Module) -> str:
 
 def _against_model(model: Any) -> str:
     """Return why a model of transformers cannot run on our attention; "" if it can."""
-    if not any(speaks_attention_interface(part) for part in model.modules()):
+    if not any(uses_attention_interface(part) for part in model.modules()):
         return "it computes its attention itself, without transformers' attention interface"
     if getattr(model, "_supports_sdpa", True):
         return ""
@@ -290,4 +290,4 @@ def _installed(name: str, model: Any, mask: Mask | None) -> Iterator[Replaced]:
 
 
 def _is_attention(part: nn.Module) -> bool:
-    return speaks_attention_interface(part) and type(part).__name__.endswith("Attention")
+    return uses_attention_interface(part) and type(part).__name__.endswith("Attention")

@@ -22,6 +22,8 @@ from saccade.support.validation import check_type
 
 __all__ = ["MaskOfLayer", "from_transformers", "install"]
 
+CALLED_AS = "install"  # in errors
+
 MaskOfLayer = Callable[[nn.Module], Mask | None]
 """A function of the attention module that returns the pattern of this layer."""
 

@@ -1,4 +1,4 @@
-"""Recorder: hears each call of a layer, and fills a recording."""
+"""Collector: hears each call of a layer, and fills a recording."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 from saccade.matrix import Matrix
 from saccade.recording.derived_matrices import chosen_heads
 from saccade.recording.ends import Ends
-from saccade.recording.kept_matrices import KeptMatrices
 from saccade.recording.layer_record import Call, Run, statistics_of
 from saccade.recording.layer_selection import Selection
+from saccade.recording.stored_matrices import StoredMatrices
 from saccade.statistics import Fold
 
-__all__ = ["Kept", "Recorder"]
+__all__ = ["KeepOptions", "Collector"]
 
 CALLED_AS = "record"  # in errors
 
 
-class Kept(NamedTuple):
+class KeepOptions(NamedTuple):
     """What is kept of each call.
 
     Attributes:
@@ -33,7 +33,7 @@ class Kept(NamedTuple):
     matrices: bool
 
 
-class Recorder:
+class Collector:
     """Takes in the calls that taps hear, in whichever thread the model runs, and fills ``runs``.
 
     Args:
@@ -42,14 +42,14 @@ class Recorder:
         callback: called with each matrix; none when None.
     """
 
-    def __init__(self, kept: Kept, selection: Selection, callback: Callable[[str, Matrix], None] | None):
+    def __init__(self, kept: KeepOptions, selection: Selection, callback: Callable[[str, Matrix], None] | None):
         self._kept, self._selection, self._callback = kept, selection, callback
         self.runs: dict[str, list[Run]] = {}
         self._ends = Ends()
         self._lock = threading.Lock()
         self._is_over = False
 
-    def hear(self, name: str, make: Callable[[], Matrix]) -> None:
+    def on_call(self, name: str, make: Callable[[], Matrix]) -> None:
         """Take in one call of a layer."""
         with self._lock:
             if not self._selection.has_layer(name):
@@ -76,7 +76,7 @@ class Recorder:
                 return
             run, first_column = self._ends.continued(name, matrix)
             is_new = run is None
-            run = run or Run(name, self._kept.folds, KeptMatrices() if self._kept.matrices else None)
+            run = run or Run(name, self._kept.folds, StoredMatrices() if self._kept.matrices else None)
             run._take(matrix, call._replace(first_column=first_column))
             if is_new:
                 self.runs[name] = [*self.runs.get(name, []), run]

@@ -22,7 +22,7 @@ class Ends:
     same keys continues a run only in a step of a generation, that is, where the self-attention that ran before it in
     the same thread continued one. Otherwise two passes over one input would become one run.
 
-    Not safe for threads by itself: the recorder holds its lock.
+    Not safe for threads by itself: the collector holds its lock.
     """
 
     def __init__(self) -> None:

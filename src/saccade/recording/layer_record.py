@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import AttentionMatrix, Matrix
-from saccade.recording.kept_matrices import KeptMatrices
 from saccade.recording.merge_statistics import joined_answers, joined_sums
+from saccade.recording.stored_matrices import StoredMatrices
 from saccade.statistics import Entropy, Fold, LargestWeight, LogitVariance, Received, SquaredNorm, Summary
 from saccade.statistics.summary import plain_statistics
 from saccade.support.errors import UnsupportedError, unsupported
@@ -60,7 +60,7 @@ class Run:
         calls: every call, in order.
     """
 
-    def __init__(self, name: str, folds: tuple[Fold[Any, Any], ...], held: KeptMatrices | None):
+    def __init__(self, name: str, folds: tuple[Fold[Any, Any], ...], held: StoredMatrices | None):
         self.name = name
         self.calls: list[Call] = []
         self._folds, self._held = folds, held

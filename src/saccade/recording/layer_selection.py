@@ -50,7 +50,7 @@ class Selection:
         return self._numbers is None or bool(self._numbers) or any(fnmatchcase(name, one) for one in self._patterns)
 
     @property
-    def heard(self) -> tuple[str, ...]:
+    def called(self) -> tuple[str, ...]:
         """Every layer that spoke, chosen or not."""
         return tuple(self._known)
 

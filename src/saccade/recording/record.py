@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from saccade.integrations.capture_all import tapped
+from saccade.integrations.capture_all import capture_all
 from saccade.matrix import Matrix
-from saccade.recording.collector import Kept, Recorder
+from saccade.recording.collector import Collector, KeepOptions
 from saccade.recording.layer_selection import Selection
 from saccade.recording.recording import Recording
 from saccade.statistics import Fold, Pooled, TopK
@@ -30,9 +30,9 @@ _WAYS_OUT = {
 }
 
 Keep = Literal["statistics", "topk", "pooled", "qk"] | Fold[Any, Any]
-"""What is kept of a call: a question's answer, some by name, or queries and keys."""
+"""What is options of a call: a question's answer, some by name, or queries and keys."""
 
-_NAMED: dict[str, tuple[Fold[Any, Any], ...]] = {
+_STATISTICS: dict[str, tuple[Fold[Any, Any], ...]] = {
     "statistics": (),
     "topk": (TopK(8),),
     "pooled": (Pooled(64),),
@@ -112,66 +112,66 @@ def record(
     check_type("model", model, nn.Module, "be a torch module")
     if callback is not None and not callable(callback):
         raise type_error("callback", "be a function (name, matrix), or None", type(callback).__name__)
-    kept = _kept(keep)
-    if not (any(kept) or callback):
+    options = _keep_options(keep)
+    if not (any(options) or callback):
         raise value_error("keep", "name something where there is no callback", "nothing")
     selection = Selection(layers, heads)
-    return _recording(model, Recorder(kept, selection, callback), selection)
+    return _recording(model, Collector(options, selection, callback), selection)
 
 
 @contextmanager
-def _recording(model: nn.Module, recorder: Recorder, selection: Selection) -> Iterator[Recording]:
-    with tapped(model, recorder.hear) as valve:
+def _recording(model: nn.Module, collector: Collector, selection: Selection) -> Iterator[Recording]:
+    with capture_all(model, collector.on_call) as capture:
         try:
-            yield Recording(recorder.runs, valve.not_recorded)
+            yield Recording(collector.runs, capture.not_recorded)
         finally:
-            recorder.end()
-    not_recorded = {name: kind for name, kind in valve.not_recorded.items() if selection.may_mean(name)}
-    _check_heard(model, selection, not_recorded)
+            collector.end()
+    not_recorded = {name: kind for name, kind in capture.not_recorded.items() if selection.may_mean(name)}
+    _check_recorded(model, selection, not_recorded)
     if not_recorded:
         # Here, contextlib and the `with` statement stand above one another.
-        warnings.warn(f"record: {_said_of(not_recorded)}.", UnrecordedLayersWarning, stacklevel=3)
+        warnings.warn(f"record: {_describe(not_recorded)}.", UnrecordedLayersWarning, stacklevel=3)
 
 
-def _said_of(not_recorded: dict[str, str]) -> str:
+def _describe(not_recorded: dict[str, str]) -> str:
     shown = [f"{name} ({kind})" for name, kind in [*not_recorded.items()][:_SHOWN]]
     more = f" and {len(not_recorded) - _SHOWN} more" if len(not_recorded) > _SHOWN else ""
     what = "ran and could not be recorded: such a layer computes its weights in operations of its own, or has none"
     return f"{', '.join(shown)}{more} {what}"
 
 
-def _check_heard(model: nn.Module, selection: Selection, not_recorded: dict[str, str]) -> None:
+def _check_recorded(model: nn.Module, selection: Selection, not_recorded: dict[str, str]) -> None:
     """Raise where nothing was heard, or not what was asked for, and say what could be wrong."""
     name = type(model).__name__
-    if not selection.heard:
+    if not selection.called:
         reason = "no call of an attention layer was recorded: it did not run, or computes its weights in operations"
         reason += " of its own"
-        reason = _said_of(not_recorded) if not_recorded else reason
-        raise unsupported(name, [reason], hint=_way_out(model))
+        reason = _describe(not_recorded) if not_recorded else reason
+        raise unsupported(name, [reason], hint=_hint(model))
     if selection.unused:
-        reason = f"{', '.join(map(str, selection.unused))} was not recorded; {', '.join(selection.heard)} were"
+        reason = f"{', '.join(map(str, selection.unused))} was not recorded; {', '.join(selection.called)} were"
         raise unsupported(name, [reason], hint="layers= takes numbers and names of these")
 
 
-def _way_out(model: nn.Module) -> str:
+def _hint(model: nn.Module) -> str:
     """Say how a model of this library comes to call attention that can be recorded."""
     libraries = {type(module).__module__.partition(".")[0] for module in model.modules()}
     ways = [way for library, way in _WAYS_OUT.items() if library in libraries]
     return "; ".join([*ways, "any module can call torch.nn.functional.scaled_dot_product_attention"])
 
 
-def _kept(keep: object) -> Kept:
+def _keep_options(keep: object) -> KeepOptions:
     given = [keep] if isinstance(keep, str | Fold) else list(keep) if isinstance(keep, Iterable) else [keep]
     folds: list[Fold[Any, Any]] = []
     for one in given:
-        if isinstance(one, str) and one in _NAMED:
-            added = _NAMED[one]
+        if isinstance(one, str) and one in _STATISTICS:
+            added = _STATISTICS[one]
         elif isinstance(one, Fold):
             added = (one,)
         else:
-            names = ", ".join(f'"{name}"' for name in _NAMED)
+            names = ", ".join(f'"{name}"' for name in _STATISTICS)
             got = one.__name__ if isinstance(one, type) else repr(one)
             rule = f"be questions of saccade.statistics, or of {names}"
             raise type_error("keep", rule, got, hint="give instances: keep=[Entropy()]")
         folds += [fold for fold in added if fold not in folds]
-    return Kept(tuple(folds), "statistics" in given, "qk" in given)
+    return KeepOptions(tuple(folds), "statistics" in given, "qk" in given)

@@ -1,4 +1,4 @@
-"""KeptMatrices: queries and keys of one layer, kept for later questions in memory that grows with the tokens."""
+"""StoredMatrices: queries and keys of one layer, kept for later questions in memory that grows with the tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.recording.call_matching import place_of_last
 from saccade.recording.derived_matrices import ChosenHeads, JoinedMatrices
 from saccade.support.errors import unsupported
 
-__all__ = ["KeptMatrices"]
+__all__ = ["StoredMatrices"]
 
 
 class _Part(NamedTuple):
@@ -25,7 +25,7 @@ class _Part(NamedTuple):
     reads_shared: bool
 
 
-class KeptMatrices:
+class StoredMatrices:
     """The matrices of the calls of one run; keys that were there before are kept once.
 
     Tensors of softmax attention are copied, so that a cache that is written to later changes nothing; masks and biases
