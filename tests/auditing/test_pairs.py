@@ -7,8 +7,7 @@ import torch
 import transformers
 
 from saccade import audit, masks, models
-from saccade.auditing.encoder_decoder_rules import joint_rules
-from saccade.auditing.encoder_decoder_subject import PairSubject
+from saccade.auditing.encoder_decoder import PairSubject, joint_rules
 from saccade.auditing.reachability import Reach
 
 HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}

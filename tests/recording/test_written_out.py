@@ -160,4 +160,4 @@ def test_nothing_is_held_for_what_was_followed():
     model = nn.Sequential(Fused(), Written(FORMS["at"]))
     with pytest.warns(UnrecordedLayersWarning, match=r"1 \(Written\)"), record(model):
         model(X)
-    assert not len(_softmax_products._here.weights)
+    assert not len(_softmax_products._thread.weights)

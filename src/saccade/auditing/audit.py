@@ -16,16 +16,14 @@ from saccade.auditing.bug_script import script_of
 from saccade.auditing.by_layer import ByLayer, mixers
 from saccade.auditing.compiled_subject import CompiledSubject, bare, eagerly, is_compiled
 from saccade.auditing.declared_rules import Declared, from_config, rules_of
-from saccade.auditing.default_inputs import check_still, rows_judged, texts, without_cache
-from saccade.auditing.encoder_decoder_rules import joint_rules, pair_from_config
-from saccade.auditing.encoder_decoder_subject import PairSubject, is_pair
+from saccade.auditing.encoder_decoder import PairSubject, is_pair, joint_rules, pair_from_config
 from saccade.auditing.end_to_end import EndToEnd
 from saccade.auditing.equivalence import sameness
 from saccade.auditing.finding import Finding, Judged, Verdict
 from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.inputs import InputFormat
 from saccade.auditing.leak_location import first_module
-from saccade.auditing.model_under_test import NoGradientError, Subject, rows_of
+from saccade.auditing.model_under_test import NoGradientError, Subject, can_cache, rows_of
 from saccade.auditing.multi_process import replicated
 from saccade.auditing.reachability import Reach
 from saccade.auditing.report import DRAWN, Report, reached_by_gradient
@@ -33,12 +31,12 @@ from saccade.auditing.rounding_noise import FACTOR, jitter, relative, undisturbe
 from saccade.masks import Mask, parse
 from saccade.support.argument_hints import answers
 from saccade.support.errors import value_error
-from saccade.support.validation import check_int
+from saccade.support.validation import check_int, check_type
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["audit"]
+__all__ = ["audit", "check_still", "rows_judged", "texts", "without_cache"]
 
 
 @answers({}, mask="rule=, which the model is held against", attention_mask="padding=")
@@ -310,3 +308,52 @@ def _rules(declared: Declared, subject: Subject, names: list[str], layers: int |
     if all(rule == rules[0] for rule in rules):
         return rules, f"{rules[0]} in {len(rules)} layers"
     return rules, "; ".join(f"layer {place}: {rule}" for place, rule in enumerate(rules, 1))
+
+
+def check_still(model: object) -> None:
+    """Raise if a model drops at random: then no two runs of it agree."""
+    if not isinstance(model, nn.Module) or not model.training:
+        return
+    drops = [name for name, own in model.named_modules() if isinstance(own, nn.Dropout) and own.p > 0]
+    if drops:
+        hint = "model.eval() stands still; or set p to 0 and audit what training does"
+        raise value_error("model", "not drop at random", f"training, with {drops[0] or 'dropout'}", hint=hint)
+
+
+def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor | Mapping[str, Any]:
+    """What a model of transformers is called with: a module that runs again must not find its own keys in a cache."""
+    if not isinstance(model, nn.Module) or not can_cache(model):
+        return inputs
+    if isinstance(inputs, Tensor):
+        inputs = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs}
+    return {"use_cache": False} | dict(inputs)
+
+
+def texts(model: object, length: int, seed: int, form: InputFormat) -> Tensor | dict[str, Tensor]:
+    """Return two random texts, and for an encoder-decoder two shorter targets.
+
+    The vocabulary is that of the model's configuration, or of its first table.
+    """
+    tables = [own for own in model.modules() if isinstance(own, nn.Embedding)] if isinstance(model, nn.Module) else []
+    if not tables:
+        hint = "give inputs=: tokens [batch, length] or vectors [batch, length, width]"
+        raise value_error("inputs", "be given for a model without a table of embeddings", None, hint=hint)
+    text = getattr(model, "config", None)
+    size = getattr(text, "vocab_size", None) or tables[0].num_embeddings
+    device = tables[0].weight.device
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(min(3, size - 1), size, (2, length), generator=draw).to(device)
+    if not is_pair(model):
+        return tokens if form.batch_first else tokens.mT.contiguous()
+    targets = torch.randint(min(3, size - 1), size, (2, max(2, 2 * length // 3)), generator=draw).to(device)
+    return {"input_ids": tokens, "decoder_input_ids": targets}
+
+
+def rows_judged(padding: Tensor | None, shape: tuple[int, int]) -> Tensor:
+    """Rows that say something, bool ``[batch, length]``: not those of padding."""
+    if padding is None:
+        return torch.ones(shape, dtype=torch.bool)
+    check_type("padding", padding, Tensor, "be a bool tensor [batch, length]")
+    if padding.shape != shape:
+        raise value_error("padding", f"have shape {list(shape)}", list(padding.shape))
+    return padding.bool().cpu()

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from saccade.auditing.equivalence_pairs import Way, Whole, remedied, ways
 from saccade.auditing.float64 import TrueFloat64, float64_copy, said
 from saccade.auditing.rounding_noise import FACTOR, jitter, relative, row_differences, undisturbed
-from saccade.auditing.runner import Outputs, Runner, Unanswered, WrongArgument
-from saccade.auditing.runners import runner_of
+from saccade.auditing.runner import Outputs, PlainRunner, Runner, Unanswered, WrongArgument
+from saccade.auditing.saccade_runner import SaccadeRunner
+from saccade.auditing.transformers_runner import TransformersRunner
+from saccade.models import Decoder, Encoder
 from saccade.models.token_inputs import check_tokens
-from saccade.support.errors import shown, type_error, value_error
+from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import check_bool, check_int, check_number
 
-__all__ = ["Pair", "sameness"]
+__all__ = ["Pair", "runner_of", "sameness"]
 
 _TOLERANCE = 1e-11  # in true float64: right pairs are within 1e-14, the smallest break seen was 8e-3
 _UNSURE = 0.1  # a model that one rounding moves so far, a router that flips for instance, hides what is sought
@@ -213,3 +215,19 @@ def _checked(runner: Runner, ids: Tensor, packed: Sequence[int] | None, against:
         rule = f"be lengths that sum to the {ids.shape[1]} tokens of a row"
         raise value_error("packed", rule, list(lengths))
     return lengths
+
+
+def runner_of(model: object, outputs: Outputs | None = None) -> Runner:
+    """The runner that knows a model; a `Runner` is its own.
+
+    Raises:
+        TypeError: neither a module nor a runner.
+    """
+    if isinstance(model, Runner):
+        return model
+    if isinstance(model, Decoder | Encoder):
+        return SaccadeRunner(model, outputs)
+    if isinstance(model, nn.Module):
+        ours = any(base.__module__ == "transformers.modeling_utils" for base in type(model).__mro__)
+        return (TransformersRunner if ours else PlainRunner)(model, outputs)
+    raise type_error("model", "be a torch.nn.Module or a saccade.auditing Runner", kind(model))

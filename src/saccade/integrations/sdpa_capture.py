@@ -6,6 +6,7 @@ import functools
 import inspect
 import itertools
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.nested import Nested, is_nested
 from saccade.integrations.capture_context import Capture, Listener, emit_all, names_of, uses_attention_interface
 from saccade.integrations.forward_proxy import CapturedCall, Running, capture_forwards
 from saccade.integrations.layer_matrix import function_matrix
-from saccade.integrations.softmax_products import SoftmaxProducts
 from saccade.integrations.tensor_masks import rule_of_tensor
 from saccade.masks import Causal
 from saccade.masks.convert.causal_bias import starts_at_first_key
@@ -31,7 +33,7 @@ from saccade.matrix.functions import OBSERVERS
 from saccade.support.errors import unsupported
 from saccade.support.validation import is_causal_bias
 
-__all__ = ["capture_products_of", "capture_products", "without_mode"]
+__all__ = ["SoftmaxProducts", "capture_products", "capture_products_of", "without_mode"]
 
 CALLED_AS = "record"  # in errors
 
@@ -90,6 +92,75 @@ class _Caller:
     listener: Listener
     kind: str
     calls: int = 0
+
+
+_SOFTMAX: frozenset[Callable[..., Any]] = frozenset(
+    {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax, F.gumbel_softmax}
+)
+_PRODUCTS = frozenset(
+    {
+        *(torch.matmul, torch.bmm, torch.mm, torch.mv, torch.baddbmm, torch.addbmm, torch.addmm, torch.addmv),
+        *(torch.einsum, torch.tensordot, torch.chain_matmul, torch.linalg.multi_dot),
+        *(Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.bmm, Tensor.mm, Tensor.mv),
+        *(Tensor.baddbmm, Tensor.addbmm, Tensor.addmm, Tensor.addmv),
+    }
+)
+# Functions that select, join or repeat weights. Of any other, the result holds weights if it has as many numbers.
+_PARTS = frozenset(
+    {
+        *("__getitem__", "select", "narrow", "index_select", "gather", "take_along_dim", "chunk", "split", "unfold"),
+        *("split_with_sizes", "tensor_split", "unbind", "as_strided", "cat", "concat", "stack", "expand", "expand_as"),
+        *("broadcast_to", "repeat", "repeat_interleave", "tile", "pad", "constant_pad_nd"),
+    }
+)
+
+
+class SoftmaxProducts:
+    """Follows results of softmax through casts, views, dropout, masking and other elementwise operations.
+
+    Each thread follows its own. Results are referred to weakly: nothing lives longer for it. A classifier's or router's
+    softmax whose weights are multiplied elementwise enters no product.
+
+    Cost: a look at the arguments of each operation while a followed tensor lives.
+    """
+
+    def __init__(self) -> None:
+        self._thread = _ThreadState()
+
+    def is_one(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
+        """Look at an operation that has run; return whether it was a product of a softmax's result."""
+        weights = self._thread.weights
+        if func in _SOFTMAX:
+            weights[out] = True
+            return False
+        if not weights:
+            return False
+        entering = [x for x in _tensors(args, kwargs) if x in weights]
+        if not entering:
+            return False
+        if func in _PRODUCTS:
+            return True
+        name = getattr(func, "__name__", "")
+        if name == "__setitem__":
+            weights[args[0]] = True
+        sizes = {x.numel() for x in entering}
+        for x in _tensors((out,), {}):
+            if name in _PARTS or x.numel() in sizes:
+                weights[x] = True
+        return False
+
+
+class _ThreadState(threading.local):
+    def __init__(self) -> None:
+        self.weights: Any = WeakIdKeyDictionary()
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, tuple | list):
+            yield from (leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor))
 
 
 _running = Running()

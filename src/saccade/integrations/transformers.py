@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from saccade.integrations.attention_arguments import check_no_weights
 from saccade.integrations.attention_call import AttentionCall
-from saccade.integrations.lazy_mask import LazyMask
-from saccade.integrations.mask_dtype import mask_dtype
+from saccade.integrations.lazy_mask import LazyMask, mask_dtype
 from saccade.integrations.mask_functions import MaskFunction, place
-from saccade.integrations.output_attentions import check_no_weights
 from saccade.integrations.run_matrices import report_matrix
 from saccade.integrations.transformers_layers import from_transformers
 from saccade.masks import Full, Mask

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from saccade.caches import Cache, KVCache, LayerCache, SinkWindowCache
+from saccade.integrations.attention_arguments import check_no_weights
 from saccade.integrations.attention_call import AttentionCall
 from saccade.integrations.lazy_mask import LazyMask
-from saccade.integrations.output_attentions import check_no_weights
 from saccade.integrations.transformers import Attention, check, registered
 from saccade.masks import Full
 from saccade.mechanisms import Softmax

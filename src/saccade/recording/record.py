@@ -11,8 +11,7 @@ from torch import nn
 
 from saccade.integrations.capture_all import capture_all
 from saccade.matrix import Matrix
-from saccade.recording.collector import Collector, KeepOptions
-from saccade.recording.layer_selection import Selection
+from saccade.recording.collector import Collector, KeepOptions, Selection
 from saccade.recording.recording import Recording
 from saccade.statistics import Fold, Pooled, TopK
 from saccade.support.argument_hints import answers

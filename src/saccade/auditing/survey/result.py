@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from saccade.auditing.audit import audit
+from saccade.auditing.bug_script import claim_lines, run_lines
 from saccade.auditing.declared_rules import from_config, is_causal
 from saccade.auditing.equivalence import Pair, sameness
-from saccade.auditing.equivalence_script import claim_lines
 from saccade.auditing.finding import Judged
 from saccade.auditing.float64 import said
-from saccade.auditing.survey.architectures import Architecture
-from saccade.auditing.survey.reproduce import LENGTHS, ids, model_lines, printed, reach_lines
+from saccade.auditing.survey.architectures import VOCABULARY, Architecture
 from saccade.masks import Causal, Full
 
-__all__ = ["Broken", "Cell", "measure"]
+__all__ = ["Broken", "Cell", "LENGTHS", "ids", "measure", "model_lines", "printed", "reach_lines"]
 
 _TOLD_BY_POSITIONS = ("packed", "packed, with a cache", "packed, with a mask of ones")
 
@@ -113,3 +114,45 @@ def _shown(one: Judged | Pair, model: nn.Module, first: tuple[str, ...]) -> Brok
 
 def _finite(number: float) -> float | None:
     return float(f"{number:.2g}") if math.isfinite(number) else None
+
+
+LENGTHS = (9, 8, 7)
+"""Of the texts that are packed: the first is longer than the small models' windows of 8."""
+
+
+def ids() -> Tensor:
+    """Two texts of 24 random tokens, none of them special."""
+    return torch.randint(4, VOCABULARY, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
+
+
+def model_lines(architecture: Architecture, implementation: str, model: nn.Module) -> list[str]:
+    """Lines that make the model and two texts, and two functions: one runs the model, one compares."""
+    return [
+        "import torch, transformers as T",
+        "torch.manual_seed(0); torch.set_grad_enabled(False)",
+        f"model = {architecture.expression()}.eval()",
+        "drawn = (p for n, p in model.named_parameters() if p.dim() > 1 and p.requires_grad and 'embed' not in n)",
+        "[torch.nn.init.xavier_normal_(p) for p in drawn]",
+        *([f'model.set_attn_implementation("{implementation}")'] if implementation != "eager" else []),
+        f"ids = torch.randint(4, {VOCABULARY}, (2, {sum(LENGTHS)}))",
+        *run_lines(model, ".logits"),
+    ]
+
+
+def reach_lines(row: tuple[int, int], key: tuple[int, int]) -> list[str]:
+    """Lines that put another token in one place and look at an output that must not depend on it."""
+    return [
+        f"other = ids.clone(); other[{key[0]}, {key[1]}] = 3",
+        f"off(run(other)[{row[0]}, {row[1]}], run(ids)[{row[0]}, {row[1]}])",
+    ]
+
+
+def printed(lines: Sequence[str]) -> float:
+    """The number that a script prints; NaN where it raises."""
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), torch.no_grad():
+            exec("\n".join(lines), {})  # text of this module's own
+        return float(out.getvalue())
+    except Exception:  # whatever so many models may raise: then nothing is reproduced
+        return math.nan
