@@ -9,7 +9,7 @@ from torch import nn
 
 from saccade.auditing import Report
 from saccade.auditing import audit as run
-from saccade.auditing.float64 import said
+from saccade.auditing.float64 import describe_error
 from saccade.auditing.loading import model_of
 from saccade.auditing.report import DRAWN
 from saccade.cli.exits import fail, loaded, refuse, refuse_beside
@@ -97,7 +97,7 @@ def audit(
     except (TypeError, ValueError) as error:
         refuse("audit", str(error).removeprefix("audit: "))
     except (RuntimeError, NotImplementedError, IndexError) as error:
-        fail("audit", f"the model must run on {length} tokens; it raised {said(error)}")
+        fail("audit", f"the model must run on {length} tokens; it raised {describe_error(error)}")
     typer.echo(json.dumps(report.to_json(), indent=2, allow_nan=False) if as_json else str(report))
     _draw(report, picture, out)
     if script:

@@ -15,8 +15,8 @@ from saccade.auditing.audit import audit
 from saccade.auditing.bug_script import claim_lines, run_lines
 from saccade.auditing.declared_rules import from_config, is_causal
 from saccade.auditing.equivalence import Pair, sameness
-from saccade.auditing.finding import Judged
-from saccade.auditing.float64 import said
+from saccade.auditing.finding import ClaimResult
+from saccade.auditing.float64 import describe_error
 from saccade.auditing.survey.architectures import VOCABULARY, Architecture
 from saccade.masks import Causal, Full
 
@@ -72,21 +72,21 @@ def measure(architecture: Architecture, implementation: str) -> Cell:
         with torch.no_grad():
             model(input_ids=ids())
     except Exception as error:  # whatever so many models may raise
-        return Cell(unanswered={"runs": said(error)})
+        return Cell(unanswered={"runs": describe_error(error)})
     first, unanswered = tuple(model_lines(architecture, implementation, model)), dict[str, str]()
-    found: list[Judged | Pair] = []
-    asked: dict[str, Callable[[nn.Module], Sequence[Judged | Pair]]] = {"reach": _reach, "all others": _ways}
+    found: list[ClaimResult | Pair] = []
+    asked: dict[str, Callable[[nn.Module], Sequence[ClaimResult | Pair]]] = {"reach": _reach, "all others": _ways}
     for name, ask in asked.items():
         try:
             found += ask(model)
         except Exception as error:  # as above
-            unanswered[name] = said(error)
+            unanswered[name] = describe_error(error)
     unanswered |= {one.name: one.why for one in found if one.verdict == "not answered"}
     broken = {one.name: _shown(one, model, first) for one in found if one.verdict == "broken"}
     return Cell(first, tuple(one.name for one in found if one.verdict == "held"), unanswered, broken)
 
 
-def _reach(model: nn.Module) -> list[Judged]:
+def _reach(model: nn.Module) -> list[ClaimResult]:
     known = from_config(model) is not None
     rule = None if known else Causal() if is_causal(model) else Full()
     claims = audit(model, rule, inputs=ids(), tests=6).claims
@@ -99,8 +99,8 @@ def _ways(model: nn.Module) -> list[Pair]:
     return [pair for pair in pairs if is_causal(model) or pair.name not in _TOLD_BY_POSITIONS]
 
 
-def _shown(one: Judged | Pair, model: nn.Module, first: tuple[str, ...]) -> Broken:
-    if isinstance(one, Judged):
+def _shown(one: ClaimResult | Pair, model: nn.Module, first: tuple[str, ...]) -> Broken:
+    if isinstance(one, ClaimResult):
         found = one.finding
         assert found is not None
         size, where = one.largest, f"{found.pair}, {found.module or 'no module found'}"
