@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
 from saccade.cli.app import app
-from saccade.cli.generate import Speaker, visible_text
+from saccade.cli.generate import TextPrinter, visible_text
 from saccade.models import Decoder, DecoderConfig, Sampler
 from saccade.models import beam_search as search
 from saccade.models import generate as continued
@@ -136,11 +136,11 @@ def test_what_is_said_bit_by_bit_is_the_text(kind: str, length: int, capsys: pyt
         map(chr, numbers)
     ).encode()  # where bytes are no letters, this decoder takes back what came before
     tokens = [*"多字节 é".encode(), *numbers] if kind == "bytes" else [*letters] if kind == "fallback" else numbers
-    speaker, said = Speaker(tokenizer, tokens[:1]), []
+    printer, said = TextPrinter(tokenizer, tokens[:1]), []
     for token in tokens[1:]:
-        speaker.hear(token)
+        printer.add(token)
         said.append(capsys.readouterr().out)
-    speaker.finish()
+    printer.finish()
     said.append(capsys.readouterr().out)
     assert "".join(said) == visible_text(tokenizer.decode(tokens)) + "\n"
     assert length == 1 or sum(map(bool, said)) > length / 8
@@ -151,10 +151,10 @@ def test_what_was_said_and_is_taken_back_is_said_again_as_a_whole(capsys: pytest
         def decode(self, tokens: list[int]) -> str:
             return ["a", "a b", "ab c"][len(tokens) - 1]
 
-    speaker = Speaker(Fickle(), [0])
-    speaker.hear(1)
-    speaker.hear(2)
-    speaker.finish()
+    printer = TextPrinter(Fickle(), [0])
+    printer.add(1)
+    printer.add(2)
+    printer.finish()
     assert capsys.readouterr().out == "a b\nab c\n"
 
 
@@ -189,7 +189,7 @@ def test_a_text_that_breaks_off_is_said_as_far_as_it_came(folder: str) -> None:
     assert result.exit_code == 2
     assert result.stdout.startswith(PROMPT)
     assert result.stdout.endswith("\n")
-    assert result.stderr.strip() == "saccade generate: Decoder: text must be at most 64 long; got 65."
+    assert result.stderr.strip() == "saccade generate: Decoder.hidden: text must be at most 64 long; got 65."
 
 
 @pytest.mark.parametrize("options", [(), ("--trace",)])

@@ -1,4 +1,4 @@
-"""The language models of the installed transformers, each small and with random weights."""
+"""The language models of the installed transformers, each with small sizes and random weights."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Architecture:
     """A class of transformers that reads text.
 
     Attributes:
-        name: of its kind of configuration, such as "gpt2".
+        name: the type of its configuration, such as "gpt2".
         model: the name of its class.
-        kind: whether it reads from left to right, or fills in what is hidden.
+        kind: "causal" or "masked" language model.
     """
 
     name: str
@@ -33,30 +33,30 @@ class Architecture:
 
     @property
     def key(self) -> str:
-        """Its name, told apart from the other kind of the same name."""
+        """Its name, distinct from the other kind with the same name."""
         return self.name if self.kind == "causal" else f"{self.name} (masked)"
 
     def expression(self) -> str:
-        """Python that makes the model, with transformers as ``T``."""
+        """Return a Python expression that makes the model, with transformers as ``T``."""
         config = self._class().config_class
         sizes = small_sizes(config)
         if self.kind == "causal" and hasattr(config(), "is_decoder"):
             sizes["is_decoder"] = True
-        told = ", ".join(f"{name}={value!r}" for name, value in sizes.items())
-        return f"T.{self.model}(T.{config.__name__}({told}))"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in sizes.items())
+        return f"T.{self.model}(T.{config.__name__}({arguments}))"
 
     def make(self, implementation: str, seed: int = 0) -> nn.Module:
-        """The model in evaluation mode, by this implementation of attention.
+        """Make the model in evaluation mode, with this attention implementation.
 
         Raises:
-            ValueError: it has no such implementation. What cannot be told one, as recurrences, runs as "eager".
+            ValueError: it has no such implementation. Models without a choice, such as recurrences, run as "eager".
         """
         import transformers  # noqa: PLC0415  # an extra
 
         torch.manual_seed(seed)
-        model = eval(self.expression(), {"T": transformers}).eval()  # the text that the page prints, so that it is true
-        for name, own in model.named_parameters():  # what is drawn for training is small, and so would be what leaks
-            if own.dim() > 1 and own.requires_grad and "embed" not in name:  # the row of padding stays 0
+        model = eval(self.expression(), {"T": transformers}).eval()  # the text on the page
+        for name, own in model.named_parameters():  # initial weights for training are small, and would hide leaks
+            if own.dim() > 1 and own.requires_grad and "embed" not in name:  # the padding row stays 0
                 nn.init.xavier_normal_(own)
         if implementation != "eager":
             model.set_attn_implementation(implementation)
@@ -73,7 +73,7 @@ class Architecture:
 
 
 def architectures() -> list[Architecture]:
-    """Every class that transformers lists as a causal or as a masked language model and that reads one text."""
+    """Return every class that transformers lists as a causal or masked language model and that reads one text."""
     from transformers.models.auto import configuration_auto  # noqa: PLC0415
     from transformers.models.auto import modeling_auto as auto  # noqa: PLC0415  # an extra
 
@@ -86,7 +86,7 @@ def architectures() -> list[Architecture]:
     for kind, names in listed:
         for name, model in names.items():
             first = model if isinstance(model, str) else model[0]
-            if "ConditionalGeneration" in first:  # reads pictures, sound, or a second text
+            if "ConditionalGeneration" in first:  # reads images, audio, or a second text
                 continue
             is_its_own = first.startswith(configs[name].removesuffix("Config"))
             if is_its_own or (first, kind) not in found:
@@ -95,9 +95,9 @@ def architectures() -> list[Architecture]:
 
 
 VOCABULARY = 101
-"""How many tokens every small model knows."""
+"""The size of every small model's vocabulary."""
 
-# The first pattern that matches a whole name gives its size. What none matches keeps its default.
+# The first pattern that matches a whole name gives its size. Names without a match keep their default.
 _SIZES: tuple[tuple[str, int], ...] = (
     (r"(\w*_)?vocab_size|n_vocab", VOCABULARY),
     (r"pad_token_id", 0),
@@ -124,32 +124,31 @@ _SIZES: tuple[tuple[str, int], ...] = (
 
 
 def small_sizes(config_class: Any) -> dict[str, Any]:
-    """Arguments of a configuration: small sizes in the place of its defaults, a layer of each kind that it has.
+    """Return arguments of a configuration: small sizes instead of its defaults, and a layer of each of its kinds.
 
-    What an architecture needs besides stands in small.toml.
+    Exceptions of single architectures are in small.toml.
     """
-    own = _exceptions().get(config_class.model_type, {})
-    return _shrunk(config_class()) | own
+    return _shrunk(config_class()) | _exceptions().get(config_class.model_type, {})
 
 
 def _shrunk(defaults: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     for name, value in defaults.to_dict().items():
         if name in getattr(defaults, "sub_configs", {}):
             if (inner := getattr(defaults, name)) is not None:
-                given[name] = _shrunk(inner)
+                sizes[name] = _shrunk(inner)
         elif type(value) is int or (value is None and "token" in name):
             size = next((size for pattern, size in _SIZES if re.fullmatch(pattern, name)), None)
-            given |= {} if size is None else {name: size}
-    if "kv_lora_rank" in given and "num_key_value_heads" in given:  # multi-head latent attention has no groups
-        given["num_key_value_heads"] = given["num_attention_heads"]
-    if "layer_types" in vars(defaults) and (kinds := defaults.layer_types):  # a property of some
+            sizes |= {} if size is None else {name: size}
+    if "kv_lora_rank" in sizes and "num_key_value_heads" in sizes:  # multi-head latent attention has no groups
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    if "layer_types" in vars(defaults) and (kinds := defaults.layer_types):  # some configurations have a property
         kinds = list(dict.fromkeys(kinds))
-        given["layer_types"] = kinds * 2 if len(kinds) == 1 else kinds
-        given |= {
-            name: len(given["layer_types"]) for name in ("num_hidden_layers", "n_layers", "n_layer") if name in given
+        sizes["layer_types"] = kinds * 2 if len(kinds) == 1 else kinds
+        sizes |= {
+            name: len(sizes["layer_types"]) for name in ("num_hidden_layers", "n_layers", "n_layer") if name in sizes
         }
-    return given
+    return sizes
 
 
 @cache

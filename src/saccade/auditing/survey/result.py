@@ -1,4 +1,4 @@
-"""One architecture by one implementation of attention: what came of each claim."""
+"""Measure all claims for one architecture with one attention implementation; lines that reproduce broken ones."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Broken:
     """A broken claim.
 
     Attributes:
-        size: of the largest effect where there should be none, by the root mean square of all outputs; None if it is
+        size: the largest effect where there should be none, by the root mean square of all outputs; None if it is
             infinite.
         where: the first pair or row.
-        lines: what shows it without this library, behind the lines that make the model; empty for a claim of reach.
-        printed: what they print; None where they raise.
-        is_held_by_ours: whether the same model holds it with our kernel.
+        lines: lines that show it without this library, after the lines that make the model; empty if there are none.
+        printed: the number that they print; None if they raise.
+        is_held_by_ours: whether the same model holds it with saccade's kernel.
     """
 
     size: float | None
@@ -47,13 +47,13 @@ class Broken:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What came of all claims.
+    """The results of all claims.
 
     Attributes:
-        model: lines that make the model; empty where it could not be made.
-        held: names of claims.
-        unanswered: why, by names of claims; "runs" where the model could not be made.
-        broken: by names of claims.
+        model: lines that make the model; empty if it could not be made.
+        held: names of the claims that held.
+        unanswered: reasons by names of claims; "runs" if the model could not be made.
+        broken: broken claims by name.
     """
 
     model: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Cell:
 
 
 def measure(architecture: Architecture, implementation: str) -> Cell:
-    """All claims of one small model; what it raises is a claim that was not answered.
+    """Measure all claims for one small model; an exception becomes a claim that was not answered.
 
     Cost: about 200 forward passes of a small model.
     """
@@ -71,7 +71,7 @@ def measure(architecture: Architecture, implementation: str) -> Cell:
         model = architecture.make(implementation)
         with torch.no_grad():
             model(input_ids=ids())
-    except Exception as error:  # whatever so many models may raise
+    except Exception as error:  # models may raise anything
         return Cell(unanswered={"runs": describe_error(error)})
     first, unanswered = tuple(model_lines(architecture, implementation, model)), dict[str, str]()
     found: list[ClaimResult | Pair] = []
@@ -90,12 +90,12 @@ def _reach(model: nn.Module) -> list[ClaimResult]:
     known = from_config(model) is not None
     rule = None if known else Causal() if is_causal(model) else Full()
     claims = audit(model, rule, inputs=ids(), tests=6).claims
-    return [claim for claim in claims if known or claim.name == "reach"]  # what else a layer sees is not declared
+    return [claim for claim in claims if known or claim.name == "reach"]  # the rule of single layers is not declared
 
 
 def _ways(model: nn.Module) -> list[Pair]:
     pairs = sameness(model, ids(), packed=LENGTHS, padded=True, cache=is_causal(model))
-    # What fills in words is never said to tell texts apart by positions.
+    # Masked language models do not claim to separate texts by positions.
     return [pair for pair in pairs if is_causal(model) or pair.name not in _TOLD_BY_POSITIONS]
 
 
@@ -117,16 +117,16 @@ def _finite(number: float) -> float | None:
 
 
 LENGTHS = (9, 8, 7)
-"""Of the texts that are packed: the first is longer than the small models' windows of 8."""
+"""Lengths of the packed texts; the first is longer than the small models' windows of 8."""
 
 
 def ids() -> Tensor:
-    """Two texts of 24 random tokens, none of them special."""
+    """Return two texts of 24 random tokens, none of them special."""
     return torch.randint(4, VOCABULARY, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
 
 
 def model_lines(architecture: Architecture, implementation: str, model: nn.Module) -> list[str]:
-    """Lines that make the model and two texts, and two functions: one runs the model, one compares."""
+    """Return lines that make the model and two texts, and two functions: one runs the model, one compares."""
     return [
         "import torch, transformers as T",
         "torch.manual_seed(0); torch.set_grad_enabled(False)",
@@ -140,7 +140,7 @@ def model_lines(architecture: Architecture, implementation: str, model: nn.Modul
 
 
 def reach_lines(row: tuple[int, int], key: tuple[int, int]) -> list[str]:
-    """Lines that put another token in one place and look at an output that must not depend on it."""
+    """Return lines that change one token and compare an output that must not depend on it."""
     return [
         f"other = ids.clone(); other[{key[0]}, {key[1]}] = 3",
         f"off(run(other)[{row[0]}, {row[1]}], run(ids)[{row[0]}, {row[1]}])",
@@ -148,11 +148,11 @@ def reach_lines(row: tuple[int, int], key: tuple[int, int]) -> list[str]:
 
 
 def printed(lines: Sequence[str]) -> float:
-    """The number that a script prints; NaN where it raises."""
+    """Run a script, and return the number that it prints; NaN if it raises."""
     out = io.StringIO()
     try:
         with contextlib.redirect_stdout(out), torch.no_grad():
-            exec("\n".join(lines), {})  # text of this module's own
+            exec("\n".join(lines), {})  # text of this module
         return float(out.getvalue())
-    except Exception:  # whatever so many models may raise: then nothing is reproduced
+    except Exception:  # models may raise anything; then the claim is not reproduced
         return math.nan
