@@ -127,7 +127,7 @@ def test_a_layer_speaks_as_transformers_expects() -> None:
     past.batch_repeat_interleave(2)
     past.batch_select_indices(torch.tensor([0, 3, 1]))
     assert cache.flat[0].key.shape[0] == 3
-    with pytest.raises(NotImplementedError, match="our caches stay where the model is"):
+    with pytest.raises(NotImplementedError, match="saccade's caches stay on the model's device"):
         layer.offload()
     past.reset()
     assert cache.length == 0

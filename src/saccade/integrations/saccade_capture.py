@@ -67,12 +67,12 @@ def _note_holder(call: CapturedCall) -> Any:
 
 def _check_cache(module: nn.Module, name: str, cache: object) -> None:
     if isinstance(cache, RecurrentCache) and cache.length:
-        reason = f"the cache of {name} holds a sum, in which the keys of earlier tokens cannot be told apart"
+        reason = f"the cache of {name} holds a sum, in which the keys of earlier tokens cannot be distinguished"
         hint = "caches.KVCache() keeps the tokens, and fits every mechanism"
         raise unsupported(type(module).__name__, [reason], hint=hint)
     if isinstance(cache, LayerCache) and not isinstance(cache, RecurrentCache) and not cache.hands_on_all:
-        reason = f"the {type(cache).__name__} of {name} hands on some of the keys, in an order of its own"
-        hint = "caches.KVCache() hands on all, and what the other would leave out can be asked of its matrix"
+        reason = f"the {type(cache).__name__} of {name} passes on some of the keys, in another order"
+        hint = "caches.KVCache() passes on all keys, and its matrix shows the weights of any"
         raise unsupported(type(module).__name__, [reason], hint=hint)
 
 

@@ -105,7 +105,7 @@ _PRODUCTS = frozenset(
         *(Tensor.baddbmm, Tensor.addbmm, Tensor.addmm, Tensor.addmv),
     }
 )
-# Functions that select, join or repeat weights. Of any other, the result holds weights if it has as many numbers.
+# Functions that select, join or repeat weights. The result of any other holds weights if it has as many numbers.
 _PARTS = frozenset(
     {
         *("__getitem__", "select", "narrow", "index_select", "gather", "take_along_dim", "chunk", "split", "unfold"),
@@ -116,19 +116,19 @@ _PARTS = frozenset(
 
 
 class SoftmaxProducts:
-    """Follows results of softmax through casts, views, dropout, masking and other elementwise operations.
+    """A tracker of softmax results through casts, views, dropout, masking and other elementwise operations.
 
-    Each thread follows its own. Results are referred to weakly: nothing lives longer for it. A classifier's or router's
-    softmax whose weights are multiplied elementwise enters no product.
+    Each thread tracks its own results, by weak references. A classifier's or router's softmax, whose weights are
+    multiplied elementwise, enters no product.
 
-    Cost: a look at the arguments of each operation while a followed tensor lives.
+    Cost: a lookup of the arguments of each operation while a tracked tensor lives.
     """
 
     def __init__(self) -> None:
         self._thread = _ThreadState()
 
     def is_one(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
-        """Look at an operation that has run; return whether it was a product of a softmax's result."""
+        """Track an operation that has run; return whether it was a product of a softmax's result."""
         weights = self._thread.weights
         if func in _SOFTMAX:
             weights[out] = True

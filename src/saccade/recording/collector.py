@@ -1,4 +1,4 @@
-"""Collector: hears each call of a layer, and fills a recording."""
+"""Collector: takes each captured call of a layer, and fills a recording."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ class Selection:
     """Layers by number or name, heads by number.
 
     Args:
-        layers: None for all; or numbers, counted in the order in which the layers speak, and names of modules, in
-            which ``*`` stands for anything.
+        layers: None for all; or numbers, counted in the order of the first calls, and names of modules, in which ``*``
+            matches anything.
         heads: None for all; or numbers.
-        where: the user's function, for error messages.
 
     Raises:
-        TypeError, ValueError: something else; or nothing at all.
+        TypeError, ValueError: something else, or an empty list.
     """
 
     def __init__(self, layers: object, heads: object):
@@ -45,7 +44,7 @@ class Selection:
         self._used: set[int | str] = set()
 
     def has_layer(self, name: str) -> bool:
-        """Whether a layer is among the chosen ones; called with each layer in the order in which they speak."""
+        """Return whether a layer is chosen; called for each layer in the order of the calls."""
         number = self._known.setdefault(name, len(self._known))
         if self._numbers is None:
             return True
@@ -56,19 +55,19 @@ class Selection:
         return number in self._numbers or bool(patterns)
 
     def may_mean(self, name: str) -> bool:
-        """Whether a module that did not speak may be among the chosen ones: it would have had a number, too."""
+        """Return whether a module without a recorded call may be chosen: any, if layers are chosen by number."""
         return self._numbers is None or bool(self._numbers) or any(fnmatchcase(name, one) for one in self._patterns)
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Every layer that spoke, chosen or not."""
+        """The names of all layers that were called, chosen or not."""
         return tuple(self._known)
 
     @property
     def unused(self) -> list[int | str]:
-        """What was chosen, and never spoke."""
-        wanted: list[int | str] = [*sorted(self._numbers or ()), *self._patterns]
-        return [one for one in wanted if one not in self._used]
+        """The chosen numbers and names that no called layer has."""
+        chosen: list[int | str] = [*sorted(self._numbers or ()), *self._patterns]
+        return [one for one in chosen if one not in self._used]
 
 
 def _listed(given: object, name: str, kinds: tuple[type, ...]) -> list[object] | None:
@@ -86,10 +85,10 @@ def _listed(given: object, name: str, kinds: tuple[type, ...]) -> list[object] |
 
 
 class KeepOptions(NamedTuple):
-    """What is kept of each call.
+    """The data that are kept of each call.
 
     Attributes:
-        folds: questions.
+        folds: statistics.
         summaries: whether all statistics are kept.
         matrices: whether queries and keys are kept.
     """
@@ -100,23 +99,23 @@ class KeepOptions(NamedTuple):
 
 
 class Collector:
-    """Takes in the calls that taps hear, in whichever thread the model runs, and fills ``runs``.
+    """A collector of captured calls, from any thread, which fills ``runs``.
 
     Args:
-        kept: what of each call.
-        selection: of which layers and heads.
-        callback: called with each matrix; none when None.
+        options: the data to keep of each call.
+        selection: the layers and heads to record.
+        callback: called with each matrix; None for no callback.
     """
 
-    def __init__(self, kept: KeepOptions, selection: Selection, callback: Callable[[str, Matrix], None] | None):
-        self._kept, self._selection, self._callback = kept, selection, callback
+    def __init__(self, options: KeepOptions, selection: Selection, callback: Callable[[str, Matrix], None] | None):
+        self._options, self._selection, self._callback = options, selection, callback
         self.runs: dict[str, list[Run]] = {}
         self._ends = Ends()
         self._lock = threading.Lock()
         self._is_over = False
 
     def on_call(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Take in one call of a layer."""
+        """Record one call of a layer."""
         with self._lock:
             if not self._selection.has_layer(name):
                 self._ends.pass_over(name, make)
@@ -124,25 +123,25 @@ class Collector:
         matrix = make() if self._selection.heads is None else chosen_heads(make(), self._selection.heads)
         if self._callback is not None:
             self._callback(name, matrix)
-        if any(self._kept):
+        if any(self._options):
             self._take(name, matrix)
 
     def end(self) -> None:
-        """Take in nothing any more, also of calls that other threads are in the middle of."""
+        """Record nothing more, including calls in progress in other threads."""
         with self._lock:
             self._is_over = True
             self._ends.forget_passed_over()
 
     def _take(self, name: str, matrix: Matrix) -> None:
-        # Answers first: what cannot be answered leaves no trace, and threads can be asked side by side.
-        summary, statistics = statistics_of(matrix) if self._kept.summaries else (None, None)
-        call = Call(matrix.shape, 0, matrix.ask(*self._kept.folds), summary, statistics)
+        # Compute before locking: a failure must not leave half a call, and threads run in parallel.
+        summary, statistics = statistics_of(matrix) if self._options.summaries else (None, None)
+        call = Call(matrix.shape, 0, matrix.ask(*self._options.folds), summary, statistics)
         with self._lock:
             if self._is_over:
                 return
             run, first_column = self._ends.continued(name, matrix)
             is_new = run is None
-            run = run or Run(name, self._kept.folds, StoredMatrices() if self._kept.matrices else None)
+            run = run or Run(name, self._options.folds, StoredMatrices() if self._options.matrices else None)
             run._take(matrix, call._replace(first_column=first_column))
             if is_new:
                 self.runs[name] = [*self.runs.get(name, []), run]

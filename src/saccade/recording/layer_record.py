@@ -1,4 +1,4 @@
-"""Run: what was kept of one layer, over the calls that belong together."""
+"""Run: the recorded data of one layer, over calls that belong together."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 def statistics_of(matrix: Matrix) -> tuple[Summary | None, dict[str, Tensor]]:
-    """A matrix's summary, None where rows are no distributions, and its statistics by name."""
+    """Return a matrix's summary, None if its rows are no distributions, and its statistics by name."""
     if not (matrix.is_stochastic or isinstance(matrix, AttentionMatrix)):
         return None, plain_statistics(matrix)
     summary = matrix.summary()
@@ -53,29 +53,29 @@ def statistics_of(matrix: Matrix) -> tuple[Summary | None, dict[str, Tensor]]:
 
 
 class Run:
-    """What was kept of one layer during one forward pass, or during a prompt and all tokens decoded after it.
+    """The recorded data of one layer in one forward pass, or in a prompt and all tokens decoded after it.
 
     Attributes:
-        name: of the layer.
+        name: the layer's name.
         calls: every call, in order.
     """
 
-    def __init__(self, name: str, folds: tuple[Fold[Any, Any], ...], held: StoredMatrices | None):
+    def __init__(self, name: str, folds: tuple[Fold[Any, Any], ...], stored: StoredMatrices | None):
         self.name = name
         self.calls: list[Call] = []
-        self._folds, self._held = folds, held
+        self._folds, self._stored = folds, stored
         self._like: tuple[object, ...] = ()
 
     def _fits(self, matrix: Matrix) -> bool:
-        """Whether the rows of a matrix can stand below those that are here."""
+        """Return whether the rows of a matrix can be appended."""
         return _kind(matrix) == self._like
 
     def _take(self, matrix: Matrix, call: Call) -> None:
-        """Take in a call."""
+        """Add a call."""
         self.calls.append(call)
         self._like = _kind(matrix)
-        if self._held is not None:
-            self._held.add(matrix, call.first_column)
+        if self._stored is not None:
+            self._stored.add(matrix, call.first_column)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -91,9 +91,9 @@ class Run:
         Raises:
             UnsupportedError: they were not kept.
         """
-        if self._held is None:
+        if self._stored is None:
             raise self._missing(f"queries and keys of {self.name} were not kept")
-        return self._held.matrix()
+        return self._stored.matrix()
 
     @property
     def statistics(self) -> dict[str, Tensor]:
@@ -110,9 +110,9 @@ class Run:
         """
         kept = [call.statistics for call in self.calls if call.statistics is not None]
         if not kept:
-            if self._held is None:
+            if self._stored is None:
                 raise self._missing(f"statistics of {self.name} were not kept", 'keep="statistics"')
-            return statistics_of(self._held.matrix())[1]
+            return statistics_of(self._stored.matrix())[1]
         received = joined_sums([one["received"] for one in kept], [call.first_column for call in self.calls])
         return {
             **{name: torch.cat([one[name] for one in kept], 2) for name in kept[0] if name != "received"},
@@ -134,8 +134,8 @@ class Run:
         """
         if len(self.calls) == 1 and self.calls[0].summary is not None:
             return self.calls[0].summary
-        if self._held is not None:
-            return self._held.matrix().summary()
+        if self._stored is not None:
+            return self._stored.matrix().summary()
         if self.calls[0].statistics is None:
             raise self._missing(f"statistics of {self.name} were not kept", 'keep="statistics"')
         if self.calls[0].summary is None:
@@ -156,7 +156,7 @@ class Run:
 
         Cost: none for what was kept; else see `saccade.Matrix.ask`.
         """
-        if self._held is not None and not (len(self.calls) == 1 and all(fold in self._folds for fold in folds)):
+        if self._stored is not None and not (len(self.calls) == 1 and all(fold in self._folds for fold in folds)):
             return self.matrix.ask(*folds)
         return tuple(self._answer(fold) for fold in folds)
 
@@ -176,13 +176,13 @@ class Run:
         return unsupported("the recording", [reason], hint=hint)
 
     def __copy__(self) -> Run:
-        """The run as it is now: calls that follow are none of its own."""
-        own = Run(self.name, self._folds, self._held)
-        own.calls, own._like = [*self.calls], self._like
-        return own
+        """Return the run as it is now: later calls are not added to the copy."""
+        copied = Run(self.name, self._folds, self._stored)
+        copied.calls, copied._like = [*self.calls], self._like
+        return copied
 
     def __repr__(self) -> str:
-        kept = ["queries and keys"] if self._held is not None else []
+        kept = ["queries and keys"] if self._stored is not None else []
         kept += ["statistics"] if self.calls[0].statistics is not None else []
         return f"Run({self.name!r}, shape={list(self.shape)}, kept={', '.join([*kept, *map(str, self._folds)])})"
 

@@ -1,4 +1,4 @@
-"""record(): run a model as it is, and keep what it attends to."""
+"""record(): run a model unchanged, and record its attention."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WAYS_OUT = {
 }
 
 Keep = Literal["statistics", "topk", "pooled", "qk"] | Fold[Any, Any]
-"""What is options of a call: a question's answer, some by name, or queries and keys."""
+"""The data to keep of a call: statistics, some of them by name, or queries and keys."""
 
 _STATISTICS: dict[str, tuple[Fold[Any, Any], ...]] = {
     "statistics": (),
@@ -55,28 +55,27 @@ def record(
     keep: Keep | Iterable[Keep] = "statistics",
     callback: Callable[[str, Matrix], None] | None = None,
 ) -> AbstractContextManager[Recording]:
-    """Keep what a model attends to while it runs, on its own kernels, with the same outputs to the bit.
+    """Record the attention of a model while it runs on its own kernels, with the same outputs to the bit.
 
-    Within the ``with`` block every call of an attention layer is heard: of transformers models, whichever attention
+    Within the ``with`` block every call of an attention layer is recorded: of transformers models, whichever attention
     implementation they are set to; of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder``, in training, evaluation
     and on the fast path; of modules that call ``torch.nn.functional.scaled_dot_product_attention`` themselves, as
     timm's do, ``multi_head_attention_forward`` or `saccade.attention`; and of saccade's own, and what
     `saccade.replace_attention` put in:
     with the mask, mechanism and terms that ran. Weights are those of the softmax, before dropout; recurrent layers of
-    transformers (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention) are heard as the matrices that
-    they are. ``output_attentions`` is never asked for, and no n × n matrix is built. A module that multiplies the
-    result of a softmax, or whose class is called attention or is such a recurrence, and which ran without being heard,
-    is named in an `UnrecordedLayersWarning` and in ``recording.not_recorded``.
+    transformers (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention) are recorded as the matrices
+    that they are. ``output_attentions`` is never set, and no n × n matrix is built. A module that multiplies the
+    result of a softmax, or whose class is named attention or is such a recurrence, and which ran without being
+    recorded, is named in an `UnrecordedLayersWarning` and in ``recording.not_recorded``.
 
-    A call is recorded if it begins and ends within the block, in whichever thread it runs; it continues the last call
-    of its thread if it adds keys to it. Several recordings of one model may overlap in any way, and each hears all of
-    it.
+    A call is recorded if it begins and ends within the block, in any thread; it continues the last call of its thread
+    if it adds keys to it. Several recordings of one model may overlap in any way, and each records all calls.
 
     Args:
         model: any torch model.
-        layers: which attention layers: numbers, in the order in which they speak, or names of modules, in which ``*``
-            stands for anything. All when None.
-        heads: which heads, by number; all when None.
+        layers: the attention layers: numbers, in the order of their first calls, or names of modules, in which ``*``
+            matches anything. All when None.
+        heads: the heads, by number; all when None.
         keep: what of each call: questions of `saccade.statistics`, or names. "statistics": all of a summary (entropy,
             masses, distance, attention received, …) with its uniform baseline; of rows that are no distributions, what
             can be said of any weights. "topk": the 8 strongest keys of each query. "pooled": a map of 64 × 64 cells.
@@ -89,9 +88,8 @@ def record(
 
     Raises:
         TypeError, ValueError: arguments that are none of these; before the model runs.
-        UnsupportedError: at the end, if the model ran and no attention layer was heard, or none of those named; where a
-            layer does something that changes its matrix in a way that is not known; and where a recurrent layer goes on
-            from a state that no recorded call has left.
+        UnsupportedError: at the end, if no attention layer was recorded, or a named layer was not; if a layer changes
+            its matrix in an unsupported way; or if a recurrent layer continues from a state that no recorded call left.
 
     Cost: sweeps over the weights for the questions (see `saccade.Matrix.summary`, `saccade.Matrix.ask`) and O(length)
     memory; for "qk" a copy, O(length · width), which is the better choice for long generations.
@@ -128,7 +126,7 @@ def _recording(model: nn.Module, collector: Collector, selection: Selection) -> 
     not_recorded = {name: kind for name, kind in capture.not_recorded.items() if selection.may_mean(name)}
     _check_recorded(model, selection, not_recorded)
     if not_recorded:
-        # Here, contextlib and the `with` statement stand above one another.
+        # The frames above this one are contextlib's and that of the `with` statement.
         warnings.warn(f"record: {_describe(not_recorded)}.", UnrecordedLayersWarning, stacklevel=3)
 
 
@@ -140,7 +138,7 @@ def _describe(not_recorded: dict[str, str]) -> str:
 
 
 def _check_recorded(model: nn.Module, selection: Selection, not_recorded: dict[str, str]) -> None:
-    """Raise where nothing was heard, or not what was asked for, and say what could be wrong."""
+    """Raise if nothing was recorded, or a chosen layer was not, with a likely reason."""
     name = type(model).__name__
     if not selection.called:
         reason = "no call of an attention layer was recorded: it did not run, or computes its weights in operations"
@@ -153,7 +151,7 @@ def _check_recorded(model: nn.Module, selection: Selection, not_recorded: dict[s
 
 
 def _hint(model: nn.Module) -> str:
-    """Say how a model of this library comes to call attention that can be recorded."""
+    """Return a hint how a model of this library can be made to call attention that can be recorded."""
     libraries = {type(module).__module__.partition(".")[0] for module in model.modules()}
     ways = [way for library, way in _WAYS_OUT.items() if library in libraries]
     return "; ".join([*ways, "any module can call torch.nn.functional.scaled_dot_product_attention"])

@@ -1,4 +1,4 @@
-"""Recording: what was kept of every layer."""
+"""Recording: the recorded data of every layer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Recording"]
 
 
 class Recording(Mapping[str, Run]):
-    """What was kept of every attention layer, by its name, in the order in which the layers first spoke.
+    """The recorded data of every attention layer by name, in the order of their first calls.
 
     ``recording[name]`` is the last `Run` of a layer, ``recording[number]`` that of the layer with this number;
     ``recording.runs(name)`` are all of them. `record` makes it, and fills it while the model runs.
 
     Args:
         runs: of each layer, in order.
-        not_recorded: modules that seem to be attention and could not be recorded, with the names of their classes.
+        not_recorded: class names, by name, of modules that seem to be attention and could not be recorded.
     """
 
     def __init__(self, runs: dict[str, list[Run]], not_recorded: Mapping[str, str] = MappingProxyType({})):
@@ -38,7 +38,7 @@ class Recording(Mapping[str, Run]):
 
     @property
     def not_recorded(self) -> tuple[str, ...]:
-        """Names of modules that attend, and of whose calls no matrix was recorded.
+        """Names of modules that attend, but of whose calls no matrix was recorded.
 
         They compute their weights in operations of their own, or have none.
         """
@@ -81,7 +81,7 @@ class Recording(Mapping[str, Run]):
         return self._runs[self._name(layer)][-1]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(tuple(self._runs))  # other threads may go on to record
+        return iter(tuple(self._runs))  # other threads may still record
 
     def __len__(self) -> int:
         return len(self._runs)
