@@ -36,8 +36,6 @@ from saccade.support.validation import check_int, check_type
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["audit", "check_no_dropout", "rows_to_judge", "texts", "without_cache"]
-
 
 @answers({}, mask="rule=, which the model is held against", attention_mask="padding=")
 def audit(

@@ -18,8 +18,6 @@ from saccade.auditing.finding import ClaimResult, CounterExample
 from saccade.auditing.model_under_test import can_cache
 from saccade.auditing.transformers_runner import TransformersRunner
 
-__all__ = ["claim_lines", "run_lines", "script_of", "script_of_leak", "script_of_pair"]
-
 
 def script_of(
     model: object,

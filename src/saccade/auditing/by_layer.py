@@ -25,8 +25,6 @@ from saccade.auditing.rounding_noise import row_differences
 from saccade.auditing.token_axes import tensors_of
 from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientReport, recheck
 
-__all__ = ["ByLayer", "mixers"]
-
 # A second run must not find the first one's keys.
 _CACHES = ("past_key_values", "past_key_value", "cache", "cache_params")
 _ROUNDING = 64  # units; smaller changes are checked by gradients: experts may sum in another order and mix nothing

@@ -18,8 +18,6 @@ from saccade.support.errors import value_error
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["CompiledModelUnderTest", "uncompiled", "run_eagerly", "is_compiled"]
-
 
 def uncompiled(model: Callable[..., Any]) -> Any:
     """Return the module that ``torch.compile`` was called with; other models unchanged."""

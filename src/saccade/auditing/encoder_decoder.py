@@ -19,8 +19,6 @@ from saccade.masks import Mask
 from saccade.models import EncoderDecoder
 from saccade.support.errors import shown, type_error, value_error
 
-__all__ = ["EncoderDecoderUnderTest", "is_pair", "joint_rules", "pair_from_config"]
-
 _SOURCE, _TARGET = "input_ids", "decoder_input_ids"
 _DEEP = 1 << 20  # more layers than any model has
 

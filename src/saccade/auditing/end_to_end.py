@@ -16,8 +16,6 @@ from saccade.auditing.reachability import Reach
 from saccade.auditing.rounding_noise import row_differences
 from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientReport, recheck
 
-__all__ = ["EndToEnd"]
-
 
 class EndToEnd:
     """The probes of one model on one input, and their results.

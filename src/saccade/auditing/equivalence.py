@@ -22,8 +22,6 @@ from saccade.models.token_inputs import check_tokens
 from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import check_bool, check_int, check_number
 
-__all__ = ["Pair", "runner_of", "sameness"]
-
 _TOLERANCE = 1e-11  # in true float64: correct pairs are within 1e-14, the smallest break observed was 8e-3
 _UNSURE = 0.1  # if one rounding moves a model this far (a router that flips), the comparison says little
 

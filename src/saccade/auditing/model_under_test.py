@@ -21,8 +21,6 @@ from saccade.support.errors import type_error, value_error
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["NoGradientError", "ModelUnderTest", "can_cache", "depth_of", "rows_of"]
-
 
 def depth_of(name: str, layers: int) -> int:
     """Return the layer of a module: the first number in its name; the last layer if there is none."""

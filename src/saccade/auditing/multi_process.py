@@ -18,8 +18,6 @@ from saccade.support.errors import value_error
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["broadcast_first", "check_same", "replicated", "shared"]
-
 
 def replicated(model: Callable[..., Any]) -> Callable[..., Any]:
     """Return the module that DistributedDataParallel replicates, without its communication; other models unchanged.

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from saccade.auditing.reachability import Reach
 
-__all__ = ["LONG", "PULLED", "Rows", "combs", "separating"]
-
 LONG = 512
 """Number of tokens above which passes are slow: pairs are not counted, and few gradients are computed."""
 PULLED = 2

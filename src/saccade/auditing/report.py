@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "DRAWN", "Report", "SCHEMA", "drawn", "reached_by_gradient"]
-
 SCHEMA = "saccade.audit/1"
 """Name and version of the format that `Report.to_json` returns."""
 DRAWN = 64

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from saccade.support.validation import check_int
 
-__all__ = ["FACTOR", "jitter", "relative", "row_differences", "restoring_state"]
-
 FACTOR = 4.0
 """How many times the effect of one rounding two correct runs may differ by; in some 500 pairs it was at most 1.2."""
 

@@ -14,8 +14,6 @@ from saccade.masks import Documents, Padding
 from saccade.models import Decoder, Encoder
 from saccade.models.checkpoint_format import window_of
 
-__all__ = ["SaccadeRunner"]
-
 
 class SaccadeRunner(Runner):
     """A `saccade.models.Decoder` or `Encoder`: tokens, and mask, positions and cache where it has them."""

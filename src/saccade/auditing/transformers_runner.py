@@ -18,8 +18,6 @@ from saccade.integrations.transformers import install
 from saccade.masks import Documents
 from saccade.support.errors import value_error
 
-__all__ = ["TransformersRunner"]
-
 
 class TransformersRunner(Runner):
     """The runner of a model of transformers, with ``input_ids=`` and further parameters of its ``forward``."""

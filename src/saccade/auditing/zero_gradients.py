@@ -17,8 +17,6 @@ from saccade.auditing.finding import CounterExample
 from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.model_under_test import ModelUnderTest
 
-__all__ = ["Probe", "Pull", "ZeroGradient", "ZeroGradientReport", "recheck"]
-
 
 class Probe(NamedTuple):
     """An output whose gradients are measured: a row of one call of a module; or, end to end, a set of rows."""

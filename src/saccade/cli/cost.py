@@ -17,8 +17,6 @@ from saccade.distributed import exchange, figures
 from saccade.distributed.exchange_plan import Exchange
 from saccade.masks import Mask, parse
 
-__all__ = ["cost", "here"]
-
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 _DRAWN = 4096  # maximum ranks of a picture

@@ -10,8 +10,6 @@ from saccade.cli.loading import check_name, check_numbers
 from saccade.cli.transformers_model import TransformersModel
 from saccade.text import visible
 
-__all__ = ["STATUSES", "fail", "loaded", "refuse", "refuse_beside", "refuse_without"]
-
 STATUSES = (
     "Exit status: 0 on success, 2 for wrong arguments, 1 for a failure on the way (a model that cannot be read, a full "
     "disk, a claim that is contradicted), 130 for an interruption (Ctrl-C, SIGTERM)."

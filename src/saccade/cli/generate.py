@@ -17,8 +17,6 @@ from saccade.text import visible
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["TextPrinter", "generate", "visible_text"]
-
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the decoding of a character whose bytes are incomplete
 _AT_ONCE = 512  # number of tokens up to which each token is printed as it comes
 _Prompt = Annotated[

@@ -21,8 +21,6 @@ from saccade.text import Word, words
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["Model", "Subject", "load_model", "subject_of"]
-
 CALLED_AS = "look"  # in errors
 
 Model = Encoder | Decoder | EncoderDecoder | TransformersModel

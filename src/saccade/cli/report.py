@@ -23,20 +23,6 @@ from saccade.statistics.mass_breakdown import PARTS
 from saccade.text import Word, shorten, visible
 from saccade.text.labels import legible
 
-__all__ = [
-    "PARTS_OF_A_TEXT",
-    "SCHEMA",
-    "Format",
-    "Statistic",
-    "print_choice",
-    "print_notes",
-    "print_parts",
-    "print_unknown",
-    "print_words",
-    "which_window",
-    "written",
-]
-
 PARTS_OF_A_TEXT = Parts(sink=1, local=4, anchor=2, block_size=4)
 """Parts that distinguish heads even in a sentence, in which all tokens are fewer than 16 apart."""
 SCHEMA = "saccade.look/1"

@@ -19,8 +19,6 @@ from saccade.integrations.sdpa_capture import capture_products
 from saccade.integrations.torch_capture import capture_torch_layers
 from saccade.integrations.transformers_capture import capture_interface
 
-__all__ = ["capture_all"]
-
 _CALLED_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 # Suffixes of parts of an attention layer that do not attend.
 _PARTS = re.compile(

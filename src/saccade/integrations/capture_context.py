@@ -14,19 +14,6 @@ from torch import nn
 from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
 
-__all__ = [
-    "Listener",
-    "Make",
-    "Callback",
-    "Capture",
-    "suppressed",
-    "emit_all",
-    "is_recomputed",
-    "names_of",
-    "refuse_compiled",
-    "uses_attention_interface",
-]
-
 CALLED_AS = "record"  # in errors
 
 Make = Callable[[], Matrix]

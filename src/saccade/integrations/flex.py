@@ -10,8 +10,6 @@ from saccade.masks import Mask
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
-__all__ = ["block_mask"]
-
 
 def block_mask(
     mask: Mask,

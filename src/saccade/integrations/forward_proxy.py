@@ -13,8 +13,6 @@ from torch import nn
 
 from saccade.integrations.capture_context import Capture, Listener
 
-__all__ = ["PATCH_LOCK", "CapturedCall", "Handler", "ForwardProxy", "Running", "capture_forwards"]
-
 
 class CapturedCall(NamedTuple):
     """A call of a module that has listeners.

@@ -17,8 +17,6 @@ from torch.utils._pytree import tree_iter, tree_map
 from saccade.masks import Dense, Mask
 from saccade.support.errors import unsupported
 
-__all__ = ["LazyMask", "Placed", "dense_at", "mask_dtype"]
-
 CALLED_AS = "LazyMask"  # in errors
 
 _SAME = ("aten.detach.default", "aten.alias.default", "aten.lift_fresh.default")

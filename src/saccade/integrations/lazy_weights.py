@@ -16,8 +16,6 @@ from saccade.statistics.row_block import as_slice
 from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
 
-__all__ = ["LazyWeights", "weights_of"]
-
 CALLED_AS = "nn.MultiheadAttention"  # in errors
 
 _LIMIT = 1 << 30  # maximum number of dense weights, 4 GB in float32

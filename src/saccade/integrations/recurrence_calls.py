@@ -16,8 +16,6 @@ from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
 
-__all__ = ["ATTRIBUTES", "FUNCTIONS", "Function", "Tokens", "lightning_tokens"]
-
 CALLED_AS = "record"  # in errors
 
 Arguments = Mapping[str, Any]

@@ -22,8 +22,6 @@ from saccade.integrations.recurrence_calls import ATTRIBUTES, FUNCTIONS, Functio
 from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
 
-__all__ = ["History", "capture_recurrences", "is_recurrence"]
-
 CALLED_AS = "record"  # in errors
 
 _LIGHTNING = "MiniMaxLightningAttention"

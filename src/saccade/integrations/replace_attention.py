@@ -24,8 +24,6 @@ from saccade.support.argument_hints import answers
 from saccade.support.errors import kind, shown, type_error, unsupported, value_error
 from saccade.support.validation import check_type
 
-__all__ = ["Replaced", "replace_attention"]
-
 _TAKEN = ("attn_mask", "is_causal")  # supported arguments of a timm-style attention, besides its input
 _names = (f"saccade-{number}" for number in itertools.count(1))
 

@@ -20,8 +20,6 @@ from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_plain
 from saccade.support.validation import check_holds_values, is_causal_bias
 
-__all__ = ["FusedAttention", "TorchAttention", "is_fused"]
-
 CALLED_AS = "nn.MultiheadAttention"  # in errors
 
 _FUSED = ("qkv", "proj", "num_heads")  # timm's names for the parts of its attentions

@@ -10,8 +10,6 @@ import torch
 
 from saccade.matrix import Matrix
 
-__all__ = ["collected_matrices", "report_matrix"]
-
 
 class _ThreadState(threading.local):
     def __init__(self) -> None:

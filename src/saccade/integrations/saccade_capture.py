@@ -19,8 +19,6 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 from saccade.support.errors import unsupported
 
-__all__ = ["capture_mechanisms"]
-
 CALLED_AS = "record"  # in errors
 
 

@@ -33,8 +33,6 @@ from saccade.matrix.functions import OBSERVERS
 from saccade.support.errors import unsupported
 from saccade.support.validation import is_causal_bias
 
-__all__ = ["SoftmaxProducts", "capture_products", "capture_products_of", "without_mode"]
-
 CALLED_AS = "record"  # in errors
 
 _NAMED = frozenset({"softmax", "Softmax", "scaled_dot_product_attention", "multi_head_attention_forward"})

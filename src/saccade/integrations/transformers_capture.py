@@ -31,8 +31,6 @@ from saccade.integrations.tensor_masks import mask_of_tensor
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.support.errors import unsupported
 
-__all__ = ["capture_interface"]
-
 CALLED_AS = "record"  # in errors
 
 _REMEMBERED = 8

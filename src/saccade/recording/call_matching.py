@@ -17,8 +17,6 @@ from saccade.support.errors import UnsupportedError
 if TYPE_CHECKING:
     from saccade.recording.layer_record import Run
 
-__all__ = ["Ends", "Mark", "place_of_last"]
-
 
 class Mark(NamedTuple):
     """The end of a call, by which the call that continues it is recognised.

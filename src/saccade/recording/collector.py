@@ -15,8 +15,6 @@ from saccade.recording.stored_matrices import StoredMatrices
 from saccade.statistics import Fold
 from saccade.support.errors import type_error, value_error
 
-__all__ = ["Collector", "KeepOptions", "Selection"]
-
 CALLED_AS = "record"  # in errors
 
 

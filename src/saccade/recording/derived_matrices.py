@@ -16,8 +16,6 @@ from saccade.plan import Ranges
 from saccade.statistics import Block
 from saccade.support.errors import value_error
 
-__all__ = ["ChosenHeads", "JoinedMatrices", "chosen_heads"]
-
 CALLED_AS = "record"  # in errors
 
 

@@ -14,8 +14,6 @@ from saccade.statistics import Entropy, Fold, LargestWeight, LogitVariance, Rece
 from saccade.statistics.summary import plain_statistics
 from saccade.support.errors import UnsupportedError, unsupported
 
-__all__ = ["Call", "Run", "statistics_of"]
-
 # Questions that a summary answers anyway.
 _IN_SUMMARY: dict[Fold[Any, Any], str] = {
     Entropy(): "entropy",

@@ -18,8 +18,6 @@ from saccade.support.argument_hints import answers
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_type
 
-__all__ = ["Keep", "UnrecordedLayersWarning", "record"]
-
 CALLED_AS = "record"  # in errors
 
 _SHOWN = 8

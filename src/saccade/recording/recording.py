@@ -14,8 +14,6 @@ from saccade.statistics import Fold
 from saccade.support.errors import value_error
 from saccade.support.validation import is_integer
 
-__all__ = ["Recording"]
-
 
 class Recording(Mapping[str, Run]):
     """The recorded data of every attention layer by name, in the order of their first calls.

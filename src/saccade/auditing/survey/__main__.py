@@ -17,8 +17,6 @@ from saccade.caches.files.tensor_files import write_whole
 from saccade.support.errors import missing_extra
 from saccade.text.generated import with_generated
 
-__all__ = ["COMMAND", "main"]
-
 COMMAND = "python -m saccade.auditing.survey"
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention")
 

@@ -12,8 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-__all__ = ["Architecture", "VOCABULARY", "architectures", "small_sizes"]
-
 Kind = Literal["causal", "masked"]
 
 

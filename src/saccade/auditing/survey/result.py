@@ -20,8 +20,6 @@ from saccade.auditing.float64 import describe_error
 from saccade.auditing.survey.architectures import VOCABULARY, Architecture
 from saccade.masks import Causal, Full
 
-__all__ = ["Broken", "Cell", "LENGTHS", "ids", "measure", "model_lines", "printed", "reach_lines"]
-
 _TOLD_BY_POSITIONS = ("packed", "packed, with a cache", "packed, with a mask of ones")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["COLUMNS", "LEAST", "mark", "written"]
-
 LEAST = 1e-5
 """The lines print a number below this for a correct model."""
 COLUMNS: dict[str, tuple[str, ...]] = {
