@@ -40,11 +40,11 @@ def summary(tensors: list[Tensor]) -> object:
 
 def others(tensors: list[Tensor]) -> object:
     """What a summary leaves out."""
-    return sc.AttentionMatrix(tensors[0], tensors[1], _CAUSAL).ask(TopK(8), LagProfile(), Pooled(256), Coverage())
+    return sc.AttentionMatrix(tensors[0], tensors[1], _CAUSAL).compute(TopK(8), LagProfile(), Pooled(256), Coverage())
 
 
 def check(n: int) -> None:
-    """The table is what the dense matrix says."""
+    """Check the table against the dense matrix."""
     tensors = inputs(n)
     scores = (tensors[0] @ tensors[1].mT * DIM**-0.5).double()
     dense = scores.masked_fill(~_CAUSAL.to_dense(n), -torch.inf).softmax(-1)

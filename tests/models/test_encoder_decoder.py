@@ -231,6 +231,8 @@ def test_a_folder_gives_the_model_back(name, tmp_path):
     assert not read.training
     source, tokens = some_tokens(2, 7), some_tokens(2, 5, seed=2)
     assert torch.equal(read(source, tokens), model(source, tokens))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert torch.equal(EncoderDecoder.from_state_dict(config, model.state_dict())(source, tokens), read(source, tokens))
     assert not list(tmp_path.glob("*.part"))
     with pytest.raises(UnsupportedError, match="saccade-encoder-decoder"):
         Decoder.from_pretrained(tmp_path)

@@ -33,7 +33,7 @@ def test_its_verdict_stands(claim):
 
 
 @pytest.mark.slow
-def test_what_is_drawn_is_checked_with_several_seeds():
+def test_random_checks_run_with_several_seeds():
     drawn = [claim for claim in theory.CLAIMS if claim.topic in ("scaling", "paths", "features", "information")]
     verification = theory.verify(drawn, seed=100, seeds=2)
     assert [(finding.seed, finding.claim.name) for finding in verification.contradicted] == []

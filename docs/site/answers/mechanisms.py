@@ -14,7 +14,7 @@ from answers.examples import LONG, MASKS, MECHANISMS, SHORT, WIDTH
 from answers.making import mask_named, mechanism_named, tokens
 from saccade import masks, statistics
 from saccade.engine.kernels import native
-from saccade.statistics import Fold
+from saccade.statistics import Statistic
 from saccade.testing import error, tolerance
 
 
@@ -101,6 +101,6 @@ def questions() -> dict[bool, list[str]]:
     found: dict[bool, list[str]] = {False: [], True: []}
     for name in statistics.__all__:
         one = getattr(statistics, name)
-        if isinstance(one, type) and issubclass(one, Fold) and not inspect.isabstract(one):
+        if isinstance(one, type) and issubclass(one, Statistic) and not inspect.isabstract(one):
             found[one.needs_distributions is True].append(name)
     return found

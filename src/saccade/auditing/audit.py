@@ -29,7 +29,7 @@ from saccade.auditing.reachability import Reach
 from saccade.auditing.report import DRAWN, Report, reached_by_gradient
 from saccade.auditing.rounding_noise import FACTOR, jitter, relative, restoring_state
 from saccade.masks import Mask, parse
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_type
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-@answers({}, mask="rule=, which the model is held against", attention_mask="padding=")
+@argument_hints({}, mask="rule=, which the model is held against", attention_mask="padding=")
 def audit(
     model: Callable[..., Any],
     rule: Declared | str | None = None,

@@ -17,6 +17,7 @@ from saccade.auditing.inputs import InputFormat, found_tokens, is_turned
 from saccade.auditing.multi_process import broadcast_first, check_same, shared
 from saccade.auditing.token_axes import is_time_first, names_time_first
 from saccade.support.errors import type_error, value_error
+from saccade.support.torch_modes import is_tracing
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -215,7 +216,7 @@ class ModelUnderTest:
             if self.table is None:
                 own = out.reshape(*(self.shape[::-1] if turned else self.shape), -1)
                 self.table, self.vectors = module, (own.transpose(0, 1) if turned else own).detach().clone()
-            is_traced.append(torch.compiler.is_compiling())
+            is_traced.append(is_tracing())
             if vectors is None:
                 return None
             changed = vectors.transpose(0, 1) if turned else vectors

@@ -14,7 +14,6 @@ from saccade.cli.windows import Window, windows_of
 from saccade.matrix import Matrix
 from saccade.models import Decoder, Encoder, EncoderDecoder
 from saccade.models.checkpoint_folder import read_config
-from saccade.models.encoder_decoder_format import PairFormat
 from saccade.support.errors import UnsupportedError, value_error
 from saccade.text import Word, words
 
@@ -60,7 +59,7 @@ def load_model(name: str) -> Model:
     """
     if name not in NAMED and (Path(name) / "config.json").is_file():
         config = read_config(Path(name))  # raises here if the file cannot be read, not in transformers
-        if config.get("model_type") == PairFormat.model_type:
+        if config.get("model_type") in EncoderDecoder.formats:
             return EncoderDecoder.from_pretrained(name)
     try:
         return load(name)

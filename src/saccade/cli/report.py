@@ -19,7 +19,7 @@ from saccade.cli.windows import Window
 from saccade.matrix import Matrix
 from saccade.statistics import Head, Parts, Summary
 from saccade.statistics.head_ranking import position_information, unexplained_information
-from saccade.statistics.mass_breakdown import PARTS
+from saccade.statistics.mass import PARTS
 from saccade.text import Word, shorten, visible
 from saccade.text.labels import legible
 

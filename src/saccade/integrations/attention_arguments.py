@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from saccade.integrations.lazy_mask import Placed
 from saccade.support.errors import unsupported
+from saccade.support.torch_modes import is_tracing
 
 # A test searches the sources of transformers for arguments that are in none of these.
 SUPPORTED = frozenset(
@@ -132,7 +133,7 @@ def _is_collected() -> bool:
     """Return whether transformers collects the weights that layers return, as it does for most models."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collector = getattr(capturing, "_active_collector", None)
-    is_compiling = torch.compiler.is_compiling()
+    is_compiling = is_tracing()
     if is_compiling:  # a context variable cannot be traced; transformers then uses this attribute
         collected = getattr(collector, "global_var", None)
     else:

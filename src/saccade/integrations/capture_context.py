@@ -13,6 +13,7 @@ from torch import nn
 
 from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
+from saccade.support.torch_modes import is_tracing
 
 CALLED_AS = "record"  # in errors
 
@@ -117,7 +118,7 @@ def emit_all(calls: Sequence[tuple[Listener, Make]]) -> None:
 
 def refuse_compiled() -> None:
     """Raise `UnsupportedError` if a layer is being compiled."""
-    if torch.compiler.is_compiling():
+    if is_tracing():
         reason = "a compiled graph runs no Python between its kernels"
         hint = "record the model before it is compiled, or under torch.compiler.set_stance('force_eager')"
         raise unsupported("a compiled model", [reason], hint=hint)

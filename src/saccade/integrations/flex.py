@@ -10,6 +10,8 @@ from saccade.masks import Mask
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
+CALLED_AS = "block_mask"  # in errors
+
 
 def block_mask(
     mask: Mask,

@@ -20,7 +20,7 @@ from saccade.integrations.written_out import written_out
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
 from saccade.nn import MultiHeadAttention
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, shown, type_error, unsupported, value_error
 from saccade.support.validation import check_type
 
@@ -41,7 +41,7 @@ class Replaced(NamedTuple):
     after: str
 
 
-@answers({})
+@argument_hints({})
 def replace_attention(
     model: nn.Module,
     *,

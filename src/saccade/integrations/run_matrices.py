@@ -6,9 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from saccade.matrix import Matrix
+from saccade.support.torch_modes import is_tracing
 
 
 class _ThreadState(threading.local):
@@ -25,7 +24,7 @@ def report_matrix(matrix: Matrix) -> None:
     An attention function that is registered with another library calls this with the matrix that it multiplies: only
     the function knows which mask and which terms it added to those of the call.
     """
-    if not torch.compiler.is_compiling() and _thread.lists:
+    if not is_tracing() and _thread.lists:
         _thread.lists[-1].append(matrix)
 
 

@@ -68,7 +68,7 @@ def _check_cache(module: nn.Module, name: str, cache: object) -> None:
         reason = f"the cache of {name} holds a sum, in which the keys of earlier tokens cannot be distinguished"
         hint = "caches.KVCache() keeps the tokens, and fits every mechanism"
         raise unsupported(type(module).__name__, [reason], hint=hint)
-    if isinstance(cache, LayerCache) and not isinstance(cache, RecurrentCache) and not cache.hands_on_all:
+    if isinstance(cache, LayerCache) and not isinstance(cache, RecurrentCache) and not cache.exposes_all_keys:
         reason = f"the {type(cache).__name__} of {name} passes on some of the keys, in another order"
         hint = "caches.KVCache() passes on all keys, and its matrix shows the weights of any"
         raise unsupported(type(module).__name__, [reason], hint=hint)

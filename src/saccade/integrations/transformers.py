@@ -19,6 +19,8 @@ from saccade.masks import Full, Mask
 from saccade.support.errors import kind, missing_extra, type_error, unsupported, value_error
 from saccade.support.validation import check_type
 
+__all__ = ["MaskOfLayer", "from_transformers", "install"]
+
 CALLED_AS = "install"  # in errors
 
 MaskOfLayer = Callable[[nn.Module], Mask | None]

@@ -30,6 +30,7 @@ from saccade.integrations.sdpa_capture import capture_products_of, without_mode
 from saccade.integrations.tensor_masks import mask_of_tensor
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.support.errors import unsupported
+from saccade.support.torch_modes import is_tracing
 
 CALLED_AS = "record"  # in errors
 
@@ -241,7 +242,7 @@ def _capturing_mask(function: Callable[..., Any]) -> Callable[..., Any]:
     def capturing(*args: Any, **kwargs: Any) -> Any:
         mask = without_mode(function)(*args, **kwargs)
         is_known = (type(mask) is Tensor and mask.dim() == 4) or isinstance(mask, BlockMask)
-        if is_known and not args and not torch.compiler.is_compiling():
+        if is_known and not args and not is_tracing():
             names = ("q_length", "kv_length", "q_offset", "kv_offset")
             sizes = {name: kwargs[name] for name in names if name in kwargs}
             placed = place(

@@ -13,12 +13,11 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.samples import are_mapped, of_all_samples
 from saccade.engine.tiles.tile_scores import positions
 from saccade.matrix.indexing import Index
-from saccade.matrix.matrix import DENSE_LIMIT, Matrix
-from saccade.plan import Ranges, Strip, Tile
-from saccade.statistics.fold import Fold
+from saccade.matrix.matrix import Matrix
+from saccade.plan import ColumnRange, Ranges, Tile
+from saccade.statistics.sparse import DENSE_LIMIT
+from saccade.statistics.statistic import Statistic
 from saccade.support.errors import unsupported
-
-__all__ = ["OfInputs"]
 
 
 class OfInputs(Matrix):
@@ -44,7 +43,7 @@ class OfInputs(Matrix):
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         batch, heads, _, _ = self.shape
-        strips = tuple(Strip(span, True) for span in columns)
+        strips = tuple(ColumnRange(span, True) for span in columns)
         inputs = self.inputs
         return positions(inputs, Tile(slice(0, batch), slice(0, heads), rows, strips, inputs.rule))
 
@@ -54,13 +53,13 @@ class OfInputs(Matrix):
     def _of(self, inputs: AttentionInputs) -> Self:
         """Return the same matrix of other ingredients."""
 
-    def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
+    def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         if not are_mapped(self.inputs):
-            return super().ask(*folds)
+            return super().compute(*statistics)
         made: list[Any] = []
 
         def question(inputs: AttentionInputs) -> tuple[Tensor, ...]:
-            tensors, spec = tree_flatten(self._of(inputs).ask(*folds))
+            tensors, spec = tree_flatten(self._of(inputs).compute(*statistics))
             for x in tensors:
                 if not isinstance(x, Tensor) or x.shape[:1] != (inputs.shape[0],):
                     reason = "an answer is no tensor with the batch as its first axis"

@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 
 from saccade.positions.bias import Bias
-from saccade.positions.validation import check_distances
+from saccade.positions.token_positions import check_distances
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_int
-
-__all__ = ["ALiBi"]
 
 
 class ALiBi(Bias):
@@ -56,7 +54,7 @@ class ALiBi(Bias):
 
     def _at(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
         check_distances(distances)
-        # As a buffer, slopes would follow the module to half precision, where far distances fall together.
+        # A buffer would follow the module to half precision, which cannot distinguish large distances.
         head = torch.arange(self.num_heads, dtype=dtype, device=distances.device)
         regular = 1 << (self.num_heads.bit_length() - 1)
         exponent = torch.where(head < regular, 8 * (head + 1) / regular, 4 * (2 * (head - regular) + 1) / regular)

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from saccade.positions.bias import Bias
-from saccade.positions.validation import check_distances
+from saccade.positions.token_positions import check_distances
 from saccade.support.validation import check_int
-
-__all__ = ["Clipped"]
 
 
 class Clipped(Bias):

@@ -1,4 +1,4 @@
-"""RelationTable: a trainable number for each relation of two tokens, where a table of the batch says which it is."""
+"""RelationTable: a trainable number for each relation of two tokens; a table of the batch names the relations."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from saccade.positions.token_positions import can_be_read
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, type_error, value_error
 from saccade.support.validation import ShapeSpec, check_int
-
-__all__ = ["RelationTable"]
 
 _RELATIONS = ShapeSpec("relations [batch, q_len, kv_len]")
 
 
-class RelationTable(AnswersCalls, nn.Module):
+class RelationTable(ArgumentHints, nn.Module):
     r"""A trainable number for each head and relation: kinds of bonds of a molecule, lengths of paths in a graph.
 
     .. math:: b_{hij} = w_{r_{ij},\, h}
@@ -60,7 +58,7 @@ class RelationTable(AnswersCalls, nn.Module):
         nn.init.zeros_(self.weight)
 
     def forward(self, relations: Tensor) -> Tensor:
-        """The bias of a call.
+        """Return the bias of a call.
 
         Args:
             relations: int64 or int32 ``[batch, q_len, kv_len]``; -1 where there is none, which adds 0.
@@ -74,7 +72,7 @@ class RelationTable(AnswersCalls, nn.Module):
         if can_be_read(relations) and not -1 <= int(relations.min()) <= int(relations.max()) < self.num_relations:
             rule, facts = f"be from -1 to {self.num_relations - 1}", [describe("relations", relations)]
             raise value_error("relations", rule, "others", facts=facts)
-        # Read head by head, as products do; at -1, from the end, a 0 that is no parameter.
+        # Laid out head by head, as products read it; index -1 reads the 0 at the end, which is not a parameter.
         return nn.functional.pad(self.weight.T, (0, 1))[:, relations].transpose(0, 1)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Rotary: queries and keys turned by where they stand."""
+"""Rotary: rotate queries and keys by their positions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from saccade.positions.rotary_scaling import Scaling, plain_frequencies
-from saccade.positions.validation import as_positions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.positions.token_positions import as_positions
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, type_error, unsupported, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_plain
 from saccade.support.validation import check_choice, check_int, check_number, check_type
 
-__all__ = ["Rotary", "Tables", "paired"]
-
-_KEPT = 1 << 13  # the most positions whose angles are kept: 8 MB for heads of 128
-_Turning = tuple[float, int, str, Scaling | None, torch.dtype, torch.device]  # what decides the angles
-_BLOCK = 64  # positions, aligned, whose angles are computed at once where single ones are asked for
+_KEPT = 1 << 13  # most positions with cached angles: 8 MB for heads of 128
+_Turning = tuple[float, int, str, Scaling | None, torch.dtype, torch.device]  # the attributes that determine the angles
+_BLOCK = 64  # for single positions, angles are computed for so many at once, aligned
 
 
 class Tables(NamedTuple):
@@ -31,8 +29,8 @@ class Tables(NamedTuple):
     sin: Tensor
 
 
-class Rotary(AnswersCalls, nn.Module):
-    r"""Turn queries and keys by where they stand, so that their product depends only on how far apart they are.
+class Rotary(ArgumentHints, nn.Module):
+    r"""A rotation of queries and keys by their positions, so that their product depends only on their distance.
 
     Channels are taken in pairs, and pair i of a token at position p is turned by the angle :math:`p\,\theta_i`:
 
@@ -99,7 +97,7 @@ class Rotary(AnswersCalls, nn.Module):
             raise unsupported(type(scaling).__name__, reasons)
 
     def forward(self, x: Tensor, positions: range | Tensor) -> Tensor:
-        """Turn x.
+        """Rotate x.
 
         Args:
             x: queries or keys, ``[batch, heads, len, head_dim]``.
@@ -111,7 +109,7 @@ class Rotary(AnswersCalls, nn.Module):
         return self._turned(x, *self._cos_and_sin(x, positions))
 
     def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
-        """Turn x back: what `forward` was given, up to one rounding in the dtype of x.
+        """Rotate x back: the argument of `forward`, up to one rounding in the dtype of x.
 
         To move a key, turn it back and turn it anew, both from the key as it was stored: moved step by step in half
         precision, the roundings add up.
@@ -130,7 +128,7 @@ class Rotary(AnswersCalls, nn.Module):
     def tables(
         self, positions: range | Tensor, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
     ) -> Tables:
-        """Cosines and sines that pairs of channels are turned by, a scaling's magnitude included.
+        """Return the cosines and sines that rotate pairs of channels, multiplied by the magnitude of a scaling.
 
         Args:
             positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is read as 0.
@@ -144,7 +142,7 @@ class Rotary(AnswersCalls, nn.Module):
         place = as_positions(positions, device)
         cos, sin = (x[:, 0] for x in self._read(place, torch.empty(0, dtype=dtype, device=place.device)))
         pairs, step = self.rotary_dim // 2, 2 if self.layout == "interleaved" else 1
-        # Of each pair the second, whose partner is added and not taken away.
+        # The second channel of each pair adds its partner, the first subtracts it.
         cos, sin = (x[..., pairs:] if step == 1 else x[..., 1::2] for x in (cos, sin))
         return Tables(cos, sin) if place.dim() == 2 else Tables(cos[0], sin[0])
 
@@ -155,7 +153,7 @@ class Rotary(AnswersCalls, nn.Module):
         )
 
     def _cos_and_sin(self, x: Tensor, positions: range | Tensor) -> tuple[Tensor, Tensor]:
-        """For channels and for their partners, ``[batch | 1, 1, len, rotary_dim]`` each, float32 or float64."""
+        """Return factors of channels and of their partners, ``[batch | 1, 1, len, rotary_dim]``, float32 or float64."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
             raise type_error("x", "be a tensor of floats", got)
@@ -169,10 +167,10 @@ class Rotary(AnswersCalls, nn.Module):
         return self._read(positions, x)
 
     def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for positions that fit, on the device and in the wide dtype of a tensor."""
+        """Return the same for checked positions, on the device and in the wide dtype of a tensor."""
         turning = (self.base, self.rotary_dim, self.layout, self.scaling, wide_dtype(like.dtype), like.device)
         if isinstance(positions, range) and is_plain(like):
-            # Tensors of inference mode may not meet a gradient.
+            # Tensors made in inference mode must not be used with autograd.
             inference, length = torch.is_inference_mode_enabled(), len(positions)
             if length == 1 and positions.start >= 0:
                 block, place = divmod(positions.start, _BLOCK)
@@ -194,7 +192,7 @@ class Rotary(AnswersCalls, nn.Module):
 
 
 def _angles(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tensor]:
-    """For each channel what it is multiplied by, and what its partner is before the two are added."""
+    """Return factors for each channel and for its partner; the two products are then added."""
     base, rotary_dim, layout, scaling, dtype, device = turning
     make = plain_frequencies if scaling is None else scaling.frequencies
     place = torch.atleast_2d(as_positions(positions, device)).clamp(min=0)
@@ -205,7 +203,7 @@ def _angles(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tenso
 
 
 def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Of numbers for pairs those for channels: what each is multiplied by, and what its partner is."""
+    """Expand factors of pairs to channels: the factor of each channel, and that of its partner."""
     if layout == "half":
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
@@ -213,6 +211,6 @@ def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def _kept(positions: range, turning: _Turning, inference: bool) -> tuple[Tensor, Tensor]:
-    """The angles that all layers of a model ask for in turn, and those of the next steps."""
-    del inference  # only tells one kind of tensor from the other
+    """Return cached angles: all layers of a model need the same ones, and decoding needs the next ones."""
+    del inference  # part of the cache key only
     return _angles(positions, turning)

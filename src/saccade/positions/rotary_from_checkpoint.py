@@ -11,12 +11,10 @@ from torch import Tensor
 
 from saccade.positions.rotary import Rotary, paired
 from saccade.positions.rotary_scaling import Device, Scaling
-from saccade.positions.validation import as_positions, check_below
+from saccade.positions.token_positions import as_positions, check_below
 from saccade.support.errors import type_error, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import ShapeSpec, check_number, is_finite_number, register_tensor
-
-__all__ = ["Frequencies", "RotaryTables"]
 
 _GIVEN = ShapeSpec("cos [positions, pairs]", "sin [positions, pairs]")
 
@@ -139,6 +137,6 @@ class RotaryTables(Rotary):
         super()._apply(fn, recurse)
         for name, x in before.items():
             moved = self._buffers[name]
-            if moved is not None and moved.dtype != x.dtype:  # rounding angles turns far tokens by other ones
+            if moved is not None and moved.dtype != x.dtype:  # rounded angles would rotate far tokens by wrong angles
                 self._buffers[name] = x.to(moved.device)
         return self

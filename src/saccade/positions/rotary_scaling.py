@@ -11,18 +11,16 @@ from torch import Tensor
 
 from saccade.support.validation import check_bool, check_int, check_number
 
-__all__ = ["Linear", "Llama3", "NTK", "Scaling", "YaRN", "plain_frequencies"]
-
 Device = torch.device | None
 
 
 def plain_frequencies(base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
-    """Radians per position of each pair of channels: ``base ** (-2 i / rotary_dim)``, ``[rotary_dim // 2]``."""
+    """Return radians per position of each pair of channels: ``base ** (-2 i / rotary_dim)``, ``[rotary_dim // 2]``."""
     return 1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=dtype, device=device) / rotary_dim)
 
 
 class Scaling(ABC):
-    """Other frequencies for a rotation than the plain ones.
+    """A change of the frequencies of a rotation.
 
     A scaling is a frozen value. It never looks at the length of a call: keys in a cache were turned when they came, so
     frequencies that change with length would give a prefill and its decoding steps two different rotations.
@@ -30,7 +28,7 @@ class Scaling(ABC):
 
     @property
     def magnitude(self) -> float:
-        """What turned queries and turned keys are multiplied by, each."""
+        """The factor of rotated queries and of rotated keys."""
         return 1.0
 
     @abstractmethod
@@ -38,7 +36,7 @@ class Scaling(ABC):
         """Radians per position of each pair of channels, ``[rotary_dim // 2]``, computed in ``dtype``."""
 
     def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
-        """Why the scaling does not work with these sizes; an empty tuple means that it does."""
+        """Return why the scaling does not work with these sizes; an empty tuple if it does."""
         return ()
 
 
@@ -98,7 +96,7 @@ class NTK(Scaling):
 
     @classmethod
     def at_length(cls, factor: float, length: int, trained_len: int) -> NTK:
-        """The dynamic form, fixed at one length: a factor of ``factor * length / trained_len - (factor - 1)``.
+        """Return the dynamic form at a fixed length: a factor of ``factor * length / trained_len - (factor - 1)``.
 
         Args:
             factor: of the dynamic form, at least 1.
@@ -213,11 +211,11 @@ class YaRN(Scaling):
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, rotary_dim - 1)
-        last = last if last > first else first + 0.001  # a step, where no pair lies between
+        last = last if last > first else first + 0.001  # a step if no pair lies between
         pair = torch.arange(rotary_dim // 2, dtype=dtype, device=device)
         interpolated = ((pair - first) / (last - first)).clamp(0.0, 1.0)
         return plain / float(self.factor) * interpolated + plain * (1 - interpolated)
 
     def _pair_that_turns(self, turns: float, base: float, rotary_dim: int) -> float:
-        """The number of the pair, as a fraction, that turns so many times within the trained length."""
+        """Return the fractional index of the pair that turns so many times within the trained length."""
         return rotary_dim * math.log(self.trained_len / (turns * 2 * math.pi)) / (2 * math.log(base))

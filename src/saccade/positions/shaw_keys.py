@@ -6,16 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from saccade.positions.bias import Bias
-from saccade.positions.validation import check_distances
+from saccade.positions.token_positions import check_distances
 from saccade.support.errors import describe, shown, value_error
 from saccade.support.torch_modes import without_autocast
 from saccade.support.validation import check_int
 
-__all__ = ["ShawKeys"]
-
 
 class ShawKeys(Bias):
-    r"""A trainable vector for each distance, added to the keys: what a distance is worth depends on the query.
+    r"""A trainable vector for each distance, added to the keys: the term of a distance depends on the query.
 
     .. math:: s\, q_i^\top (k_j + a_{j-i}) = s\, q_i^\top k_j + s\, q_i^\top a_{j-i}, \qquad
               a_d = w_{\mathrm{clip}(d,\, -r,\, r) + r}

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from saccade.positions.bias import Bias
-from saccade.positions.validation import check_distances
+from saccade.positions.token_positions import check_distances
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_int
-
-__all__ = ["T5"]
 
 
 class T5(Bias):
@@ -88,8 +86,8 @@ class T5(Bias):
         )
 
     def _bucket_of(self, distance: Tensor) -> Tensor:
-        """The bucket of a distance of at least 0 on its side."""
-        # Float32, and this order of operations, for every dtype: buckets must end where they ended in training.
+        """Return the bucket of a distance of at least 0 on its side."""
+        # Float32 and this order of operations for every dtype: buckets must have the bounds that they had in training.
         far = torch.log(distance.clamp(min=1).float() / self._single) / math.log(self.max_distance / self._single)
         wide = self._single + (far * (self._per_side - self._single)).to(torch.int64)
         return torch.where(distance < self._single, distance, wide.clamp(max=self._per_side - 1))

@@ -12,7 +12,7 @@ from saccade.recording.call_matching import Ends
 from saccade.recording.derived_matrices import chosen_heads
 from saccade.recording.layer_record import Call, Run, statistics_of
 from saccade.recording.stored_matrices import StoredMatrices
-from saccade.statistics import Fold
+from saccade.statistics import Statistic
 from saccade.support.errors import type_error, value_error
 
 CALLED_AS = "record"  # in errors
@@ -86,12 +86,12 @@ class KeepOptions(NamedTuple):
     """The data that are kept of each call.
 
     Attributes:
-        folds: statistics.
+        statistics: statistics to compute.
         summaries: whether all statistics are kept.
         matrices: whether queries and keys are kept.
     """
 
-    folds: tuple[Fold[Any, Any], ...]
+    statistics: tuple[Statistic[Any, Any], ...]
     summaries: bool
     matrices: bool
 
@@ -133,13 +133,13 @@ class Collector:
     def _take(self, name: str, matrix: Matrix) -> None:
         # Compute before locking: a failure must not leave half a call, and threads run in parallel.
         summary, statistics = statistics_of(matrix) if self._options.summaries else (None, None)
-        call = Call(matrix.shape, 0, matrix.ask(*self._options.folds), summary, statistics)
+        call = Call(matrix.shape, 0, matrix.compute(*self._options.statistics), summary, statistics)
         with self._lock:
             if self._is_over:
                 return
             run, first_column = self._ends.continued(name, matrix)
             is_new = run is None
-            run = run or Run(name, self._options.folds, StoredMatrices() if self._options.matrices else None)
+            run = run or Run(name, self._options.statistics, StoredMatrices() if self._options.matrices else None)
             run._take(matrix, call._replace(first_column=first_column))
             if is_new:
                 self.runs[name] = [*self.runs.get(name, []), run]

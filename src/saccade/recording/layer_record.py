@@ -10,12 +10,12 @@ from torch import Tensor
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.recording.merge_statistics import joined_answers, joined_sums
 from saccade.recording.stored_matrices import StoredMatrices
-from saccade.statistics import Entropy, Fold, LargestWeight, LogitVariance, Received, SquaredNorm, Summary
+from saccade.statistics import Entropy, LargestWeight, LogitVariance, Received, SquaredNorm, Statistic, Summary
 from saccade.statistics.summary import plain_statistics
 from saccade.support.errors import UnsupportedError, unsupported
 
 # Questions that a summary answers anyway.
-_IN_SUMMARY: dict[Fold[Any, Any], str] = {
+_IN_SUMMARY: dict[Statistic[Any, Any], str] = {
     Entropy(): "entropy",
     LargestWeight(): "largest_weight",
     LogitVariance(): "logit_variance",
@@ -58,10 +58,10 @@ class Run:
         calls: every call, in order.
     """
 
-    def __init__(self, name: str, folds: tuple[Fold[Any, Any], ...], stored: StoredMatrices | None):
+    def __init__(self, name: str, statistics: tuple[Statistic[Any, Any], ...], stored: StoredMatrices | None):
         self.name = name
         self.calls: list[Call] = []
-        self._folds, self._stored = folds, stored
+        self._statistics, self._stored = statistics, stored
         self._like: tuple[object, ...] = ()
 
     def _fits(self, matrix: Matrix) -> bool:
@@ -118,9 +118,9 @@ class Run:
         }
 
     @property
-    def kept(self) -> tuple[Fold[Any, Any], ...]:
+    def kept(self) -> tuple[Statistic[Any, Any], ...]:
         """The questions that were asked while recording."""
-        return self._folds
+        return self._statistics
 
     def summary(self) -> Summary:
         """Statistics of every head as a table, beside those of uniform attention; ``print`` shows it.
@@ -143,31 +143,33 @@ class Run:
         reason = f"there is one for each of {len(self.calls)} calls, in Run.calls; Run.statistics joins their rows"
         raise self._missing(reason)
 
-    def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
+    def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         """Answers to questions: those that were asked while recording, or any where queries and keys were kept.
 
         Args:
-            folds: of `saccade.statistics`, or one's own.
+            statistics: of `saccade.statistics`, or one's own.
 
         Raises:
             UnsupportedError: a question that was not asked, or whose answers for several calls do not make one.
 
-        Cost: none for what was kept; else see `saccade.Matrix.ask`.
+        Cost: none for what was kept; else see `saccade.Matrix.compute`.
         """
-        if self._stored is not None and not (len(self.calls) == 1 and all(fold in self._folds for fold in folds)):
-            return self.matrix.ask(*folds)
-        return tuple(self._answer(fold) for fold in folds)
+        if self._stored is not None and not (
+            len(self.calls) == 1 and all(one in self._statistics for one in statistics)
+        ):
+            return self.matrix.compute(*statistics)
+        return tuple(self._answer(statistic) for statistic in statistics)
 
-    def _answer(self, fold: Fold[Any, Any]) -> Any:
-        if fold in self._folds:
-            answers = [call.answers[self._folds.index(fold)] for call in self.calls]
+    def _answer(self, statistic: Statistic[Any, Any]) -> Any:
+        if statistic in self._statistics:
+            answers = [call.answers[self._statistics.index(statistic)] for call in self.calls]
             if len(answers) == 1:
                 return answers[0]
-            return joined_answers(fold, answers, [call.first_column for call in self.calls])
-        name = next((own for known, own in _IN_SUMMARY.items() if known == fold), "")
+            return joined_answers(statistic, answers, [call.first_column for call in self.calls])
+        name = next((own for known, own in _IN_SUMMARY.items() if known == statistic), "")
         if self.calls[0].statistics is not None and name in self.statistics:
             return self.statistics[name]
-        raise self._missing(f"{fold} was not asked while recording", "name it in keep=")
+        raise self._missing(f"{statistic} was not asked while recording", "name it in keep=")
 
     def _missing(self, reason: str, hint: str = "") -> UnsupportedError:
         hint = " or ".join(filter(None, [hint, 'keep="qk", which answers every question later']))
@@ -175,14 +177,14 @@ class Run:
 
     def __copy__(self) -> Run:
         """Return the run as it is now: later calls are not added to the copy."""
-        copied = Run(self.name, self._folds, self._stored)
+        copied = Run(self.name, self._statistics, self._stored)
         copied.calls, copied._like = [*self.calls], self._like
         return copied
 
     def __repr__(self) -> str:
         kept = ["queries and keys"] if self._stored is not None else []
         kept += ["statistics"] if self.calls[0].statistics is not None else []
-        return f"Run({self.name!r}, shape={list(self.shape)}, kept={', '.join([*kept, *map(str, self._folds)])})"
+        return f"Run({self.name!r}, shape={list(self.shape)}, kept={', '.join([*kept, *map(str, self._statistics)])})"
 
 
 def _kind(matrix: Matrix) -> tuple[object, ...]:

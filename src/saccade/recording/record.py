@@ -13,8 +13,8 @@ from saccade.integrations.capture_all import capture_all
 from saccade.matrix import Matrix
 from saccade.recording.collector import Collector, KeepOptions, Selection
 from saccade.recording.recording import Recording
-from saccade.statistics import Fold, Pooled, TopK
-from saccade.support.argument_hints import answers
+from saccade.statistics import Pooled, Statistic, TopK
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_type
 
@@ -26,10 +26,10 @@ _WAYS_OUT = {
     "transformers": 'model.set_attn_implementation("sdpa") if the model has it',
 }
 
-Keep = Literal["statistics", "topk", "pooled", "qk"] | Fold[Any, Any]
+Keep = Literal["statistics", "topk", "pooled", "qk"] | Statistic[Any, Any]
 """The data to keep of a call: statistics, some of them by name, or queries and keys."""
 
-_STATISTICS: dict[str, tuple[Fold[Any, Any], ...]] = {
+_STATISTICS: dict[str, tuple[Statistic[Any, Any], ...]] = {
     "statistics": (),
     "topk": (TopK(8),),
     "pooled": (Pooled(64),),
@@ -44,7 +44,7 @@ class UnrecordedLayersWarning(UserWarning):
     """
 
 
-@answers({})
+@argument_hints({})
 def record(
     model: nn.Module,
     *,
@@ -89,8 +89,8 @@ def record(
         UnsupportedError: at the end, if no attention layer was recorded, or a named layer was not; if a layer changes
             its matrix in an unsupported way; or if a recurrent layer continues from a state that no recorded call left.
 
-    Cost: sweeps over the weights for the questions (see `saccade.Matrix.summary`, `saccade.Matrix.ask`) and O(length)
-    memory; for "qk" a copy, O(length · width), which is the better choice for long generations.
+    Cost: sweeps over the weights for the statistics (see `saccade.Matrix.summary`, `saccade.Matrix.compute`) and
+    O(length) memory; for "qk" a copy, O(length · width), which is the better choice for long generations.
     ``nn.MultiheadAttention`` projects queries and keys once more.
 
     Example:
@@ -101,7 +101,7 @@ def record(
         ...     out = layer(torch.zeros(1, 5, 16))
         >>> recording.layers
         ('self_attn',)
-        >>> recording["self_attn"].ask(Entropy())[0].shape
+        >>> recording["self_attn"].compute(Entropy())[0].shape
         torch.Size([1, 2, 5])
     """
     check_type("model", model, nn.Module, "be a torch module")
@@ -156,17 +156,17 @@ def _hint(model: nn.Module) -> str:
 
 
 def _keep_options(keep: object) -> KeepOptions:
-    given = [keep] if isinstance(keep, str | Fold) else list(keep) if isinstance(keep, Iterable) else [keep]
-    folds: list[Fold[Any, Any]] = []
+    given = [keep] if isinstance(keep, str | Statistic) else list(keep) if isinstance(keep, Iterable) else [keep]
+    statistics: list[Statistic[Any, Any]] = []
     for one in given:
         if isinstance(one, str) and one in _STATISTICS:
             added = _STATISTICS[one]
-        elif isinstance(one, Fold):
+        elif isinstance(one, Statistic):
             added = (one,)
         else:
             names = ", ".join(f'"{name}"' for name in _STATISTICS)
             got = one.__name__ if isinstance(one, type) else repr(one)
             rule = f"be questions of saccade.statistics, or of {names}"
             raise type_error("keep", rule, got, hint="give instances: keep=[Entropy()]")
-        folds += [fold for fold in added if fold not in folds]
-    return KeepOptions(tuple(folds), "statistics" in given, "qk" in given)
+        statistics += [statistic for statistic in added if statistic not in statistics]
+    return KeepOptions(tuple(statistics), "statistics" in given, "qk" in given)

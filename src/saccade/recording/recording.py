@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.recording.layer_record import Run
-from saccade.statistics import Fold
+from saccade.statistics import Statistic
 from saccade.support.errors import value_error
 from saccade.support.validation import is_integer
 
@@ -50,9 +50,9 @@ class Recording(Mapping[str, Run]):
         """
         return tuple(self._runs[self._name(layer)])
 
-    def ask(self, *folds: Fold[Any, Any]) -> dict[str, tuple[Any, ...]]:
-        """Answers of every layer's last run, by name; see `Run.ask`."""
-        return {name: self[name].ask(*folds) for name in self}
+    def compute(self, *statistics: Statistic[Any, Any]) -> dict[str, tuple[Any, ...]]:
+        """Answers of every layer's last run, by name; see `Run.compute`."""
+        return {name: self[name].compute(*statistics) for name in self}
 
     def by_head(self, name: str) -> Tensor:
         """One measure of every head of every layer's last run, ``[layers, batch, heads]``: a grid to look at.

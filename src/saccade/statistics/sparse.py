@@ -1,28 +1,25 @@
-"""The weights of a matrix as a sparse tensor: for masks that leave few of them."""
+"""The weights of a matrix as a sparse tensor, for masks that leave few of them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Outline
-from saccade.statistics.protocol import MatrixLike
+from saccade.statistics.statistic import MatrixInfo, MatrixLike
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
-__all__ = ["DENSE_LIMIT", "SPARSE_LIMIT", "sparse_of"]
-
 DENSE_LIMIT = 1 << 26
-"""Most weights that `Matrix.to_dense` writes out unless told otherwise: 64 million, 256 MB in float32."""
+"""Default limit of `Matrix.to_dense`: 64 million weights, 256 MB in float32."""
 
 SPARSE_LIMIT = 1 << 24
-"""Most weights that `Matrix.to_sparse` writes out unless told otherwise: 16 million, 600 MB in float32."""
+"""Default limit of `Matrix.to_sparse`: 16 million weights, 600 MB in float32."""
 
 
 def sparse_of(matrix: MatrixLike, limit: int) -> Tensor:
-    """See `saccade.Matrix.to_sparse`. Indices ascend, so that the tensor is coalesced as it is."""
+    """Implement `saccade.Matrix.to_sparse`."""
     check_int("limit", limit, None)
-    dtype = Outline.of(matrix).dtype
+    dtype = MatrixInfo.of(matrix).dtype
     indices = [torch.zeros(4, 0, dtype=torch.int64, device=matrix.device)]
     values = [torch.zeros(0, dtype=dtype, device=matrix.device)]
     count = 0

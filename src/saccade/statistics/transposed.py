@@ -1,4 +1,4 @@
-"""Transposed: a matrix whose columns are asked for as rows."""
+"""Transposed: the view ``A.mT`` of a matrix."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from saccade.statistics.protocol import MatrixLike
 from saccade.statistics.sparse import DENSE_LIMIT
-
-__all__ = ["Transposed"]
+from saccade.statistics.statistic import MatrixLike
 
 M = TypeVar("M", bound=MatrixLike)
 
 
 class Transposed(Generic[M]):
-    """``A.mT``: columns of A as rows. Its rows are not distributions, so it answers products only."""
+    """The transposed matrix ``A.mT``. Its rows are not distributions, so it supports products only."""
 
     def __init__(self, matrix: M):
         self._matrix = matrix

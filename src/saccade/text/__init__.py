@@ -1,4 +1,4 @@
-"""Tokens as a person reads them: words put together from pieces, and labels that are safe to show."""
+"""Readable tokens: words joined from word pieces, and labels that are safe to display."""
 
 from saccade.text.detokenize import spelled
 from saccade.text.labels import shorten, visible

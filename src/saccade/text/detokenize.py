@@ -1,24 +1,22 @@
-"""Spelling: pieces as vocabularies write them, turned back into what was read."""
+"""Turn word pieces, as vocabularies spell them, back into text."""
 
 import codecs
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-__all__ = ["is_special", "spelled"]
-
 _SPECIAL = re.compile(r"\[[A-Z]+\d*\]|<[|｜].*[|｜]>|</?s>|<(pad|unk|bos|eos|mask|sep|cls|start_of_turn|end_of_turn)>")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-_LONGEST = 12  # tokens that make one character, at most
+_LONGEST = 12  # most tokens of one character
 
 
 def is_special(token: str) -> bool:
-    """Whether a token looks like one that a tokenizer adds, such as ``[CLS]``, ``<s>`` and ``<|endoftext|>``."""
+    """Return whether a token looks like one that a tokenizer adds, such as ``[CLS]``, ``<s>`` and ``<|endoftext|>``."""
     return _SPECIAL.fullmatch(token) is not None
 
 
 def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
-    """Tokens as a person reads them: spaces as spaces, bytes as the characters that they make.
+    """Return readable tokens: spaces as spaces, bytes as the characters that they encode.
 
     Three ways to write pieces are known: that of GPT-2, with a letter for each byte and Ġ for the space; that of
     SentencePiece, with ▁ for the space and ``<0xE4>`` for a byte; that of BERT, in which ## goes on with a word. Which
@@ -55,14 +53,14 @@ def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def _bytes_of_letters() -> dict[str, int]:
-    """The byte that each letter of GPT-2's vocabulary stands for: its own where it is seen, else one from 256 on."""
+    """Return the byte that each letter of GPT-2's vocabulary encodes: printable ones themselves, others from 256 on."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unseen = [byte for byte in range(256) if byte not in seen]
     return {**{chr(byte): byte for byte in seen}, **{chr(256 + place): byte for place, byte in enumerate(unseen)}}
 
 
 def _of_letters(token: str) -> bytes | None:
-    """The bytes of a token; None of one that was added to the vocabulary as it is read."""
+    """Return the bytes of a token; None for an added token, which is plain text."""
     letters = _bytes_of_letters()
     if is_special(token) or any(letter not in letters for letter in token):
         return None
@@ -70,7 +68,7 @@ def _of_letters(token: str) -> bytes | None:
 
 
 def _are_letters(plain: Sequence[str]) -> bool:
-    """Whether letters stand for bytes: they say so by their spaces, or, as Chinese has none, by making characters."""
+    """Return whether letters encode bytes: by their spaces, or, since Chinese has none, by forming characters."""
     if any("▁" in token for token in plain):
         return False
     data = [own for token in plain if (own := _of_letters(token)) is not None]
@@ -79,7 +77,7 @@ def _are_letters(plain: Sequence[str]) -> bool:
     try:
         whole = b"".join(data).lstrip(bytes(range(0x80, 0xC0)))  # a text may begin within a character
         return not codecs.getincrementaldecoder("utf-8")().decode(whole).isascii()  # and end within one
-    except UnicodeDecodeError:  # letters of some other language
+    except UnicodeDecodeError:  # letters of another language
         return False
 
 
@@ -97,7 +95,7 @@ def _of_wordpiece(token: str, *, is_first: bool) -> str:
 
 
 def _joined(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> tuple[str, ...]:
-    """Texts of the pieces; None is a token that is read as it is."""
+    """Return the texts of the pieces; None is a token in plain text."""
     return tuple(_texts(tokens, pieces))
 
 
@@ -120,7 +118,7 @@ def _texts(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> Iterator[st
 
 
 def _character(pieces: Sequence[bytes | None]) -> tuple[int, str]:
-    """How many pieces make whole characters, and which; one piece, with its odd bytes named, where none do."""
+    """Return how many pieces form whole characters, and these; else one piece with its bytes escaped."""
     data = b""
     for count, piece in enumerate(pieces, 1):
         if piece is None:
@@ -129,6 +127,6 @@ def _character(pieces: Sequence[bytes | None]) -> tuple[int, str]:
         try:
             return count, data.decode()
         except UnicodeDecodeError as error:
-            if error.reason != "unexpected end of data":  # no byte that follows can make it whole
+            if error.reason != "unexpected end of data":  # no further byte can complete it
                 break
     return 1, (pieces[0] or b"").decode(errors="backslashreplace")

@@ -1,11 +1,9 @@
-"""Text from outside, made fit to be shown: nothing invisible, nothing endless."""
+"""Make untrusted text safe to display: nothing invisible, nothing endless."""
 
 import unicodedata
 
 from saccade.support.errors import escaped
 from saccade.support.validation import check_int
-
-__all__ = ["display_width", "legible", "shorten", "visible"]
 
 _SIGNS = str.maketrans({"\n": "↵", "\t": "⇥"})
 

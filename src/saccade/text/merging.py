@@ -1,4 +1,4 @@
-"""Weights between words, from weights between tokens."""
+"""Merge weights between tokens into weights between words."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,6 @@ import torch
 
 from saccade.support.errors import type_error, value_error
 from saccade.text.words import Word
-
-__all__ = ["merge"]
 
 
 def merge(weights: torch.Tensor, query_words: Sequence[Word], key_words: Sequence[Word] | None = None) -> torch.Tensor:
@@ -48,7 +46,7 @@ def merge(weights: torch.Tensor, query_words: Sequence[Word], key_words: Sequenc
 
 
 def _owner(argument: str, words: Sequence[Word], tokens: int) -> torch.Tensor:
-    """For each token the number of its word: int64 ``[tokens]``."""
+    """Return the index of the word of each token, int64 ``[tokens]``."""
     end = 0
     for number, word in enumerate(words):
         if word.start != end or word.stop <= word.start:

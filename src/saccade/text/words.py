@@ -1,4 +1,4 @@
-"""Words, as a person reads them, from the pieces a tokenizer cut."""
+"""Join the pieces of a tokenizer into words."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from saccade.support.errors import value_error
-
-__all__ = ["Word", "words"]
 
 _APOSTROPHES = frozenset("'’")
 _SEPARATORS = frozenset(".,'’")
@@ -33,7 +31,7 @@ class Word:
 
 
 class Encoding(Protocol):
-    """What we read of an encoded text; ``tokenizers.Encoding`` has it."""
+    """The part of ``tokenizers.Encoding`` that `words` reads."""
 
     @property
     def tokens(self) -> list[str]:
@@ -109,7 +107,7 @@ def _pieces(encoding: Encoding, unknown: str, text: str) -> list[_Piece]:
 
 
 def _continues(before: _Piece, number: int, span: tuple[int, int], text: str) -> bool:
-    """Whether a piece belongs to the word before it.
+    """Return whether a piece belongs to the word before it.
 
     What a pre-tokenizer calls a word may be a whole text, as in tokenizers of Llama's form: there, a space begins a
     word, and belongs to it. Where a script has no spaces a character is a word, and only its bytes belong together.
@@ -123,7 +121,7 @@ def _continues(before: _Piece, number: int, span: tuple[int, int], text: str) ->
 
 
 def _has_no_spaces(character: str) -> bool:
-    """Han, kana and their punctuation."""
+    """Return whether a character is Han, kana or their punctuation."""
     return unicodedata.east_asian_width(character) in ("W", "F") if character else False
 
 
@@ -138,10 +136,10 @@ def _given(pieces: list[_Piece], given: list[str]) -> tuple[Word, ...]:
 
 
 def _is_one_word(first: _Piece, middle: _Piece, last: _Piece, text: str) -> bool:
-    """Whether ``middle`` is an apostrophe inside a word or a separator inside a number."""
+    """Return whether ``middle`` is an apostrophe inside a word or a separator inside a number."""
     if first.word.special or last.word.special or middle.word.special:
         return False
-    # The characters next to it, not the pieces: where there is a space, they are not next to each other.
+    # Compare neighbouring characters, not pieces: a space may lie between pieces.
     start, stop = middle.span
     before, sign, after = text[start - 1 : start], text[start:stop], text[stop : stop + 1]
     if before.isdigit() and after.isdigit():
@@ -153,10 +151,10 @@ def _spelled(piece: _Piece, text: str) -> Word:
     if piece.word.special:
         return piece.word
     start, stop = piece.span
-    # Normalisers strip accents: the mark behind the last letter belongs to the word but to no token.
+    # Normalisers strip accents: a mark after the last letter belongs to the word but to no token.
     while stop < len(text) and unicodedata.category(text[stop]).startswith("M"):
         stop += 1
     written = text[start:stop]
-    if not written.strip(" "):  # nothing but spaces, or so little that the tokenizer says nothing of where it stands
+    if not written.strip(" "):  # only spaces, or too short for the tokenizer to report offsets
         written = piece.word.text.translate(_WRITTEN)
     return replace(piece.word, text=written.strip(" ") or written)

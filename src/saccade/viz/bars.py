@@ -1,11 +1,11 @@
-"""The weights of channels as bars."""
+"""Draw the weights of channels as bars."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.viz.arrays import as_matrix, as_numbers, limits_of, max_pool
 from saccade.viz.canvas import DPI, blank, colours, dress, whole_pixels
@@ -14,13 +14,11 @@ from saccade.viz.ticks import check_labels, name_columns
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["channel_weights"]
-
 _BAR, _NARROWEST, _WIDEST, _HEIGHT = 0.16, 2.4, 9.0, 1.5  # inches: one bar, and the picture
 _GATE = (0.0, 1.0)
 
 
-@answers({})
+@argument_hints({})
 def channel_weights(
     weights: object,
     *,
@@ -38,12 +36,12 @@ def channel_weights(
         weights: ``[channels]``: a tensor of any dtype and device, an array or a list, such as one row of
             `saccade.vision.ChannelAttention.weights`.
         x_labels: one per channel, shown as text, never as mathematics; numbers from 0 when None.
-        title: stands above the picture.
+        title: text above the figure.
         x_name: what the bars are.
         limits: the values at the axis's ends; 0 to 1 when all weights lie between, else from the weights.
 
     Returns:
-        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+        A figure outside pyplot: it is neither shown nor to be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers, or labels are one string.
@@ -64,7 +62,7 @@ def channel_weights(
     low, high = limits_of(row, limits)
     canvas = blank()
     width = whole_pixels(float(np.clip(channels * _BAR, _NARROWEST, _WIDEST)))
-    # Two pixels for the narrowest bar: its own, and none of its neighbour's.
+    # At least two pixels a bar, so that neighbours do not share one.
     shown = max_pool(row, 1, int(width * DPI / 2))[0]
     step = channels / len(shown)
     centres = (np.arange(len(shown)) + 0.5) * step - 0.5

@@ -1,4 +1,4 @@
-"""A figure that grows around a map of a given size, measured rather than guessed."""
+"""A figure that grows around a map of fixed size, by measuring the text around it."""
 
 import os
 import textwrap
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import missing_extra, value_error
 from saccade.viz.arrays import Array
 from saccade.viz.fonts import drawable_title
@@ -19,27 +19,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-__all__ = [
-    "DPI",
-    "GREY",
-    "HIDDEN",
-    "INK",
-    "INKS",
-    "PLAIN",
-    "Canvas",
-    "blank",
-    "colours",
-    "dress",
-    "save",
-    "whole_pixels",
-]
-
 DPI = 150
-HIDDEN = "#c9d1d3"  # cells that hold no finite number: a grey that is not in the scale
+HIDDEN = "#c9d1d3"  # for cells without a finite number: a grey that is not in the scale
 INK, GREY = "#2b2b33", "#8a8f98"
-# Of lines: apart in lightness as well as in hue, so that they are told apart without colour too.
+# Colours of lines: different in lightness as well as in hue, to be distinguishable in grey.
 INKS = ("#3b0f70", "#de4968", "#0f7a8a", "#c08a1e", "#fe9f6d", "#8c5fb0", "#5a6b2f", "#8a8a99")
-PLAIN: dict[str, Any] = {"color": INK, "parse_math": False, "usetex": False}  # `$` and `\` in a text are just that
+PLAIN: dict[str, Any] = {
+    "color": INK,
+    "parse_math": False,
+    "usetex": False,
+}  # `$` and `\` in labels have no special meaning
 _MARGIN = 21 / DPI  # inches
 _TITLE_SIZE = 11.0  # points
 
@@ -57,16 +46,16 @@ class Canvas:
         self.axes.text(x, y, shown, family=families, **PLAIN, **style)
 
     def show_pixels(self, pixels: Array, title: str | None) -> "Figure":
-        """The figure of an image ``[height, width, 3]``, pixel for pixel, without axes."""
+        """Return the figure of an image ``[height, width, 3]``, pixel for pixel, without axes."""
         height, width, _ = pixels.shape
         self.axes.imshow(pixels, interpolation="nearest", aspect="auto", extent=(0, width, height, 0))
         self.axes.set_axis_off()
         return self.finished(width / DPI, height / DPI, title)
 
     def finished(self, width: float, height: float, title: str | None, *, title_width: float | None = None) -> "Figure":
-        """The figure around a map of ``width`` x ``height`` inches, in whole pixels, as large as all around it needs.
+        """Return the figure around a map of ``width`` x ``height`` inches, with room for all around it.
 
-        A title stands above it, in as many lines as that takes: as wide as the map, or ``title_width`` inches.
+        A title is wrapped above it: as wide as the map, or ``title_width`` inches.
         """
         if title is not None:
             shown, families = drawable_title(title)
@@ -117,12 +106,12 @@ def colours(*, signed: bool = False) -> "Colormap":
 
 
 def whole_pixels(inches: float) -> float:
-    """A length of a whole number of pixels, in inches."""
+    """Round a length in inches to a whole number of pixels."""
     return round(inches * DPI) / DPI
 
 
 def blank() -> Canvas:
-    """Make an empty figure outside pyplot's global list, so that nobody has to close it; notebooks show it.
+    """Make an empty figure outside pyplot's global list, so that it need not be closed; notebooks show it.
 
     Raises:
         ImportError: matplotlib is not installed; ``where`` is named.
@@ -145,7 +134,7 @@ def dress(axes: "Axes") -> None:
     axes.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
 
 
-@answers({})
+@argument_hints({})
 def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     """Write ``figure`` to ``path``, whose ending names the format (``.png``, ``.svg``, ``.pdf``).
 

@@ -1,4 +1,4 @@
-"""Every head's map at a glance."""
+"""Draw the small maps of all heads in one figure."""
 
 from collections.abc import Sequence
 from math import ceil, sqrt
@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from saccade.matrix import Matrix
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
-from saccade.viz.arrays import DECADES, Array, as_maps, limits_of, log_limits_of, masked, max_pool
+from saccade.viz.arrays import DECADES, Array, as_maps, limits_of, log_limits_of, masked, max_pool, robust_top, scale_of
 from saccade.viz.canvas import INK, blank, colours
 from saccade.viz.pooled_maps import maps_of, refuse_choice
-from saccade.viz.scales import robust_top, scale_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["mosaic"]
 
 # All in pixels: the longer side of a map, its shorter side at least, what is between maps, what is above each
 # for its name, and the frame of the chosen one.
@@ -27,7 +24,7 @@ _TINY = 1e-30  # 0 on a logarithmic scale
 _FRAME, _CHOSEN = (0.80, 0.80, 0.83), (0.0, 0.45, 0.55)
 
 
-@answers({})
+@argument_hints({})
 def mosaic(
     weights: object,
     *,
@@ -49,7 +46,7 @@ def mosaic(
             or ``[layers, heads, q_len, kv_len]``, a row of maps per layer, or ``[heads, q_len, kv_len]``: a tensor, an
             array or nested lists.
         batch: which batch item of lazy matrices.
-        title: stands above the picture.
+        title: text above the figure.
         highlight: the map to frame, ``(layer, head)`` or ``(head,)``.
         shared_scale: one colour scale for all maps.
         allowed: bool, broadcastable to the weights: who may attend to whom; what may not is grey. Everyone when None;
@@ -57,7 +54,7 @@ def mosaic(
         log: colours by the logarithm, over four decades below the largest weight; what is smaller is white.
 
     Returns:
-        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+        A figure outside pyplot: it is neither shown nor to be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers.
@@ -93,7 +90,7 @@ def mosaic(
 
 
 def _read(weights: object, batch: int, allowed: object) -> tuple[Array, tuple[int, int]]:
-    """The maps ``[(layers,) heads, rows, columns]``, pooled if they were lazy, and the lengths of the matrices."""
+    """Return the maps ``[(layers,) heads, rows, columns]``, pooled if lazy, and the lengths of the matrices."""
     lazy = weights if isinstance(weights, Matrix) else _layers(weights)
     if lazy is None:
         refuse_choice(batch=batch)
@@ -106,14 +103,14 @@ def _read(weights: object, batch: int, allowed: object) -> tuple[Array, tuple[in
 
 
 def _layers(weights: object) -> Sequence[Matrix] | None:
-    """A list of lazy matrices; None if it is something else."""
+    """Return a list of lazy matrices; None if `weights` is something else."""
     given = weights if isinstance(weights, list | tuple) else ()
     layers = [one for one in given if isinstance(one, Matrix)]
     return layers if layers and len(layers) == len(given) else None
 
 
 def _scaled(maps: Array, shared_scale: bool, log: bool) -> tuple[Array, list[tuple[float, float]]]:
-    """The maps ``[maps, rows, columns]``, as logarithms if wanted, and the ends of each one's scale."""
+    """Return the maps ``[maps, rows, columns]``, as logarithms on a log scale, and the ends of each scale."""
     flat = maps.reshape(-1, *maps.shape[-2:])
     if not log:
         if not shared_scale:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import is_number
 from saccade.viz.arrays import Array, as_numbers, limits_of
@@ -15,15 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-__all__ = ["spatial_map"]
-
 _LONGER = 3.2  # inches
 _SHORTER = 0.5  # at least
 _TINTS = ((1.0, 0.85, 0.3), (1.0, 0.7, 0.1), (0.97, 0.35, 0.05), (0.8, 0.0, 0.1))
 _LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue, as the eye weighs them
 
 
-@answers({})
+@argument_hints({})
 def spatial_map(
     image: object,
     weights: object,
@@ -43,12 +41,12 @@ def spatial_map(
             smallest value is drawn black, its largest white.
         weights: ``[h, w]`` or ``[1, h, w]``, such as one item of `saccade.vision.SpatialAttention.weights`, or a row
             of a matrix over positions in the shape of its map.
-        title: stands above the picture.
+        title: text above the figure.
         opacity: of the highest weight's colour: at 0 the picture stays grey, at 1 the colour hides it.
         limits: the values at the two ends of the colour scale; from the weights when None.
 
     Returns:
-        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+        A figure outside pyplot: it is neither shown nor to be closed. `save` writes it.
 
     Raises:
         TypeError: not real numbers.

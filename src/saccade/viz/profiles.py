@@ -1,11 +1,11 @@
-"""Numbers along a line: by position, by distance."""
+"""Draw numbers along a line: by position or by distance."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.viz.arrays import Array, as_numbers
 from saccade.viz.canvas import INKS, PLAIN, blank, dress
@@ -16,13 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["profile"]
-
 _WIDTH, _HEIGHT = 6.4, 2.8  # inches
-_POINTS, _LOG_POINTS = 960, 160  # groups: what so many pixels can show; on a logarithmic axis, before lines are a blur
+_POINTS, _LOG_POINTS = 960, 160  # most groups for the width in pixels; fewer on a logarithmic axis, where lines blur
 
 
-@answers({})
+@argument_hints({})
 def profile(
     values: object,
     *,
@@ -44,13 +42,13 @@ def profile(
         x: where the points stand, ``[points]``, ascending; 0, 1, 2, … when None.
         names: one for each line.
         baseline: ``[points]``, drawn dashed: what uniform attention would have.
-        title: stands above the picture.
+        title: text above the figure.
         x_name: what the points are.
         y_name: what the numbers are, with their unit.
         log: both axes are logarithmic, and show what is above 0.
 
     Returns:
-        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+        A figure outside pyplot: it is neither shown nor to be closed. `save` writes it.
 
     Raises:
         TypeError: not real numbers, or names are one string.
@@ -80,7 +78,7 @@ def profile(
 
 
 def _read(values: object, x: object, baseline: object, log: bool) -> tuple[Array, Array, Array | None]:
-    """Where the shown points stand, the lines ``[lines, points]``, and the baseline."""
+    """Return x of the points, the lines ``[lines, points]``, and the baseline."""
     lines = as_numbers("values", values)
     lines = lines[None] if lines.ndim == 1 else lines
     if lines.ndim != 2 or 0 in lines.shape:
@@ -107,7 +105,7 @@ def _line(argument: str, values: object, points: int) -> Array:
 
 
 def _grouped(x: Array, y: Array, log: bool) -> tuple[Array, Array, Array]:
-    """Groups of neighbouring points: the place of each group, its largest and its smallest number."""
+    """Group neighbouring points: return x of each group, its largest and its smallest number."""
     groups = _LOG_POINTS if log else _POINTS
     if len(x) <= groups:
         return x, y, y

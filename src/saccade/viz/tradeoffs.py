@@ -1,10 +1,10 @@
-"""Error against time, one point for each mechanism."""
+"""Draw error against time, one point for each mechanism."""
 
 import math
 from typing import TYPE_CHECKING
 
 from saccade.mechanisms.compare import CLOSE, ROUGH, Comparison
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_type
 from saccade.viz.canvas import INK, PLAIN, blank, dress
@@ -12,15 +12,13 @@ from saccade.viz.canvas import INK, PLAIN, blank, dress
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["tradeoff"]
-
 _WIDTH, _HEIGHT = 4.4, 3.2  # inches
 _EXACT = "#7a1f5c"
 
 
-@answers({})
+@argument_hints({})
 def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
-    """Draw how wrong mechanisms are against how long they take: further left is faster, further down is closer.
+    """Draw the error of mechanisms against their time: further left is faster, further down is more accurate.
 
     Points are numbered, and named at the side. A dashed line marks the time of exact attention, two dotted ones the
     errors up to which a result is close, or of any use. Mechanisms that were refused, or have no error, are left out.
@@ -28,10 +26,10 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
 
     Args:
         comparison: as `saccade.compare` returns it.
-        title: stands above the picture.
+        title: text above the figure.
 
     Returns:
-        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+        A figure outside pyplot: it is neither shown nor to be closed. `save` writes it.
 
     Raises:
         TypeError: no comparison.

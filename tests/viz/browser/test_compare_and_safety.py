@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from tests.viz.browser.screen import at, pixel, until
+from tests.viz.browser.page_driver import at, pixel, until
 
 from saccade import AttentionMatrix, masks, record, viz
 from saccade.nn import MultiHeadAttention

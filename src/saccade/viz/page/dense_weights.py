@@ -1,4 +1,4 @@
-"""WrittenOut: weights that somebody else has computed, as a matrix that can be asked."""
+"""WrittenOut: dense weights, computed elsewhere, as a matrix."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from torch import Tensor
 
 from saccade.matrix import Block, Matrix
 
-__all__ = ["WrittenOut"]
-
 
 class WrittenOut(Matrix):
-    """A matrix whose weights somebody else has computed, ``[batch, heads, q_len, kv_len]``; NaN tells nothing."""
+    """A matrix of dense weights, ``[batch, heads, q_len, kv_len]``; NaN marks unknown weights."""
 
     def __init__(self, given: Tensor | npt.NDArray[Any]):
-        if isinstance(given, np.ndarray):  # a copy that torch can read, whatever the order and width of its numbers
+        if isinstance(given, np.ndarray):  # a copy that torch can read, of any byte order and width
             is_known = given.dtype in (np.float16, np.float32, np.float64)
             given = torch.from_numpy(given.astype(given.dtype if is_known else np.float32, order="C"))
         self._weights = given.detach() if given.is_floating_point() else given.float()
@@ -44,7 +42,7 @@ class WrittenOut(Matrix):
 
     @cached_property
     def is_signed(self) -> bool:
-        """Whether there are weights below 0."""
+        """True if there are weights below 0."""
         return bool((self._weights < 0).any())
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Layers as a page asks them: lazy matrices, weights that are written out, and what a recording kept."""
+"""The layers that a page can show: lazy matrices, dense weights, and recorded results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import AttentionMatrix, Matrix
-from saccade.statistics import Fold, Measure, Pooled, Summary, TopK
+from saccade.statistics import Measure, Pooled, Statistic, Summary, TopK
 from saccade.statistics.pooled import How
 from saccade.statistics.summary import plain_statistics
 from saccade.support.errors import UnsupportedError, kind, type_error, value_error
@@ -21,21 +21,18 @@ from saccade.viz.page.dense_weights import WrittenOut
 from saccade.viz.page.statistics import BothWays, Strong, Without
 from saccade.viz.pooled_maps import swept
 
-__all__ = ["Head", "Kept", "Map", "OfMatrix", "Recorded", "Source", "layers_of"]
-
-
 Columns = tuple[tuple[int, ...], ...]
-"""Of columns of a map, the keys that they are made of once more, without some."""
+"""For some columns of a map, the keys that are pooled again, without the others."""
 
 
 class Map(NamedTuple):
-    """Small maps of heads, and their columns once more without the keys that get most.
+    """Small maps of heads, and some of their columns without the keys that receive most.
 
     Attributes:
         cells: ``[heads, rows, columns]``, NaN where hidden.
         beside: ``[heads, rows, chosen columns]``.
-        answers: to what else was asked.
-        how: what a cell holds of its weights, as of `saccade.statistics.Pooled`.
+        answers: results of other statistics.
+        how: the reduction of a cell, as of `saccade.statistics.Pooled`.
     """
 
     cells: Array
@@ -45,14 +42,14 @@ class Map(NamedTuple):
 
 
 class Head(NamedTuple):
-    """One head closely: a larger map, and its strongest weights; None where they are not known."""
+    """The details of one head: a larger map and its strongest weights; None if unknown."""
 
     map: Map | None
     strong: Strong | None
 
 
 class Source(Protocol):
-    """What can be asked of a layer; each method answers about one batch item."""
+    """The data of a layer; each method returns that of one batch item."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -60,19 +57,19 @@ class Source(Protocol):
 
     @property
     def is_signed(self) -> bool:
-        """Whether weights may be below 0."""
+        """True if weights may be below 0."""
 
     def measures(self, item: int) -> list[Measure]:
-        """Numbers of heads, ``[1, heads]`` each."""
+        """Return numbers of heads, ``[1, heads]`` each."""
 
     def received(self, item: int) -> Tensor | None:
-        """What each key gets, ``[heads, kv_len]``."""
+        """Return the attention that each key receives, ``[heads, kv_len]``."""
 
-    def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map | None:
-        """Maps of all heads, and what else is asked; None if it is not known, no columns beside where these are not."""
+    def map(self, item: int, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]) -> Map | None:
+        """Return maps of all heads, and more statistics; None if unknown, and no `beside` if that is unknown."""
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
-        """One head closely."""
+        """Return the details of one head."""
 
 
 class Recorded(Protocol):
@@ -87,22 +84,22 @@ class Recorded(Protocol):
         """The matrix, if queries and keys were kept."""
 
     @property
-    def kept(self) -> tuple[Fold[Any, Any], ...]:
-        """The questions whose answers were kept."""
+    def kept(self) -> tuple[Statistic[Any, Any], ...]:
+        """The statistics that were recorded."""
 
     @property
     def statistics(self) -> dict[str, Tensor]:
         """Statistics of queries and keys, by name."""
 
     def summary(self) -> Summary:
-        """Statistics of heads."""
+        """Return statistics of heads."""
 
-    def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
-        """Answers."""
+    def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
+        """Compute statistics."""
 
 
 def layers_of(given: object) -> dict[str, Source]:
-    """The layers of what was given, by name.
+    """Return the layers of the user's argument, by name.
 
     Raises:
         TypeError: neither matrices nor weights nor a recording.
@@ -143,7 +140,7 @@ def _source_of(name: str, given: object) -> Source:
     if _is_recorded(given):
         try:
             return OfMatrix(given.matrix)
-        except UnsupportedError:  # queries and keys were not kept: then there are answers
+        except UnsupportedError:  # queries and keys were not recorded, but results were
             return Kept(given)
     raise type_error("given", _RULE, f"{kind(given)} in layer {name}")
 
@@ -153,13 +150,13 @@ def _is_real(dtype: torch.dtype) -> bool:
 
 
 def _is_recorded(given: object) -> TypeGuard[Recorded]:
-    """Whether this is a recorded layer; its type says so, since its properties may cost a sweep, or refuse."""
-    names = ("shape", "matrix", "kept", "statistics", "summary", "ask")
+    """Return whether this is a recorded layer, by its type: reading its properties may cost a sweep, or raise."""
+    names = ("shape", "matrix", "kept", "statistics", "summary", "compute")
     return all(hasattr(type(given), name) for name in names)
 
 
 class OfMatrix(Source):
-    """A layer whose matrix can be asked anything."""
+    """A layer with a matrix, which can compute everything."""
 
     def __init__(self, matrix: Matrix):
         self._matrix = matrix
@@ -192,23 +189,25 @@ class OfMatrix(Source):
     def received(self, item: int) -> Tensor | None:
         return (self._plain["received"] if self._summary is None else self._summary.received)[item]
 
-    def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map:
-        return self._map(item, range(self.shape[1]), bins, columns, folds)
+    def map(self, item: int, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]) -> Map:
+        return self._map(item, range(self.shape[1]), bins, columns, statistics)
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
         found = self._map(item, range(head, head + 1), bins, columns, [BothWays(k)])
         return Head(found, found.answers[0])
 
-    def _map(self, item: int, heads: range, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map:
-        cells, answers = swept(self._matrix, item, heads, bins, [Without(bins, columns), *folds])
+    def _map(
+        self, item: int, heads: range, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]
+    ) -> Map:
+        cells, answers = swept(self._matrix, item, heads, bins, [Without(bins, columns), *statistics])
         return Map(cells, answers[0][0].cpu().numpy(), answers[1:])
 
 
 class Kept(Source):
-    """A layer of which answers were kept, not queries and keys."""
+    """A layer with recorded results, without queries and keys."""
 
     def __init__(self, run: Recorded):
-        self._run = copy.copy(run)  # which another thread may go on to fill
+        self._run = copy.copy(run)  # another thread may still add to it
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -216,7 +215,7 @@ class Kept(Source):
 
     @cached_property
     def is_signed(self) -> bool:
-        if "given_mass" in self._statistics:  # of rows that are no distributions; a softmax has scores all the same
+        if "given_mass" in self._statistics:  # for rows that are not distributions; a softmax has scores nonetheless
             return "largest_logit" not in self._statistics
         return self._pooled is not None and bool((self._pooled < 0).any())
 
@@ -230,33 +229,37 @@ class Kept(Source):
         found = self._statistics.get("received")
         return None if found is None else found[item]
 
-    def map(self, item: int, bins: int, columns: Columns, folds: Sequence[Fold[Any, Any]]) -> Map | None:
+    def map(self, item: int, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]) -> Map | None:
         if self._pooled is None or self._best is None:
             return None
         cells = self._pooled[item].float().cpu().numpy()
-        is_whole = cells.shape[2] == self.shape[3] <= bins  # then a column without its key is empty; else nobody knows
+        is_whole = cells.shape[2] == self.shape[3] <= bins  # then a column without its key is empty; else unknown
         return Map(cells, np.zeros((*cells.shape[:2], len(columns) if is_whole else 0), np.float32), (), self._best.how)
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
-        kept = max((fold for fold in self._run.kept if isinstance(fold, TopK)), key=lambda fold: fold.k, default=None)
+        kept = max(
+            (statistic for statistic in self._run.kept if isinstance(statistic, TopK)),
+            key=lambda statistic: statistic.k,
+            default=None,
+        )
         if kept is None:
             return Head(None, None)
-        weights, keys = (x[item : item + 1, head : head + 1] for x in self._run.ask(kept)[0])
+        weights, keys = (x[item : item + 1, head : head + 1] for x in self._run.compute(kept)[0])
         nothing = weights.new_zeros(1, 1, self.shape[3], 0)
         return Head(None, Strong(weights, keys, nothing, nothing.long()))
 
     @property
     def _best(self) -> Pooled | None:
-        """The map that shows most, if one was kept."""
-        kept = [fold for fold in self._run.kept if isinstance(fold, Pooled)]
-        return max(kept, key=lambda fold: (fold.how == "max", fold.bins), default=None)
+        """The most detailed recorded map, if there is one."""
+        kept = [statistic for statistic in self._run.kept if isinstance(statistic, Pooled)]
+        return max(kept, key=lambda statistic: (statistic.how == "max", statistic.bins), default=None)
 
     @cached_property
     def _pooled(self) -> Tensor | None:
         """Its cells, ``[batch, heads, rows, columns]``."""
         try:
-            return None if self._best is None else self._run.ask(self._best)[0]
-        except UnsupportedError:  # maps of several calls, which do not make one
+            return None if self._best is None else self._run.compute(self._best)[0]
+        except UnsupportedError:  # maps of several calls cannot be joined
             return None
 
     @cached_property
@@ -268,7 +271,7 @@ class Kept(Source):
 
 
 def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -> list[Measure]:
-    """A table's numbers of one item; of weights without one, means over queries."""
+    """Return the measures of one item; for weights without a summary, means over queries."""
     if summary is not None:
         cut = slice(item, item + 1)
         return [one._replace(values=one.values[cut], uniform=one.uniform[cut]) for one in summary.measures]

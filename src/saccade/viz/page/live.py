@@ -1,4 +1,4 @@
-"""live_report(): a page that is written anew while a recording goes on."""
+"""live_report(): a page that is rewritten while a recording goes on."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import check_number, check_type
 from saccade.viz.page.layers import Recorded
 from saccade.viz.page.report import Language, checked_options, checked_path, write
 from saccade.viz.page.texts import Tokens, check_tokens
 
-__all__ = ["live_report"]
-
-_SHARE = 0.1  # of the time that writing may take
+_SHARE = 0.1  # most of the time that writing may take
 
 
-@answers_class({})
+@argument_hints({})
 class live_report:  # noqa: N801  it is used as a function is: with live_report(...)
-    """Keep a page up to date while a model is recorded; the page reads itself anew as long as that goes on.
+    """Keep a page up to date while a model is recorded; until the end, the page reloads itself.
 
     Within the ``with`` block the page is written every so often by a thread of its own, from what the recording holds
     by then; at the end it is written once more, and no longer reads itself anew. What is looked at stays: it is in the
@@ -89,7 +87,7 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
         self._write(0.0)
         if self._error is not None and error is None:
             raise self._error
-        if self._error is not None and error is not None:  # which says more than that its page was not written
+        if self._error is not None and error is not None:  # it explains more than a missing page
             error.add_note(str(self._error))
 
     def _write_again(self) -> None:
@@ -100,7 +98,7 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
             wait = max(self._every, (time.monotonic() - began) * (1 / _SHARE - 1))
 
     def _write(self, live: float) -> None:
-        """Write a page, if there is something to show; the first error is kept until the end."""
+        """Write a page if there is something to show; store the first error until the end."""
         layers = dict(self._recording)
         try:
             if layers:
@@ -111,12 +109,12 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
     def _write_layers(self, layers: Mapping[str, Recorded], live: float) -> None:
         tokens = self._tokens() if callable(self._tokens) else self._tokens
         check_tokens(tokens)
-        if callable(self._tokens) and isinstance(tokens, list):  # the last token was chosen, and has not been read yet
+        if callable(self._tokens) and isinstance(tokens, list):  # the last token was sampled and not yet read
             tokens = tokens[: max(run.shape[3] for run in layers.values())]
         try:
             write(self._path, self._options._replace(tokens=tokens), layers, live=live)
         except ValueError:
-            # Where it is tokens that do not fit, there are numbers; where it is something else, that is raised again.
+            # If the tokens do not fit, show numbers; any other error is raised again.
             write(self._path, self._options._replace(tokens=None), layers, live=live)
             if not live:
                 raise

@@ -1,4 +1,4 @@
-"""One side of a page: everything that it shows of one recording, as numbers and bytes."""
+"""The data of one side of a page, that of one recording, as numbers and bytes."""
 
 from __future__ import annotations
 
@@ -9,30 +9,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.statistics import Fold, InductionMass, Measure
+from saccade.statistics import InductionMass, Measure, Statistic
 from saccade.support.errors import value_error
 from saccade.text import visible
 from saccade.viz.page.encoding import as_json, halves, levels, packed, tops_of
 from saccade.viz.page.layers import Head, Map, Source
 from saccade.viz.page.texts import Labels, Tokens, labels_of, shown_tokens
 
-__all__ = ["Side", "checked_labels", "read_side"]
-
-_BINS = 128  # cells of a head's small map
+_BINS = 128  # cells on a side of a head's small map
 _FINE = 1024  # and of the large one
 _MOST, _FEWEST = 64, 8  # strongest weights of each token
-_SINKS = 8  # keys of a layer, at most, that can be left out
+_SINKS = 8  # most keys of a layer that can be left out
 _SINK_SHARE, _SINK_TIMES = 0.05, 4.0
-_A_WEIGHT = 5.6  # bytes of a page for a weight and its place: base64 makes them a third more, deflating less
-_FINER = 1.2  # how much more a cell of a large map takes than one of the small map, at most
+_A_WEIGHT = 5.6  # bytes of a weight and its index: base64 adds a third, deflating saves some
+_FINER = 1.2  # largest ratio of the bytes of a cell of a large map to one of a small map
 _TELLING = ("position_information", "previous_mass", "induction_mass", "first_mass", "distance", "effective_tokens")
 
 
 class Side(NamedTuple):
-    """What a page shows of one recording.
+    """The data that a page shows of one recording.
 
     Attributes:
-        told: what is known of texts, layers and heads.
+        told: descriptions of texts, layers and heads.
         parts: packed bytes, by names that the index does not repeat: maps of each layer, heads closely.
     """
 
@@ -47,14 +45,14 @@ class _Layer(NamedTuple):
     measures: list[Measure]
     received: Tensor | None
     sinks: list[int]
-    columns: list[int]  # of the small map, in which sinks stand
+    columns: list[int]  # of the small map, with the sinks
     map: Map | None
 
 
 def checked_labels(
     layers: dict[str, Source], tokens: Tokens, item: int, heads: Sequence[tuple[int, int]] | None
 ) -> dict[str, Labels]:
-    """Tokens of all layers; what is asked of them must be there.
+    """Check the tokens of all layers, the batch item and the chosen heads.
 
     Raises:
         TypeError, ValueError: tokens, a batch item or heads that do not fit the layers.
@@ -78,17 +76,17 @@ def read_side(
     heads: Sequence[tuple[int, int]] | None,
     size: int,
 ) -> Side:
-    """Ask all layers what a page shows.
+    """Compute the data of a page from all layers.
 
     Args:
         name: of this side.
         layers: by name.
         labels: their tokens, checked.
         item: which batch item.
-        heads: (layer, head) of those that are shown closely; the most telling when None.
+        heads: (layer, head) of those with details; the most informative ones when None.
         size: bytes that the page may take, about.
 
-    Cost: about three sweeps over each matrix and one over each head that is shown closely.
+    Cost: about three sweeps over each matrix and one over each head with details.
     """
     read = [_layer(one, layer, labels[one], item) for one, layer in layers.items()]
     texts: dict[tuple[str, ...], int] = {}
@@ -127,11 +125,11 @@ def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
     sinks = [] if received is None else _sinks(received.cpu().double().nan_to_num(0.0).mean(0))
     kv_len = source.shape[3]
     columns = sorted({sink * min(_BINS, kv_len) // kv_len for sink in sinks})
-    folds: list[Fold[Any, Any]] = []
+    statistics: list[Statistic[Any, Any]] = []
     numbers = {token: number for number, token in enumerate(dict.fromkeys(labels.keys))}
-    if labels.is_one_text and len(numbers) < kv_len:  # else no token comes twice, or none is known
-        folds = [InductionMass(tuple(numbers[token] for token in labels.keys))]
-    found = source.map(item, _BINS, _left_in(columns, sinks, kv_len, _BINS), folds)
+    if labels.is_one_text and len(numbers) < kv_len:  # else no token repeats, or tokens are unknown
+        statistics = [InductionMass(tuple(numbers[token] for token in labels.keys))]
+    found = source.map(item, _BINS, _left_in(columns, sinks, kv_len, _BINS), statistics)
     measures = source.measures(item)
     if found is not None and found.answers:
         mass = found.answers[0][0].cpu().double().mean(-1)[None]
@@ -142,7 +140,7 @@ def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
 
 
 def _sinks(received: Tensor) -> list[int]:
-    """Keys that get at least 5 % of a layer's attention and four times their even share, strongest first."""
+    """Return keys with at least 5 % of a layer's attention and four times their even share, strongest first."""
     shares = received / received.sum().clamp_min(1e-30)
     least = max(_SINK_SHARE, _SINK_TIMES / len(shares))
     best = shares.topk(min(_SINKS, len(shares)))
@@ -150,14 +148,14 @@ def _sinks(received: Tensor) -> list[int]:
 
 
 def _left_in(columns: Sequence[int], sinks: Sequence[int], kv_len: int, bins: int) -> tuple[tuple[int, ...], ...]:
-    """The keys of columns of cells, without the sinks."""
+    """Return the keys of columns of cells, without the sinks."""
     count = min(bins, kv_len)
     spans = [range(-(-own * kv_len // count), -(-(own + 1) * kv_len // count)) for own in columns]
     return tuple(tuple(key for key in span if key not in sinks) for span in spans)
 
 
 def _named(layers: Sequence[_Layer]) -> list[dict[str, str]]:
-    """Names, units and meanings of all measures."""
+    """Return names, units and meanings of all measures."""
     found: dict[str, Measure] = {}
     for layer in layers:
         for measure in layer.measures:
@@ -166,7 +164,7 @@ def _named(layers: Sequence[_Layer]) -> list[dict[str, str]]:
 
 
 def _described(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, Any]:
-    """What an index says of a layer; its texts are added to the others."""
+    """Describe a layer for the index; add its texts to the others."""
     _, heads, q_len, kv_len = layer.source.shape
     keys = texts.setdefault(layer.labels.keys, len(texts))
     queries = keys if layer.labels.is_one_text else texts.setdefault(layer.labels.queries, len(texts))
@@ -190,7 +188,7 @@ def _described(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, An
 def _closely(
     layers: Sequence[_Layer], cells: Sequence[float], heads: Sequence[tuple[int, int]] | None, left: int
 ) -> tuple[Iterable[tuple[int, int]], int, bool]:
-    """Heads that are shown closely, how many strongest weights of each token, and whether there is room for all.
+    """Return the heads with details, the number of strongest weights of each token, and whether all fit.
 
     Where all weights of all heads find room they are shown; else as many of each token as find room, and at last the
     fewest, of as many heads as find room.
@@ -205,7 +203,7 @@ def _closely(
 
 
 def _most_telling(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
-    """All heads: of each kind the foremost, then of each the second, and so on."""
+    """Order all heads: the first of each kind, then the second of each, and so on."""
     orders = []
     for name in _TELLING:
         values = {
@@ -222,7 +220,7 @@ def _most_telling(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
 
 
 def _close(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str, Any], str]:
-    """One head closely: what the index says of it, and its bytes, packed."""
+    """Return the details of one head: its entry in the index, and its packed bytes."""
     _, _, q_len, kv_len = layer.source.shape
     bins = min(_FINE, max(q_len, kv_len))
     columns = sorted({sink * min(bins, kv_len) // kv_len for sink in layer.sinks})
@@ -241,7 +239,7 @@ def _close(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str, Any],
         strong = found.strong
         top = max(float(torch.nan_to_num(strong.weights).abs().max()), 0.0)
         described |= {"k": strong.weights.shape[-1], "back": strong.received.shape[-1], "top": top}
-        # What was kept of a recording can leave out weights: those below 0, which count as none there.
+        # Recorded results may lack weights below 0, which they count as missing.
         described["whole"] = kv_len <= described["k"] == described["back"]
         for weights, names in ((strong.weights, strong.keys), (strong.received, strong.queries)):
             pieces += [halves(weights[0, 0].cpu().numpy(), top), _names(names[0, 0])]
@@ -253,12 +251,12 @@ def _close(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str, Any],
 
 
 def _names(indices: Tensor) -> bytes:
-    """Indices as uint32, one more than they are: 0 for none."""
+    """Encode indices as uint32, plus one: 0 for none."""
     return (indices + 1).cpu().numpy().astype("<u4").tobytes()
 
 
 def _cell_bytes(layer: _Layer, maps: str) -> float:
-    """Bytes of a page for each cell of a large map, as the small ones tell; 0 where there is none."""
+    """Estimate the bytes of a cell of a large map from the small maps; 0 if there are none."""
     return 0.0 if layer.map is None else _FINER * len(maps) / layer.map.cells.size
 
 

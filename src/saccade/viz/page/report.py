@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from saccade.caches.files import write_whole
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import check_choice, check_int, check_type, is_integer
 from saccade.text import visible
@@ -21,8 +21,6 @@ from saccade.viz.page.layers import layers_of
 from saccade.viz.page.page_data import checked_labels, read_side
 from saccade.viz.page.texts import Tokens, check_tokens
 
-__all__ = ["FORMAT", "Language", "Options", "checked_options", "checked_path", "page_parts", "report", "write"]
-
 FORMAT = "saccade.report/1"
 """Names the form of a page's data."""
 Language = Literal["en", "zh"]
@@ -30,7 +28,7 @@ _SIZE = 8_000_000
 
 
 class Options(NamedTuple):
-    """What a page is told beside its data; see `report`."""
+    """The options of a page besides its data; see `report`."""
 
     tokens: Tokens = None
     title: str = "Attention"
@@ -41,7 +39,7 @@ class Options(NamedTuple):
     size: int = _SIZE
 
 
-@answers({})
+@argument_hints({})
 def report(
     given: object,
     path: str | os.PathLike[str],
@@ -61,7 +59,7 @@ def report(
     All heads stand in a table of layers × heads, coloured by any statistic or drawn as small maps, and sorted by it.
     A click shows a head's map, which is zoomed and panned; pointing at a token of the text lights what it looks at and
     what looks at it. Heads can be found by kind, or by likeness to another; tokens by their text; sinks can be hidden.
-    What is looked at is kept in the page's address, and can be saved as PNG, SVG and JSON.
+    The view is stored in the page's address, and can be saved as PNG, SVG and JSON.
 
     Every head has a map of at most 128 × 128 cells, which hold the largest weight of neighbours (of weights of both
     signs, the one farthest from 0). As many heads as ``size`` has room for are shown closely: all weights of a short
@@ -79,7 +77,7 @@ def report(
         other: the same of another recording, to be compared: of another model, of later training, of another kernel.
         other_tokens: of its text; ``tokens`` when None.
         names: of the two recordings.
-        title: stands above the page.
+        title: text above the page.
         batch: which batch item.
         heads: (layer, head) of those that are shown closely; when None all, or as many as there is room for, the most
             telling of each kind first.
@@ -111,7 +109,7 @@ def report(
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """Where a file can be written."""
+    """Return the path if a file can be written there."""
     check_type("path", path, (str, os.PathLike), "be a path")
     destination = Path(path)
     if destination.is_dir() or not destination.parent.is_dir():
@@ -128,7 +126,7 @@ def checked_options(
     language: object,
     size: object,
 ) -> Options:
-    """Options that make sense by themselves."""
+    """Check options that do not depend on the data."""
     check_type("title", title, str, "be a string")
     pair = tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else ()
     if len(pair) != 2 or not all(isinstance(name, str) for name in pair):
@@ -160,7 +158,7 @@ def write(
     other_tokens: Tokens = None,
     live: float = 0.0,
 ) -> None:
-    """Write a page whose options were checked; with ``live``, it reads itself anew every so many seconds."""
+    """Write a page whose options were checked; with ``live``, it reloads itself every so many seconds."""
     data = page_parts(options, given, other, other_tokens, live)
     write_whole(path, memoryview(document(visible(options.title), data).encode()))
 
@@ -168,7 +166,7 @@ def write(
 def page_parts(
     options: Options, given: object, other: object = None, other_tokens: Tokens = None, live: float = 0.0
 ) -> dict[str, str]:
-    """The data of a page, packed, by name."""
+    """Return the packed data of a page, by name."""
     if other is None and other_tokens is not None:
         raise value_error("other_tokens", "be left out where there is no other recording", kind(other_tokens))
     check_tokens(other_tokens)
@@ -188,7 +186,7 @@ def page_parts(
         "language": options.language or "",
         "live": live,
         "start": dict(zip(("layer", "head"), sides[0].told["start"], strict=True)),
-        "versions": {"saccade": version("saccade"), "torch": torch.__version__},
+        "versions": {"saccade": version("saccade-attention"), "torch": torch.__version__},
         "sides": [side.told for side in sides],
     }
     parts = {f"{place}-{name}": data for place, side in enumerate(sides) for name, data in side.parts.items()}

@@ -1,4 +1,4 @@
-"""The texts of a page: which tokens the queries and keys of each layer are."""
+"""The texts of a page: the tokens of the queries and keys of each layer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from saccade.support.errors import kind, type_error, value_error
 from saccade.text import spelled
 from saccade.text.detokenize import is_special
 from saccade.text.labels import legible
-
-__all__ = ["Labels", "Tokens", "check_tokens", "labels_of", "shown_tokens"]
 
 Text = Sequence[str]
 Tokens = Text | tuple[Text, Text] | Mapping[str, Text | tuple[Text, Text]] | None
@@ -27,7 +25,7 @@ class Labels(NamedTuple):
 
 
 def check_tokens(tokens: Tokens) -> None:
-    """Raise unless these are tokens, of whatever layers.
+    """Raise unless these are tokens, of any layers.
 
     Raises:
         TypeError: a bare string, or something else than strings.
@@ -38,7 +36,7 @@ def check_tokens(tokens: Tokens) -> None:
 
 
 def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
-    """Tokens of one layer, as they were given; of queries that end where the keys end, one text is enough.
+    """Return the tokens of one layer; if queries end with the keys, one sequence suffices.
 
     Raises:
         TypeError: something that is no tokens.
@@ -52,7 +50,7 @@ def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
         return Labels(tuple(map(str, range(q_len))), numbers, False)
     queries, keys = (_checked(text) for text in (given if _is_pair(given) else (given, given)))
     is_one = queries == keys
-    if is_one and q_len < kv_len == len(keys):  # the last ones, beside a cache
+    if is_one and q_len < kv_len == len(keys):  # the last ones, with a cache
         queries = queries[kv_len - q_len :]
     for what, text, length in (("keys", keys, kv_len), ("queries", queries, q_len)):
         if len(text) != length:
@@ -63,7 +61,7 @@ def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
 
 
 def shown_tokens(text: Sequence[str]) -> dict[str, object]:
-    """Tokens as a page writes them, and which of them a tokenizer has added."""
+    """Return tokens as a page shows them, and which of them a tokenizer added."""
     return {
         "tokens": [legible(token) for token in spelled(text)],
         "special": [place for place, token in enumerate(text) if is_special(token)],
@@ -81,7 +79,7 @@ def _given(tokens: Tokens, name: str) -> Any:
 
 
 def _is_pair(given: object) -> bool:
-    """Whether these are two texts, and not one of two tokens."""
+    """Return whether these are two sequences, not one of two tokens."""
     return isinstance(given, tuple) and len(given) == 2 and not any(isinstance(text, str) for text in given)
 
 
