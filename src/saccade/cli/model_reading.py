@@ -59,7 +59,8 @@ def load_model(name: str) -> Model:
     """
     if name not in NAMED and (Path(name) / "config.json").is_file():
         config = read_config(Path(name))  # raises here if the file cannot be read, not in transformers
-        if config.get("model_type") in EncoderDecoder.formats:
+        kind = config.get("model_type")
+        if isinstance(kind, str) and kind in EncoderDecoder.formats:
             return EncoderDecoder.from_pretrained(name)
     try:
         return load(name)

@@ -58,10 +58,10 @@ class Run:
         calls: every call, in order.
     """
 
-    def __init__(self, name: str, statistics: tuple[Statistic[Any, Any], ...], stored: StoredMatrices | None):
+    def __init__(self, name: str, statistics: tuple[Statistic[Any, Any], ...], held: StoredMatrices | None):
         self.name = name
         self.calls: list[Call] = []
-        self._statistics, self._stored = statistics, stored
+        self._statistics, self._stored = statistics, held
         self._like: tuple[object, ...] = ()
 
     def _fits(self, matrix: Matrix) -> bool:
