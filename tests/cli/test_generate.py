@@ -175,7 +175,7 @@ def test_a_text_is_shown_while_it_is_made(folder: str, monkeypatch: pytest.Monke
     assert seen == sorted(seen)
 
 
-def test_a_text_that_breaks_off_is_said_as_far_as_it_came(folder: str) -> None:
+def test_a_text_that_fails_is_printed_up_to_the_failure(folder: str) -> None:
     result = _run(PROMPT, "--model", folder, "--max-new-tokens", "300", "--seed", "1", "--top-k", "9")
     assert result.exit_code == 0
     config = json.loads((Path(folder) / "config.json").read_text())
@@ -193,7 +193,7 @@ def test_a_text_that_breaks_off_is_said_as_far_as_it_came(folder: str) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--trace",)])
-def test_an_interrupted_text_is_said_as_far_as_it_came(
+def test_an_interrupted_text_is_printed_up_to_the_interruption(
     decoder: Decoder, folder: str, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     command = importlib.import_module("saccade.cli.generate")
@@ -230,7 +230,7 @@ def test_a_prompt_without_tokens_is_one_line(folder: str) -> None:
     assert "PROMPT must be valid UTF-8" in result.stderr
 
 
-def test_a_folder_without_a_model_is_said(tmp_path, decoder: Decoder) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path, decoder: Decoder) -> None:
     result = _run(PROMPT, "--model", str(tmp_path))
     assert result.exit_code == 2
     assert result.stderr.startswith("saccade generate: --model must be ")
