@@ -7,6 +7,13 @@ from tests.integrations import model_zoo as zoo
 from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLTextConfig
 from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLTextModel
 
+from saccade.integrations.transformers import install
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    install()
+
 
 def close(ours, theirs, tolerance=2e-5):
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
