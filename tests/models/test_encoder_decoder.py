@@ -192,7 +192,7 @@ def test_it_learns_to_reverse():
             "tokens must have 2 texts, as the source; got 1",
         ),
         (lambda m: m(torch.ones(1, 2), some_tokens(1, 3)), TypeError, "EncoderDecoder: source must be int64 or int32"),
-        (lambda m: m(some_tokens(1, 3), [[1]]), TypeError, "Given: tokens must be a tensor; got list"),
+        (lambda m: m(some_tokens(1, 3), [[1]]), TypeError, "ConditionedDecoder: tokens must be a tensor; got list"),
         (lambda m: m(torch.tensor([[20]]), some_tokens(1, 3)), ValueError, "source must be from 0 to 19"),
         (
             lambda m: m(some_tokens(1, 3), some_tokens(1, 3), source_positions=range(4)),

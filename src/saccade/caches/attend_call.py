@@ -1,4 +1,4 @@
-"""Call: one checked call of a cache, and what a cache requires of a mechanism."""
+"""One checked call of a cache, `Call`, and the interface that a cache requires of a mechanism."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.positions.token_positions import GivenPositions, Positions
 
 
 class MakesMatrix(Protocol):
-    """A mechanism as a cache sees it: a function from queries and keys to a matrix.
+    """The interface of a mechanism for a cache: a function from queries and keys to an attention matrix.
 
     One that declares ``treats_heads_alike``, as `saccade.mechanisms.Mechanism` does, may be faster.
     """
@@ -21,16 +21,16 @@ class MakesMatrix(Protocol):
     def __call__(
         self, query: Tensor, key: Tensor, *, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
     ) -> Matrix:
-        """Return the matrix of these queries and keys."""
+        """Return the attention matrix of queries and keys."""
         ...
 
 
 class Traffic(NamedTuple):
-    """Bytes of keys and values that one call moved.
+    """The number of bytes of keys and values that one cache call read and appended.
 
     Args:
-        bytes_read: of the keys that some query needs, with their values, each counted once.
-        bytes_appended: of the new ones.
+        bytes_read: bytes of the keys that some query needs, and of their values, each counted once.
+        bytes_appended: bytes of the new keys and values.
     """
 
     bytes_read: int
@@ -38,13 +38,13 @@ class Traffic(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call of `LayerCache.attend`, checked.
+    """The checked arguments of one call of `LayerCache.attend`.
 
     Args:
-        mechanism, query, key, value, dropout_p: as passed.
-        mask: on positions; None for no mask.
-        positions: of the new tokens.
-        kv_positions: of all tokens so far, in a cache that keeps their order; else of the new ones.
+        mechanism, query, key, value, dropout_p: the arguments of the call.
+        mask: the mask, evaluated at positions; None for no mask.
+        positions: positions of the new tokens.
+        kv_positions: positions of all tokens so far if the cache keeps their order, else of the new ones.
     """
 
     mechanism: MakesMatrix
@@ -58,7 +58,7 @@ class Call(NamedTuple):
 
     @property
     def table(self) -> Tensor:
-        """The positions of the new tokens, int64 ``[batch | 1, q_len]`` on the device of the keys."""
+        """The positions of the new tokens, int64 ``[batch | 1, q_len]``, on the device of the keys."""
         return self.positions.on(self.key.device)
 
     @property
@@ -70,7 +70,7 @@ class Call(NamedTuple):
 
     @property
     def sees_all_before(self) -> bool:
-        """True if a query sees every token before it."""
+        """True if the mask lets every new query attend to every earlier token."""
         return self.mask is None or type(self.mask) is Causal
 
     @property
@@ -80,7 +80,7 @@ class Call(NamedTuple):
 
     @property
     def needs_graph(self) -> bool:
-        """True if autograd will record the product."""
+        """True if autograd will record this attention call."""
         if not torch.is_grad_enabled():
             return False
         if any(x.requires_grad for x in (self.query, self.key, self.value)):
@@ -89,12 +89,12 @@ class Call(NamedTuple):
         return isinstance(module, torch.nn.Module) and any(x.requires_grad for x in module.parameters())
 
     def product(self, matrix: Matrix, value: Tensor) -> tuple[Tensor]:
-        """Return the product with values, as a tuple of one."""
+        """Return the attention output, ``matrix @ value``, as a tuple of one tensor."""
         return (matrix.matmul(value, dropout_p=self.dropout_p),)
 
 
 class KeyValueSpec(NamedTuple):
-    """Sizes, dtype and device of keys and values: new ones must match those stored."""
+    """The sizes, dtype and device of cached keys and values; new ones must match them."""
 
     batch: int
     kv_heads: int
@@ -105,6 +105,6 @@ class KeyValueSpec(NamedTuple):
 
     @classmethod
     def of(cls, key: Tensor, value: Tensor) -> KeyValueSpec:
-        """Return the spec of keys and values that fit together."""
+        """Return the spec of new keys and values; raise if they do not fit together."""
         batch, kv_heads, _, head_dim = key.shape
         return cls(batch, kv_heads, head_dim, value.shape[3], key.dtype, key.device)

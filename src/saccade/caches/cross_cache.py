@@ -1,4 +1,4 @@
-"""CrossCache: keys and values of a context, computed once."""
+"""CrossCache: the keys and values of a cross-attention context, projected once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONTEXT = ShapeSpec("key [batch, kv_heads, len, head_dim]", "value [batch, kv_h
 
 
 class CrossCache(LayerCache):
-    """The memory of cross-attention: the projected context, from the first call on.
+    """The cache of cross-attention: it stores the projected context of the first call for all later ones.
 
     ``mha(x, context, cache=cache)`` projects the context in the first call only; from then on the context may be left
     out, and if given must have the same shape. Its contents are not compared.
@@ -50,7 +50,7 @@ class CrossCache(LayerCache):
 
     @property
     def is_filled(self) -> bool:
-        """True once the context is stored."""
+        """True once the cross-attention context is stored."""
         return bool(self._state)
 
     @property
@@ -74,10 +74,10 @@ class CrossCache(LayerCache):
         return self._state.get("kv_positions", self._run)
 
     def positions(self, q_len: int) -> None:
-        """Return None: the cache counts no queries."""
+        """Return None, since a cross-attention cache does not count queries."""
 
     def fill(self, key: Tensor, value: Tensor, *, kv_positions: GivenPositions = None) -> None:
-        """Store a context: ``key [batch, kv_heads, len, head_dim]`` and ``value [batch, kv_heads, len, value_dim]``.
+        """Store the context: ``key [batch, kv_heads, len, head_dim]`` and ``value [batch, kv_heads, len, value_dim]``.
 
         Raises:
             ValueError: it is filled already, or the shapes do not fit.
@@ -111,12 +111,12 @@ class CrossCache(LayerCache):
         positions: GivenPositions = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
-        """Attend to the context; ``key`` and ``value`` are needed in the first call and ignored by none after it.
+        """Attend to the context; ``key`` and ``value`` are required in the first call and ignored if None later.
 
         Args:
             mechanism, query, mask, dropout_p: see `LayerCache.attend`.
-            key, value: of the context, in the first call (or `fill`); None after that.
-            positions: of the queries, if the mask needs them.
+        key, value: keys and values of the context in the first call (or `fill`); None after that.
+        positions: positions of the queries, if the mask needs them.
 
         Raises:
             ValueError: no context yet, or a second one.
@@ -137,7 +137,7 @@ class CrossCache(LayerCache):
         return out
 
     def crop(self, length: int) -> None:
-        """Do nothing: the context stays, however many queries are taken back."""
+        """Do nothing: cropping the generated tokens does not change the context."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         run = self._run

@@ -1,4 +1,4 @@
-"""IndexedCache: all keys and values, and the index keys of a scorer."""
+"""IndexedCache: all keys and values, and the index keys by which a scorer ranks them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class IndexedCache(KVCache):
 
     @property
     def index_key(self) -> Tensor | None:
-        """The index keys, ``[batch, 1, length, dim]``: a view, to read; None before the first call."""
+        """The index keys, ``[batch, 1, length, dim]``: a read-only view; None before the first call."""
         return self._state["index_key"][:, :, : self.length] if self._state else None
 
     def advance(self, call: Call) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checks of calls of a cache, before anything is written."""
+"""Checks of a call of a cache, made before anything is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NEW = ShapeSpec(
 
 
 def check_call(mechanism: object, mask: object) -> None:
-    """Raise for a mechanism that cannot be called, or a tensor as mask, since the tokens of its columns are unknown."""
+    """Raise for a mechanism that cannot be called, or a tensor as mask, whose columns have no known tokens."""
     if not callable(mechanism):
         hint = "for instance saccade.mechanisms.Softmax()"
         raise type_error("mechanism", "make matrices", type(mechanism).__name__, hint=hint)
@@ -30,7 +30,7 @@ def check_call(mechanism: object, mask: object) -> None:
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise unless key and value are ``[batch, kv_heads, q_len, width]`` like the query."""
+    """Raise unless key and value are ``[batch, kv_heads, q_len, width]`` with the query's batch and length."""
     hint = "the cache adds the keys of earlier tokens itself; keys of other tokens go to a CrossCache"
     _NEW.check(query, key, value, hint=hint)
     if not query.dtype == key.dtype == value.dtype:
@@ -40,7 +40,7 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def checked_rows(rows: Tensor | Sequence[int], batch: int | None) -> Tensor:
-    """Return batch items as int64 ``[items]``."""
+    """Return the batch items to keep in a cache as int64 ``[items]``."""
     is_list = isinstance(rows, Sequence) and not isinstance(rows, str) and all(map(is_integer, rows))
     index = torch.tensor(rows, dtype=torch.int64, device="cpu") if is_list else rows
     if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32) or index.dim() != 1:
@@ -55,13 +55,13 @@ def checked_rows(rows: Tensor | Sequence[int], batch: int | None) -> Tensor:
 
 
 def check_crop(length: object, stored: int) -> None:
-    """Raise unless ``length`` is an int from 0 to the stored length."""
+    """Raise unless ``length`` is an int from 0 to the cached length."""
     if not 0 <= check_int("length", length, None) <= stored:
         raise value_error("length", f"be from 0 to {stored}, the columns held", length)
 
 
 class Region(NamedTuple):
-    """The part of a run that gradient checkpointing repeats, as far as it can be recognised.
+    """The region of gradient checkpointing that runs now, as far as it can be recognised.
 
     A replay runs inside a backward pass, which has a number. In its first run, a region of the non-reentrant
     checkpoint is recognised by torch's hooks for saved tensors; one of the reentrant checkpoint cannot be.
@@ -76,7 +76,7 @@ class Region(NamedTuple):
 
     @classmethod
     def current(cls) -> Region:
-        """Return the innermost region that runs now."""
+        """Return the innermost checkpointed region that runs now."""
         if is_tracing():
             return OUTSIDE
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -84,7 +84,7 @@ class Region(NamedTuple):
         return cls(torch._C._current_graph_task_id(), id(hooks[0]) if is_checkpoint else 0)
 
     def repeats(self, made_in: Region) -> bool:
-        """Return whether a replay of this region repeats a change of a cache from another region."""
+        """Return whether this region replays a call that changed a cache in another region."""
         is_other_pass = self.graph_task not in (-1, made_in.graph_task)
         return is_other_pass or self.hook not in (0, made_in.hook)
 
@@ -93,7 +93,7 @@ OUTSIDE = Region()
 
 
 def refuse_replay() -> NoReturn:
-    """Raise the error of a call that is, or will be, replayed.
+    """Raise the error of a cache call that gradient checkpointing replays, or will replay.
 
     Raises:
         UnsupportedError: always.

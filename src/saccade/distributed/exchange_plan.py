@@ -1,4 +1,4 @@
-"""The plan of an attention over many ranks: the tokens of each rank, the transfers between ranks, and the costs."""
+"""The exchange plan of an attention over many ranks: tokens of each rank, transfers between ranks, and costs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST = 100
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Assumed speed of a rank: numbers to compare plans by, not measurements.
+    """The assumed speed of a rank: numbers to compare exchange plans by, not measurements.
 
     Args:
         flops: of attention, per second.
@@ -40,7 +40,7 @@ class Machine:
 
 
 class RankPlan(NamedTuple):
-    """The part of one rank in an exchange.
+    """The part of one rank in an exchange plan.
 
     Attributes:
         rank: number of the rank.
@@ -69,10 +69,10 @@ class RankPlan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exchange:
-    """A planned attention over many ranks.
+    """The plan of an attention over many ranks: layout, strategy and costs.
 
     Attributes:
-        mask, seq_len, heads, kv_heads, head_dim, dtype: of the attention.
+    mask, seq_len, heads, kv_heads, head_dim, dtype: properties of the attention.
         layout: the tokens of each rank.
         strategy: one of `STRATEGIES`.
         refused: the other strategies and layouts, with reasons.
@@ -146,7 +146,7 @@ class Exchange:
         return digest.hexdigest()
 
     def rank(self, number: int) -> RankPlan:
-        """Return the part of one rank."""
+        """Return the part of one rank in the exchange plan."""
         check_int("number", number, 0)
         if number >= self.ranks:
             raise value_error("number", f"be below {self.ranks}", number)
@@ -163,7 +163,7 @@ class Exchange:
         )
 
     def seconds(self, machine: Machine | None = None) -> float:
-        """Estimate a forward pass on the slowest rank of the assumed machine: it computes, and it sends."""
+        """Estimate the time of a forward pass on the slowest rank of an assumed machine: computing and sending."""
         machine = Machine() if machine is None else machine
         computing = 4 * self.head_dim * self.pairs / machine.flops
         sending = np.maximum(self.bytes_sent, self.bytes_received) / machine.bandwidth
@@ -171,7 +171,7 @@ class Exchange:
 
     @property
     def mask_text(self) -> str:
-        """The mask in at most 100 characters: it may hold thousands of lengths."""
+        """The mask as text of at most 100 characters; it may hold thousands of lengths."""
         text = str(self.mask)
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
@@ -288,7 +288,7 @@ def exchange(
 
 
 def _reasons(strategy: str, mask: Mask, heads: int, kv_heads: int, ranks: int) -> tuple[str, ...]:
-    """Return why a strategy would not be exact; empty if it is."""
+    """Return why an exchange strategy would not be exact; empty if it is."""
     if strategy != "ulysses":
         return ()
     why = []

@@ -1,4 +1,4 @@
-"""Training of small models that differ only in the mixer of tokens, on tasks of recall."""
+"""Training of small models that differ only in how they mix tokens, on recall tasks."""
 
 from saccade.learning.learner import Learner
 from saccade.learning.mixers import MIXERS, Mixer

@@ -1,4 +1,4 @@
-"""Learner: a small model around a mixer of tokens."""
+"""Learner: a small language model around a mixer of tokens."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Learner(nn.Module):
         self.output = nn.Linear(width, vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:
-        """Return logits for tokens ``[batch, length]``.
+        """Return the learner's logits for tokens ``[batch, length]``.
 
         Args:
             tokens: sequences no longer than ``length``.
-            asked: bool ``[batch, length]``, the tokens to compute logits for; None for all.
+        asked: bool ``[batch, length]``, True at the tokens to compute logits for; None for all.
 
         Returns:
             ``[batch, length, vocab_size]``, or ``[asked tokens, vocab_size]``.

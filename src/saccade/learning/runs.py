@@ -1,4 +1,4 @@
-"""Runs of many trainings on several processes, with a file per outcome, so that finished runs are not repeated."""
+"""Training runs on several processes, with a file per outcome, so that finished runs are not repeated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from saccade.support.validation import check_int
 
 
 class Run(NamedTuple):
-    """One training: names of a mixer and of a question, and a seed."""
+    """One training run: the names of a mixer and of a task, and a seed."""
 
     mixer: str
     question: str
@@ -31,12 +31,12 @@ class Run(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Return the name of the file of its outcome."""
+        """Return the name of the file with the run's outcome."""
         return f"{self.question}-{self.mixer}-{self.seed}.json".replace(", ", "-").replace(" ", "-").lower()
 
 
 def planned(mixers: Sequence[str], questions: Sequence[str], seeds: int) -> list[Run]:
-    """Return all possible runs: mixers that attend to later tokens skip tasks whose answers are there."""
+    """Return all training runs to do; mixers that attend to later tokens skip tasks that contain the answers."""
     return [
         Run(mixer, question, seed)
         for seed in range(check_int("seeds", seeds))
@@ -54,7 +54,7 @@ def run_all(
     workers: int = 1,
     progress: Callable[[Run], object] = lambda run: None,
 ) -> dict[Run, Outcome]:
-    """Train all, on one core each.
+    """Train all runs, each on one core.
 
     Args:
         runs: the runs to train.
@@ -79,7 +79,7 @@ def run_all(
 
 
 def _train_all(runs: list[Run], settings: Settings, workers: int) -> Iterator[tuple[Run, Outcome]]:
-    """Yield runs as they end. Processes are spawned, so that the state of this one does not affect them."""
+    """Yield training runs as they end. Processes are spawned, so that this one's state does not affect them."""
     if not runs:
         return
     context = multiprocessing.get_context("spawn")
@@ -114,7 +114,7 @@ def _run(run: Run, settings: Settings) -> Outcome:
 
 
 def _load(path: Path, settings: Settings) -> Outcome | None:
-    """Return the outcome in a file; None if there is no file."""
+    """Return the outcome of a run from its file; None if there is no file."""
     if not path.exists():
         return None
     hint = f"remove {path.name}, or choose another folder"
@@ -131,7 +131,7 @@ def _load(path: Path, settings: Settings) -> Outcome | None:
 
 
 def _save(path: Path, outcome: Outcome, settings: Settings) -> None:
-    """Write a file atomically."""
+    """Write the outcome of a run to its file atomically."""
     contents = {"outcome": outcome._asdict(), "settings": settings._asdict()}
     text = json.dumps({**contents, "checksum": _checksum(**contents)}, indent=1)
     with NamedTemporaryFile("w", dir=path.parent, prefix=".", suffix=".part", delete=False, encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Outcomes of runs as a table: a row for each mixer, a column for each task."""
+"""A table of the outcomes of training runs: a row for each mixer, a column for each task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAMPLE = 2000  # sequences for counting the commonest answer
 
 
 def rows(outcomes: Mapping[Run, Outcome]) -> list[list[str]]:
-    """Return the lines of a table, names of columns first; the last line is the share of the commonest answer.
+    """Return the lines of the outcome table, headings first; the last line is the share of the commonest answer.
 
     A cell has the number of steps in which all seeds learned a task, or the mean share of right answers and its range.
     """
@@ -27,20 +27,20 @@ def rows(outcomes: Mapping[Run, Outcome]) -> list[list[str]]:
 
 
 def names(outcomes: Mapping[Run, Outcome]) -> tuple[list[str], list[str]]:
-    """Return mixers and questions in order of appearance."""
+    """Return the mixers and tasks of the outcomes in order of appearance."""
     both = [run.mixer for run in outcomes], [run.question for run in outcomes]
     return list(dict.fromkeys(both[0])), list(dict.fromkeys(both[1]))
 
 
 def shares(outcomes: Mapping[Run, Outcome]) -> list[list[float]]:
-    """Return mean shares of right answers, a row for each mixer; NaN for runs that do not exist."""
+    """Return mean shares of right answers, a row for each mixer; NaN for missing runs."""
     mixers, questions = names(outcomes)
     cells = [[[x.accuracy for x in _select(outcomes, mixer, question)] for question in questions] for mixer in mixers]
     return [[statistics.mean(cell) if cell else math.nan for cell in line] for line in cells]
 
 
 def legend(outcomes: Mapping[Run, Outcome]) -> str:
-    """Return an explanation of the cells, and the cost of the runs."""
+    """Return an explanation of the table's cells, and the cost of the runs."""
     seeds, minutes = len({run.seed for run in outcomes}), sum(outcome.seconds for outcome in outcomes.values()) / 60
     return (
         f"Share of right answers to fresh texts, mean over {seeds} seed{'' if seeds == 1 else 's'} (least to most), or "

@@ -21,7 +21,7 @@ SOLVED = 0.99
 
 
 class Settings(NamedTuple):
-    """The settings of all runs of a comparison.
+    """The settings of all training runs of a comparison.
 
     Args:
         steps: most steps; a run stops early if its accuracy on fresh sequences reaches `SOLVED`.
@@ -47,7 +47,7 @@ DEFAULT = Settings()
 
 
 class Outcome(NamedTuple):
-    """The outcome of a run.
+    """The outcome of a training run.
 
     Args:
         accuracy: share of right answers in fresh sequences.
@@ -63,10 +63,10 @@ class Outcome(NamedTuple):
 
 
 def train(mixer: Mixer, question: Question, seed: int, settings: Settings = DEFAULT) -> Outcome:
-    """Train a learner on a task.
+    """Train a learner on a task, and return its accuracy and cost.
 
     Args:
-        mixer: its mixer of tokens.
+    mixer: the learner's mixer of tokens.
         question: the task.
         seed: seed of weights, sequences and their order; the same for all mixers.
         settings: sizes and lengths.

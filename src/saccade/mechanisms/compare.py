@@ -1,4 +1,4 @@
-"""compare(): the error, the cost and the break-even length of mechanisms."""
+"""compare(): the error and cost of mechanisms, and the length at which they become faster than exact attention."""
 
 from __future__ import annotations
 
@@ -96,13 +96,15 @@ def compare(
 
 
 class _Case(NamedTuple):
+    """The tensors and mask on which mechanisms are compared."""
+
     query: Tensor
     key: Tensor
     value: Tensor
     mask: object
 
     def at(self, length: int) -> _Case:
-        """Return the same case for another number of keys."""
+        """Return the case at another number of keys, cut or repeated."""
         q_len, kv_len = self.query.shape[2], self.key.shape[2]
         if length == kv_len:
             return self
@@ -115,7 +117,7 @@ class _Case(NamedTuple):
 
 
 def _names(mechanisms: Sequence[Mechanism]) -> list[str]:
-    """Return class names, with as many arguments as it takes to distinguish them."""
+    """Return the class names of the compared mechanisms, with arguments where needed to distinguish them."""
     arguments = [(type(one).__name__, one.extra_repr()) for one in mechanisms]
     plain = [name for name, _ in arguments]
     first = [f"{name}({what.split(',')[0]})" for name, what in arguments]
@@ -134,6 +136,7 @@ def _compared(
     exact_times: dict[int, float],
     times: dict[int, float],
 ) -> Compared:
+    """Return the row of one mechanism: its errors against exact attention, its times and memory."""
     matrix = mechanism(case.query, case.key, mask=case.mask)
     size = expected.norm(dim=-1)
     errors = ((matrix @ case.value).to(expected) - expected).norm(dim=-1) / size
@@ -158,7 +161,7 @@ def _median_and_worst(x: Tensor) -> tuple[float, float]:
 
 
 def crossing(ratios: dict[int, float]) -> int | None:
-    """Return the length from which on a ratio, known at some lengths, stays at least 1; None if it ends below 1."""
+    """Return the length from which on a ratio of times stays at least 1; None if it ends below 1."""
     since: int | None = None
     later: tuple[int, float] | None = None
     for length, ratio in sorted(ratios.items(), reverse=True):
@@ -173,7 +176,7 @@ def crossing(ratios: dict[int, float]) -> int | None:
 
 
 def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int]:
-    """Return the lengths at which to time, which always include the actual one."""
+    """Return the numbers of keys at which to time mechanisms; the actual one is always among them."""
     kv_len = case.key.shape[2]
     if lengths is None:
         lengths = [kv_len // 8, kv_len // 4, kv_len // 2, kv_len, 2 * kv_len, 4 * kv_len]
@@ -191,7 +194,7 @@ def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int
 
 
 def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int]) -> list[dict[int, float]]:
-    """Return seconds of a product by length, exact attention first; NaN at a length that a mechanism does not take."""
+    """Return the seconds of each mechanism by length, exact attention first; NaN at unsupported lengths."""
     kv_len = case.key.shape[2]
     results: list[dict[int, float]] = [{} for _ in mechanisms]
     for length in lengths:
@@ -212,6 +215,7 @@ def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int])
 
 
 def _seconds(mechanism: Mechanism, case: _Case, *, is_own: bool) -> float:
+    """Return the median time of a mechanism's product; NaN if it does not support the case."""
     _wait(case.query.device)
     start = time.perf_counter()
     try:
@@ -230,7 +234,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _peak_bytes(call: Callable[[], object], device: torch.device) -> float:
-    """Return the most bytes that a call allocates at a time."""
+    """Return the largest number of bytes that a call has allocated at any time."""
     if device.type != "cuda":
         return float(counted(call).most)
     _wait(device)
@@ -246,7 +250,7 @@ CLOSE, ROUGH = 0.01, 0.1
 
 
 class Compared(NamedTuple):
-    """The result of one mechanism.
+    """The result of comparing one mechanism with exact attention.
 
     Attributes:
         name: of the mechanism.
@@ -315,7 +319,7 @@ class Comparison:
         for row in self.rows:
             numbers = (row.error_median, row.error_worst, row.distance_median, row.distance_worst)
             shares = ["-" if math.isnan(x) else f"{x:.3f}" if x < 10 else f"{x:.3g}" for x in numbers]
-            lines.append([row.name, *shares, _duration(row.seconds), _size(row.memory_bytes), self._since(row)])
+            lines.append([row.name, *shares, _duration(row.seconds), _size(row.memory_bytes), self._faster_from(row)])
         widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
         table = [
             "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(pairs))
@@ -325,7 +329,7 @@ class Comparison:
         verdicts = [f"{row.name}: {row.verdict}" for row in self.rows]
         return "\n".join([first, *(line.rstrip() for line in table), *verdicts])
 
-    def _since(self, row: Compared) -> str:
+    def _faster_from(self, row: Compared) -> str:
         if row.reasons:
             return "-"
         if row.faster_from is None:

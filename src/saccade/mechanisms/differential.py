@@ -1,4 +1,4 @@
-"""Differential: the difference of two attention maps."""
+"""Differential: the difference of two softmax attention maps."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Differential(Mechanism):
     lambda_k2: nn.Parameter
 
     def reset_parameters(self) -> None:
-        """Draw normal vectors of spread 0.1, so that λ begins near λ_init."""
+        """Draw the vectors of λ from a normal distribution of spread 0.1, so that λ starts near λ_init."""
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=_SPREAD)
 

@@ -1,4 +1,4 @@
-"""Nystrom: softmax attention through landmarks."""
+"""Nystrom: softmax attention approximated through landmarks."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Nystrom(Approximate):
 
 
 class NystromMatrix(LowRankMatrix):
-    """``left @ inner @ right``: queries by landmarks, landmarks by landmarks, landmarks by keys.
+    """The Nystrom matrix ``left @ inner @ right``: queries by landmarks, landmarks by landmarks, landmarks by keys.
 
     Args:
         left: queries over the keys' landmarks, ``[batch, heads, q_len, landmarks]``.
@@ -113,7 +113,7 @@ class NystromMatrix(LowRankMatrix):
 
 
 def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return means of equally many neighbours, without the hidden ones.
+    """Return landmarks: means of equally many neighbouring tokens, without hidden ones.
 
     Args:
         x: ``[batch, heads, len, width]``.
@@ -136,7 +136,7 @@ def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor
 
 
 def pseudo_inverse(matrix: Tensor, iterations: int | None) -> Tensor:
-    r"""Return the Moore-Penrose inverse of each matrix, exactly or in some steps.
+    r"""Return the Moore-Penrose inverse of each matrix, exactly or by a fixed number of iterations.
 
     .. math:: Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))), \qquad
               Z_0 = A^\top / (\lVert A \rVert_1 \lVert A \rVert_\infty)

@@ -1,4 +1,4 @@
-"""Performer: softmax attention by random features."""
+"""Performer: softmax attention estimated by random features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from saccade.mechanisms.checked_mechanism import scale_of
 from saccade.mechanisms.features.feature_matrix import FeatureMechanism, Features
-from saccade.mechanisms.features.random_features import KINDS, Kind, drawn, drawn_unread, random_features
+from saccade.mechanisms.features.random_features import KINDS, Kind, drawn, drawn_at_run_time, random_features
 from saccade.mechanisms.value_access import is_readable
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import unobserved, without_autocast
@@ -90,7 +90,7 @@ class Performer(FeatureMechanism):
         directions: Tensor | None = None,
     ):
         super().__init__()
-        given = None if directions is None else _checked(directions, num_features, redraw)
+        given = None if directions is None else _checked_directions(directions, num_features, redraw)
         register_tensor(self, "directions", given, torch.float64)
         count = 256 if num_features is None else num_features
         self.num_features = check_int("num_features", count) if given is None else len(given)
@@ -104,7 +104,7 @@ class Performer(FeatureMechanism):
         self._drawn: tuple[tuple[int, int], Tensor] | None = None
 
     def draw(self) -> None:
-        """Draw new directions for the calls to come; earlier states and matrices are unchanged.
+        """Draw new random directions for later calls; earlier states and matrices are unchanged.
 
         Raises:
             UnsupportedError: the directions were given.
@@ -115,14 +115,14 @@ class Performer(FeatureMechanism):
         self.calls.zero_()
 
     def projection(self, head_dim: int) -> Tensor:
-        """Return the directions for queries and keys of this width, ``[num_features, head_dim]``; float64 if drawn."""
+        """Return the random directions for this head width, ``[num_features, head_dim]``; float64 if drawn."""
         if self.directions is not None:
             if self.directions.shape[1] != head_dim:
                 rule = f"have shape [num_features, {head_dim}], the width of queries and keys"
                 raise value_error("directions", rule, list(self.directions.shape))
             return self.directions
         if not is_readable(self.draws):
-            return drawn_unread(self.seed, self.draws, self.num_features, head_dim, orthogonal=self.orthogonal)
+            return drawn_at_run_time(self.seed, self.draws, self.num_features, head_dim, orthogonal=self.orthogonal)
         which = (int(self.draws), head_dim)
         if self._drawn is None or self._drawn[0] != which:
             with unobserved():
@@ -145,7 +145,7 @@ class Performer(FeatureMechanism):
         return of_query, of_key, (*self._source(), self.num_features, self.kind, scale)
 
     def _source(self) -> tuple[Hashable, ...]:
-        """Return a key that is equal for equal directions, as far as these can be read."""
+        """Return a value that is equal for equal random directions, as far as these can be read."""
         if self.directions is None:
             return self.seed, int(self.draws) if is_readable(self.draws) else None, self.orthogonal
         if not is_readable(self.directions):
@@ -166,8 +166,8 @@ class Performer(FeatureMechanism):
         return ", ".join([str(self.num_features), *changed])
 
 
-def _checked(directions: object, num_features: int | None, redraw: int | None) -> Tensor:
-    """Return the directions; raise unless they are floats, and no other argument says how to draw them."""
+def _checked_directions(directions: object, num_features: int | None, redraw: int | None) -> Tensor:
+    """Return the directions; raise unless they are floats, and no other argument controls how to draw them."""
     given = check_type("directions", directions, Tensor, "be a float tensor [num_features, head_dim] or None")
     if given.dim() != 2 or not given.is_floating_point() or not len(given):
         rule = "be floats of shape [num_features, head_dim]"

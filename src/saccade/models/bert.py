@@ -1,4 +1,4 @@
-"""The format of BERT's published folders."""
+"""The file format of published BERT models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNUSED_WEIGHTS = ("pooler.", "embeddings.position_ids", "cls.", "classifier.", 
 
 
 class Bert(FileFormat):
-    """Learned positions, norms after each sum; Devlin et al. 2019, arXiv:1810.04805."""
+    """BERT's format: learned positions, norms after each sum; Devlin et al. 2019, arXiv:1810.04805."""
 
     activation = "gelu"
     stacks = {"num_layers": ("layers", "encoder.layer")}
@@ -68,7 +68,7 @@ class Bert(FileFormat):
         return ("vocab_size", "max_len", "num_token_types", "embed_dim", "feed_forward_dim")
 
     def clean_weights(self, weights: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-        """Return the encoder's weights without the prefix ``bert.``, and named weight and bias, not gamma and beta."""
+        """Return BERT's weights without the prefix ``bert.``, with gamma and beta renamed to weight and bias."""
         renamed = {
             name.removeprefix("bert.")
             .replace("LayerNorm.gamma", "LayerNorm.weight")

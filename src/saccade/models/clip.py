@@ -1,4 +1,4 @@
-"""The formats of CLIP's published folders: one for the image encoder, one for the text encoder."""
+"""The file formats of published CLIP models: one for the image encoder, one for the text encoder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _STACKS = {"num_layers": ("stack.layers", "encoder.layers")}
 
 
 class ClipVision(VisionFormat):
-    """A Vision Transformer with a norm before its first layer; Radford et al. 2021, arXiv:2103.00020."""
+    """CLIP's image encoder: a Vision Transformer with a norm before its first layer; see arXiv:2103.00020."""
 
     stacks = _STACKS
     activation = "quick_gelu"
@@ -71,7 +71,7 @@ class ClipVision(VisionFormat):
 
 
 class ClipText(FileFormat):
-    """A decoder with learned positions that is used as an encoder; Radford et al. 2021, arXiv:2103.00020."""
+    """CLIP's text encoder: a decoder with learned positions; Radford et al. 2021, arXiv:2103.00020."""
 
     stacks = _STACKS
     activation = "quick_gelu"
@@ -113,5 +113,5 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Remove the prefix from all names, and drop the table of 0, 1, 2, ..."""
+    """Remove the prefix from all names of CLIP's weights, and drop the table of positions 0, 1, 2, ..."""
     return {name.removeprefix(prefix): weight for name, weight in weights.items() if not name.endswith("position_ids")}

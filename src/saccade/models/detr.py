@@ -1,4 +1,4 @@
-"""The format of DETR's published folders."""
+"""The file format of published DETR models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARED = {"encoder_attention_heads": "decoder_attention_heads", "encoder_ffn_di
 
 
 class Detr(FileFormat):
-    """Sinusoids of two axes, added to queries and keys; norms after each sum; Carion et al. 2020, arXiv:2005.12872."""
+    """DETR's format: sinusoids added to queries and keys, norms after each sum; Carion 2020, arXiv:2005.12872."""
 
     activation_key, activation = "activation_function", "relu"
 
@@ -80,7 +80,7 @@ class Detr(FileFormat):
         return ("embed_dim", "num_queries", "feed_forward_dim")
 
     def clean_weights(self, weights: Mapping[str, Tensor], config: SetDecoderConfig) -> dict[str, Tensor]:
-        """Return all weights but the backbone's, under the names that transformers uses."""
+        """Return all of DETR's weights but the backbone's, under the names that transformers uses."""
         renamed = {name.removeprefix("model."): weight for name, weight in weights.items()}
         return {
             re.sub(r"\.(fc[12])\.", r".mlp.\1.", name.replace("out_proj", "o_proj")).replace("mlp.mlp", "mlp"): weight
@@ -90,6 +90,6 @@ class Detr(FileFormat):
 
 
 def _side(weights: Mapping[str, Tensor], name: str, axis: int) -> int:
-    """Return the length of a weight's side; 1 if there is no such weight, which is reported later."""
+    """Return the length of a weight's side; 1 if DETR's file lacks the weight, which is reported later."""
     weight = weights.get(name, weights.get(f"model.{name}"))
     return weight.shape[axis] if weight is not None and weight.dim() > axis else 1

@@ -1,4 +1,4 @@
-"""The format of GPT-2's published folders."""
+"""The file format of published GPT-2 models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "m
 
 
 class GPT2(DecoderFormat):
-    """Learned positions, layer norms first, one gelu layer, one joined projection; Radford et al. 2019."""
+    """GPT-2's format: learned positions, norms first, one gelu layer, one joined projection; Radford et al. 2019."""
 
     sizes = {
         "vocab_size": "vocab_size",

@@ -1,4 +1,4 @@
-"""Checks of tokens, images and feature maps that a model is called with, and their positions."""
+"""Checks of the inputs of models (tokens, images, feature maps), and position vectors for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.support.validation import ShapeSpec
 
 
 def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -> None:
-    """Raise unless ``tokens`` is int ``[batch, len]``, each below ``vocab_size``.
+    """Raise unless a model's input ``tokens`` are int ``[batch, len]``, each below ``vocab_size``.
 
     Values are checked on the CPU only: reading them would block other devices, where torch's lookup raises anyway, as
     it does in a compiled program.
@@ -35,7 +35,7 @@ def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -
 
 
 def positions_in_documents(positions: GivenPositions, mask: object) -> range | Tensor:
-    """Return the positions for a table of position vectors: counted within each document if documents are packed.
+    """Return the positions to look up learned position vectors: counted within each packed document.
 
     Masks and relative positions do not need this: they count over the whole sequence or distinguish documents.
     """
@@ -47,7 +47,7 @@ def positions_in_documents(positions: GivenPositions, mask: object) -> range | T
 
 
 def check_map(name: str, given: Tensor, channels: int, weight: Tensor | None) -> None:
-    """Raise unless an image or feature map is ``[batch, channels, H, W]``, not empty, and in the dtype of a weight."""
+    """Raise unless an input image or feature map is ``[batch, channels, H, W]``, not empty, and of a weight's dtype."""
     hint = f"{name}[None] adds the batch" if isinstance(given, Tensor) and given.dim() == 3 else None
     sizes = ShapeSpec(f"{name} [batch, channels, H, W]").check(given, hint=hint, channels=channels)
     if not sizes["H"] * sizes["W"]:

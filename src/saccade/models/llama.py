@@ -1,4 +1,4 @@
-"""The format of the published folders of Llama, Mistral and Qwen2."""
+"""The file format of published Llama, Mistral and Qwen2 models."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from saccade.models.checkpoint_format import (
     DecoderFormat,
     differences,
     end_tokens_of,
-    reasons_without_words,
+    reasons_no_format_can_express,
 )
 from saccade.models.config import DecoderConfig
 from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
 
 
 class Llama(DecoderFormat):
-    """Rotary positions, root-mean-square norms first, gated networks; Touvron et al. 2023, arXiv:2302.13971.
+    """Llama's format: rotary positions, root-mean-square norms first, gated networks; see arXiv:2302.13971.
 
     Mistral has a sliding window (Jiang et al. 2023, arXiv:2310.06825), Qwen2 a bias in three of the projections.
     """
@@ -76,7 +76,7 @@ class Llama(DecoderFormat):
 
     def reasons_to_write(self, config: DecoderConfig) -> list[str]:
         ours = {"position_encoding": "rotary", "norm": "rms", "gated": True, "dropout_p": 0.0}
-        reasons = differences(config, ours) + reasons_without_words(config)
+        reasons = differences(config, ours) + reasons_no_format_can_express(config)
         if window_size(config.causal_mask) is not None and (config.attention_bias or config.feed_forward_bias):
             reasons.append("it has a sliding window, which is Mistral's, and biases, which Mistral has not")
         return reasons
@@ -104,7 +104,7 @@ class Llama(DecoderFormat):
 
 
 class Qwen2(Llama):
-    """Llama without a bias in the output projection of the attention; ours is set to 0."""
+    """Qwen2's format: Llama without a bias in the output projection of the attention; ours is set to 0."""
 
     def clean_weights(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
         cleaned = super().clean_weights(weights, config)
@@ -114,7 +114,7 @@ class Qwen2(Llama):
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Return how many last tokens a token sees; None if it sees all."""
+    """Return the size of the sliding window in config.json; None if a token sees all earlier ones."""
     if config.get("model_type") == "llama" or config.get("use_sliding_window", True) is False:
         return None
     return config.get("sliding_window")

@@ -1,4 +1,4 @@
-"""The format of the Vision Transformer's published folders."""
+"""The file format of published Vision Transformers (ViT)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RENAMED = {
 
 
 class VisionFormat(FileFormat):
-    """A format whose config.json has sizes of images and patches."""
+    """The base of file formats whose config.json has sizes of images and patches."""
 
     sizes = {
         "hidden_size": "embed_dim",
@@ -58,14 +58,14 @@ class VisionFormat(FileFormat):
 
     @abstractmethod
     def family_fields(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the fields of our config that only this family has."""
+        """Return the fields of our config that only this family of vision models has."""
 
     def sides(self, config: VisionTransformerConfig) -> tuple[str, ...]:
         return ("embed_dim", "feed_forward_dim", "num_tokens", "patch_len")
 
 
 class ViT(VisionFormat):
-    """Learned positions, norms first, a class token; Dosovitskiy et al. 2021, arXiv:2010.11929."""
+    """ViT's format: learned positions, norms first, a class token; Dosovitskiy et al. 2021, arXiv:2010.11929."""
 
     stacks = {"num_layers": ("stack.layers", "layers")}
     activation = "gelu"
@@ -116,7 +116,7 @@ class ViT(VisionFormat):
 
 
 def _pair(size: Any) -> tuple[int, ...]:
-    """Return height and width: one number means both; None gives an empty tuple."""
+    """Return height and width from config.json: one number means both; None gives an empty tuple."""
     if size is None:
         return ()
     return tuple(size) if isinstance(size, list | tuple) else (size, size)

@@ -104,7 +104,7 @@ class Recurrence(RecurrentLayer):
             query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
         return Read(partial(self.mechanism, **self._gates(x)), query, key, value, F.silu(gate))
 
-    def _merged(self, out: Tensor, read: Read) -> Tensor:
+    def _project_output(self, out: Tensor, read: Read) -> Tensor:
         if self.skip is not None:
             out = out + self.skip[:, None, None] * read.value
         assert read.gate is not None  # `_read` gives one
@@ -112,7 +112,7 @@ class Recurrence(RecurrentLayer):
         return self.output_projection(normed.transpose(1, 2).flatten(2))
 
     def _gates(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the gates of each token."""
+        """Return the gates of each token: decay, beta or step."""
         gates = {}
         if self.write is not None:
             gates["beta"] = self.write(x).sigmoid().mT

@@ -1,4 +1,4 @@
-"""RecurrentLayer: the base of recurrent layers."""
+"""RecurrentLayer: the base of layers with a recurrent state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from saccade.support.errors import unsupported, value_error
 
 
 class Read(NamedTuple):
-    """The projections of a layer's tokens.
+    """The projections of a recurrent layer's tokens, and its mechanism with their gates.
 
     Args:
         make: the mechanism, with the gates of these tokens.
@@ -36,7 +36,7 @@ class Read(NamedTuple):
 
 
 class RecurrentLayer(AttentionLayer):
-    """The base of causal layers with a state.
+    """The base of causal layers with a recurrent state.
 
     Args:
         embed_dim, num_heads, mechanism: as in `AttentionLayer`.
@@ -52,7 +52,7 @@ class RecurrentLayer(AttentionLayer):
         """Return the projections of tokens ``[batch, len, embed_dim]``."""
 
     @abstractmethod
-    def _merged(self, out: Tensor, read: Read) -> Tensor:
+    def _project_output(self, out: Tensor, read: Read) -> Tensor:
         """Return ``[batch, len, embed_dim]`` from the output of the heads, ``[batch, heads, len, width]``."""
 
     def forward(
@@ -64,7 +64,7 @@ class RecurrentLayer(AttentionLayer):
         bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Return the layer's output.
+        """Return the recurrent layer's output.
 
         Args:
             query: ``[batch, len, embed_dim]``; with a cache, the new tokens only.
@@ -83,7 +83,7 @@ class RecurrentLayer(AttentionLayer):
             out = make(heads, key, mask=joined, q_positions=positions, kv_positions=positions).matmul(value)
         else:
             out = cache.attend(make, heads, key, value, mask=joined, positions=positions)
-        return self._merged(out, read)
+        return self._project_output(out, read)
 
     def matrix(
         self,
@@ -93,7 +93,7 @@ class RecurrentLayer(AttentionLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the lazy matrix of every head, ``[batch, num_heads, len, len]``; arguments as in `forward`."""
+        """Return the lazy matrix of every recurrent head, ``[batch, num_heads, len, len]``; see `forward`."""
         joined, positions = self._checked_options(query, mask, positions, bias, None)
         make, heads, key, _, _ = self._read(query)
         return make(heads, key, mask=joined, q_positions=positions, kv_positions=positions)
@@ -101,7 +101,7 @@ class RecurrentLayer(AttentionLayer):
     def _checked_options(
         self, query: Tensor, mask: object, positions: GivenPositions, bias: object, cache: LayerCache | None
     ) -> tuple[Mask | None, Positions | None]:
-        """Return the joined mask and the positions of a call, checked."""
+        """Return the joined mask and the positions of a recurrent layer's call, checked."""
         if bias is not None:
             raise unsupported("bias", ["there are no scores to which it could be added"])
         check_dense(query=query)

@@ -54,7 +54,7 @@ class TableAttention(ArgumentHints, Layer):
         return f"{self.embed_dim}, num_heads={self.num_heads}"
 
     def _check(self, x: Tensor, valid: Tensor | None, shapes: ShapeSpec = _TABLE) -> None:
-        """Raise unless a table and ``valid`` fit the layer and each other."""
+        """Raise unless a table of tokens and ``valid`` fit the layer and each other."""
         shapes.check(x, embed_dim=self.embed_dim)
         weight = weight_of(self.attention.query_projection)
         if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
@@ -69,7 +69,7 @@ class TableAttention(ArgumentHints, Layer):
             raise type_error("valid", "be a bool tensor", str(valid.dtype).removeprefix("torch."), hint=hint)
 
     def _attend(self, x: Tensor, bias: Tensor | None, valid: Tensor | None) -> Tensor:
-        """Return the output for a normed table: ``[batch, rows, columns, embed_dim]`` to the same."""
+        """Return the row attention's output for a normed table: ``[batch, rows, columns, embed_dim]``."""
         attention = self.attention
         heads = self._matrix(x, bias, valid).matmul(self._split(attention.value_projection, x))
         merged = heads.unflatten(1, (len(x), self.num_heads)).permute(1, 0, 3, 2, 4).flatten(3)
@@ -77,7 +77,7 @@ class TableAttention(ArgumentHints, Layer):
         return attention.output_projection(merged if gate is None else merged * torch.sigmoid(gate(x)))
 
     def _matrix(self, x: Tensor, bias: Tensor | None, valid: Tensor | None) -> Matrix:
-        """Return the matrix of a normed table, ``[rows, batch * num_heads, columns, columns]``.
+        """Return the attention matrix of each row of a normed table, ``[rows, batch * num_heads, columns, columns]``.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
@@ -139,7 +139,7 @@ class RowAttention(TableAttention):
         self.bias_projection = None if pair_dim is None else nn.Linear(pair_dim, num_heads, bias=False)
 
     def forward(self, x: Tensor, pairs: Tensor | None = None, *, valid: Tensor | None = None) -> Tensor:
-        """Apply attention within each row or column.
+        """Apply attention within each row of a table.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
@@ -198,7 +198,7 @@ class ColumnAttention(TableAttention):
     """
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
-        """Apply attention within each row or column.
+        """Apply attention within each column of a table.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.

@@ -52,7 +52,7 @@ class StateSpace(RecurrentLayer):
         channels = x.mT[..., None]  # as heads
         return Read(self.mechanism, channels, channels, channels)
 
-    def _merged(self, out: Tensor, read: Read) -> Tensor:
+    def _project_output(self, out: Tensor, read: Read) -> Tensor:
         return self.output_projection(F.gelu(out[..., 0].mT))
 
     def extra_repr(self) -> str:

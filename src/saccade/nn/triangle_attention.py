@@ -51,7 +51,7 @@ class TriangleAttention(TableAttention):
         self.bias_projection = nn.Linear(embed_dim, num_heads, bias=False)
 
     def forward(self, pairs: Tensor, *, valid: Tensor | None = None) -> Tensor:
-        """Apply attention to the pairs.
+        """Apply triangle attention to the pairs.
 
         Args:
             pairs: ``[batch, n, n, embed_dim]``.
@@ -64,7 +64,7 @@ class TriangleAttention(TableAttention):
         return self._around(self._attend(x, bias, valid))
 
     def matrix(self, pairs: Tensor, *, valid: Tensor | None = None) -> Matrix:
-        """Return the lazy matrix of each node, ``[n, batch * num_heads, n, n]``; see `forward`.
+        """Return the lazy attention matrix of each node, ``[n, batch * num_heads, n, n]``; see `forward`.
 
         Head h of item b is head ``b * num_heads + h``. Around node i, row j is the pair (i, j) and column k the pair
         (i, k); with "end", they are the pairs (j, i) and (k, i).

@@ -1,4 +1,4 @@
-"""Merge weights between tokens into weights between words."""
+"""Merging of attention weights between tokens into weights between words."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from saccade.text.words import Word
 
 
 def merge(weights: torch.Tensor, query_words: Sequence[Word], key_words: Sequence[Word] | None = None) -> torch.Tensor:
-    """Merge the rows and columns of word pieces into words.
+    """Merge the rows and columns of an attention matrix from tokens into words.
 
-    What a word receives is all that its tokens receive, what a word attends to is what its tokens attend to
-    on average; so rows that sum to 1 still do:
+    A word receives the sum of what its tokens receive, and attends with the mean of what its tokens attend to, so that
+    rows that sum to 1 still do:
 
         merged[a, b] = mean over tokens i of word a of (sum over tokens j of word b of weights[i, j])
 
@@ -36,8 +36,10 @@ def merge(weights: torch.Tensor, query_words: Sequence[Word], key_words: Sequenc
         raise value_error("weights", "be [..., q_tokens, kv_tokens]", list(weights.shape))
     columns = query_words if key_words is None else key_words
     q_len, kv_len = weights.shape[-2:]
-    row_owner = _owner("query_words", query_words, q_len).to(weights.device)
-    column_owner = _owner("query_words" if key_words is None else "key_words", columns, kv_len).to(weights.device)
+    row_owner = _word_of_token("query_words", query_words, q_len).to(weights.device)
+    column_owner = _word_of_token("query_words" if key_words is None else "key_words", columns, kv_len).to(
+        weights.device
+    )
     wide = weights.to(torch.promote_types(weights.dtype, torch.float32))
     summed = wide.new_zeros(*wide.shape[:-1], len(columns)).index_add_(-1, column_owner, wide)
     totals = summed.new_zeros(*wide.shape[:-2], len(query_words), len(columns)).index_add_(-2, row_owner, summed)
@@ -45,8 +47,8 @@ def merge(weights: torch.Tensor, query_words: Sequence[Word], key_words: Sequenc
     return totals / sizes[:, None]
 
 
-def _owner(argument: str, words: Sequence[Word], tokens: int) -> torch.Tensor:
-    """Return the index of the word of each token, int64 ``[tokens]``."""
+def _word_of_token(argument: str, words: Sequence[Word], tokens: int) -> torch.Tensor:
+    """Return the index of the word that each token belongs to, int64 ``[tokens]``."""
     end = 0
     for number, word in enumerate(words):
         if word.start != end or word.stop <= word.start:

@@ -1,4 +1,4 @@
-"""BAM: a gate for every channel at every position."""
+"""BAM, the bottleneck attention module: a gate for every channel at every position of a feature map."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class BAM(ArgumentHints, nn.Module):
         self.spatial_norm = BatchNorm(1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return ``features + features * gate(features)``, ``[batch, channels, H, W]``."""
+        """Return the gated feature map ``features + features * gate(features)``, ``[batch, channels, H, W]``."""
         return features + features * self.gate(features)
 
     def gate(self, features: Tensor) -> Tensor:
-        """Return the gate that `forward` applies, ``[batch, channels, H, W]``, between 0 and 1.
+        """Return BAM's gate, which `forward` applies: ``[batch, channels, H, W]``, between 0 and 1.
 
         Args:
             features: ``[batch, channels, H, W]``.
@@ -76,7 +76,7 @@ class BAM(ArgumentHints, nn.Module):
         return torch.sigmoid(channel[:, :, None, None] + spatial)
 
     def weights(self, features: Tensor) -> Gates:
-        """Return the gates of each branch alone, ``(channel [batch, channels], spatial [batch, 1, H, W])``.
+        """Return the gates of BAM's two branches, ``(channel [batch, channels], spatial [batch, 1, H, W])``.
 
         Their logits add up to the logit of `gate`; the gates themselves do not multiply to it.
 

@@ -1,4 +1,4 @@
-"""CBAM: a channel gate and a spatial gate, one after the other."""
+"""CBAM, the convolutional block attention module: a channel gate and a spatial gate, one after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORDERS = ("channel-spatial", "spatial-channel")
 
 
 class Gates(NamedTuple):
-    """The gates of a module with a channel and a spatial gate.
+    """The channel gate and the spatial gate of CBAM or BAM.
 
     Attributes:
         channel: ``[batch, channels]``, between 0 and 1.
@@ -75,11 +75,11 @@ class CBAM(ArgumentHints, nn.Module):
         self.spatial = SpatialAttention(kernel_size, norm=norm)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return ``[batch, channels, H, W]`` with both gates applied."""
+        """Return the feature map ``[batch, channels, H, W]`` with both of CBAM's gates applied."""
         return self._apply_gates(features)[0]
 
     def weights(self, features: Tensor) -> Gates:
-        """Return both gates of `forward`, ``(channel [batch, channels], spatial [batch, 1, H, W])``.
+        """Return both gates of CBAM, ``(channel [batch, channels], spatial [batch, 1, H, W])``.
 
         Args:
             features: ``[batch, channels, H, W]``.

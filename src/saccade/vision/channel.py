@@ -1,4 +1,4 @@
-"""ChannelAttention: a gate for every channel."""
+"""ChannelAttention: a gate for every channel of a feature map."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class ChannelAttention(ArgumentHints, nn.Module):
         self.expand = nn.Linear(hidden, channels, bias=projection_bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return ``[batch, channels, H, W]``, every channel times its gate."""
+        """Return ``[batch, channels, H, W]``, with every channel multiplied by its gate."""
         return features * self.weights(features)[:, :, None, None]
 
     def weights(self, features: Tensor) -> Tensor:
-        """Return the gates, ``[batch, channels]``, each between 0 and 1; differentiable.
+        """Return the channel gates, ``[batch, channels]``, each between 0 and 1; differentiable.
 
         Args:
             features: ``[batch, channels, H, W]``.

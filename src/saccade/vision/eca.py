@@ -1,4 +1,4 @@
-"""ECA: a gate for every channel, from its neighbours."""
+"""ECA, efficient channel attention: a gate for every channel, from its neighbouring channels."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class ECA(ArgumentHints, nn.Module):
         self.conv = nn.Conv1d(1, 1, chosen, padding=chosen // 2, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return ``[batch, channels, H, W]``, every channel times its gate."""
+        """Return ``[batch, channels, H, W]``, with every channel multiplied by its ECA gate."""
         return features * self.weights(features)[:, :, None, None]
 
     def weights(self, features: Tensor) -> Tensor:
-        """Return the gates, ``[batch, channels]``, each between 0 and 1; differentiable.
+        """Return ECA's gates, ``[batch, channels]``, each between 0 and 1; differentiable.
 
         Args:
             features: ``[batch, channels, H, W]``.

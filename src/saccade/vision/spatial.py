@@ -1,4 +1,4 @@
-"""SpatialAttention: a gate for every position."""
+"""SpatialAttention: a gate for every position of a feature map."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.vision.feature_map import BatchNorm, check_features
 
 
 class SpatialAttention(ArgumentHints, nn.Module):
-    r"""CBAM's spatial gate: a gate for every position.
+    r"""CBAM's spatial gate: a number between 0 and 1 for every position.
 
     .. math:: s = \sigma\big(\mathrm{norm}(f^{k \times k}([\mathrm{mean}_c\, x;\ \mathrm{max}_c\, x]))\big), \qquad
               \mathrm{out}_{chw} = s_{hw}\, x_{chw}
@@ -49,11 +49,11 @@ class SpatialAttention(ArgumentHints, nn.Module):
         self.norm = BatchNorm(1) if check_bool("norm", norm) else None
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return ``[batch, channels, H, W]``, every position times its gate."""
+        """Return ``[batch, channels, H, W]``, with every position multiplied by its spatial gate."""
         return features * self.weights(features)
 
     def weights(self, features: Tensor) -> Tensor:
-        """Return the gates, ``[batch, 1, H, W]``, each between 0 and 1; differentiable.
+        """Return the spatial gates, ``[batch, 1, H, W]``, each between 0 and 1; differentiable.
 
         Args:
             features: ``[batch, channels, H, W]``, any number of channels.
@@ -63,7 +63,7 @@ class SpatialAttention(ArgumentHints, nn.Module):
         return torch.sigmoid(logits if self.norm is None else self.norm(logits))
 
     def check(self, features: Tensor) -> None:
-        """Raise unless `forward` accepts the features.
+        """Raise unless the spatial gate accepts the features.
 
         Raises:
             ValueError, TypeError: see the class.

@@ -1,4 +1,4 @@
-"""Figures of arrays and matrices. Needs matplotlib, which is imported when the first figure is drawn."""
+"""Figures of arrays and attention matrices. Needs matplotlib, which is imported when the first figure is drawn."""
 
 from saccade.viz.bars import channel_weights
 from saccade.viz.bipartite import bipartite

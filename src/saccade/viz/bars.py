@@ -1,4 +1,4 @@
-"""Draw the weights of channels as bars."""
+"""Bar charts of the weights of channels."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -27,21 +27,21 @@ def channel_weights(
     x_name: str = "channel",
     limits: tuple[float, float] | None = None,
 ) -> "Figure":
-    """Draw one weight per channel as bars, in the channels' order.
+    """Draw one bar for each channel, in the channels' order.
 
-    The height and the colour of a bar say the same. With more channels than fit, a bar is the largest of a group of
-    neighbours; the axis still counts channels. A weight that is not finite has no bar.
+    Height and colour of a bar both show its weight. With more channels than fit, a bar shows the largest weight of a
+    group of neighbours; the axis still counts channels. A weight that is not finite has no bar.
 
     Args:
         weights: ``[channels]``: a tensor of any dtype and device, an array or a list, such as one row of
             `saccade.vision.ChannelAttention.weights`.
         x_labels: one per channel, shown as text, never as mathematics; numbers from 0 when None.
         title: text above the figure.
-        x_name: what the bars are.
-        limits: the values at the axis's ends; 0 to 1 when all weights lie between, else from the weights.
+        x_name: name of the horizontal axis.
+        limits: the values at the axis's ends; 0 to 1 if all weights lie between, else from the weights.
 
     Returns:
-        A figure outside pyplot: it is neither shown nor to be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers, or labels are one string.

@@ -1,4 +1,4 @@
-"""Maps of a lazy matrix: the largest weight of every cell, and the cells that its mask hides completely."""
+"""Pooled maps of a lazy matrix: the largest weight of every cell, NaN where the mask hides the whole cell."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SURELY_HIDDEN = -500.0  # logs of hidden pairs are below that, those of visible
 
 
 def chosen(matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
-    """Return the chosen batch item and head; the only head is the default.
+    """Return the batch item and head of a matrix to draw, checked; the only head is the default.
 
     Raises:
-        TypeError: no ints.
-        ValueError: one that is not there, none named where there are several, or a matrix without entries.
+        TypeError: an index that is not an int.
+        ValueError: an index out of range, no head where there are several, or a matrix without entries.
     """
     if 0 in matrix.shape:
         raise value_error("weights", "have no empty axis", f"shape {list(matrix.shape)}")
@@ -60,21 +60,21 @@ def refuse_choice(**named: object) -> None:
 
 
 def map_of(matrix: Matrix, batch: int, head: int, bins: int) -> Array:
-    """Return the map of one head, ``[min(bins, q_len), min(bins, kv_len)]``; see `maps_of`; skips other heads."""
+    """Return the pooled map of one head, ``[min(bins, q_len), min(bins, kv_len)]``; see `maps_of`."""
     return _maps(matrix, batch, range(head, head + 1), bins)[0]
 
 
 def maps_of(given: Matrix | Sequence[Matrix], batch: object, bins: int) -> Array:
-    """Return maps of all heads of one or several layers: the largest weight of each cell, NaN if all of it is hidden.
+    """Return pooled maps of all heads of one or several layers.
 
     Args:
-        where: for error messages.
         given: a matrix, or one for each layer, all of one shape.
-        batch: which batch item.
+        batch: the batch item to draw.
         bins: most cells on either side.
 
     Returns:
-        ``[heads, rows, columns]``, or ``[layers, heads, rows, columns]`` of several layers.
+        ``[heads, rows, columns]``, or ``[layers, heads, rows, columns]`` for several layers: the largest weight of each
+        cell, NaN if all of it is hidden.
 
     Cost: one sweep over each matrix; O(heads * bins ** 2) memory.
     """
@@ -96,25 +96,25 @@ def places_of(matrix: Matrix, batch: int) -> tuple[Ints, Ints]:
 
 
 def _maps(matrix: Matrix, batch: int, heads: range, bins: int) -> Array:
-    """Return the maps of one head or of all, ``[heads, rows, columns]``."""
-    return swept(matrix, batch, heads, bins)[0]
+    """Return the pooled maps of some heads, ``[heads, rows, columns]``."""
+    return sweep_maps(matrix, batch, heads, bins)[0]
 
 
-def swept(
+def sweep_maps(
     matrix: Matrix, batch: int, heads: range, bins: int, statistics: Sequence[Statistic[Any, Any]] = ()
 ) -> tuple[Array, tuple[Any, ...]]:
-    """Compute maps of one head or of all, as `maps_of`, and statistics of one batch item, in one sweep.
+    """Compute pooled maps of one head or all, and other statistics of one batch item, in one sweep.
 
     Args:
-        matrix: with at least one query and one key.
-        batch: which batch item.
-        heads: one, or all.
+        matrix: a matrix with at least one query and one key.
+        batch: the batch item to draw.
+        heads: one head, or all.
         bins: most cells on either side.
-        statistics: computed for this batch item and these heads.
+        statistics: further statistics of this batch item and these heads.
     """
     info = MatrixInfo.of(matrix)._replace(shape=(1, len(heads), *matrix.shape[2:]))
     is_whole = max(matrix.shape[2:]) <= bins
-    statistic, seen = Pooled(bins, "sum" if is_whole else "max"), _Seen(info, bins)
+    statistic, seen = Pooled(bins, "sum" if is_whole else "max"), _VisibleCells(info, bins)
     # With weights of both signs, draw the one farthest from 0; a matrix that fits is drawn unpooled.
     is_signed = not is_whole and matrix.hidden == 0 and not isinstance(matrix, AttentionMatrix)
     state, below, states = statistic.start(info), statistic.start(info), [one.start(info) for one in statistics]
@@ -139,8 +139,8 @@ def swept(
     return cells.astype(np.float64 if cells.dtype == np.float64 else np.float32, copy=False), answers
 
 
-class _Seen:
-    """The cells with an allowed pair, bool ``[heads, rows, columns]``, computed from the mask, not from weights.
+class _VisibleCells:
+    """The cells of a pooled map with an allowed pair, bool ``[heads, rows, columns]``, computed from the mask.
 
     Args:
         info: of the part of a matrix that is drawn.
@@ -155,7 +155,7 @@ class _Seen:
         self._column = torch.arange(kv_len, device=info.device) * columns // kv_len
 
     def add_all(self, matrix: AttentionMatrix, batch: int, heads: range) -> None:
-        """Mark the cells of a mask's plan; pairs are evaluated in partial tiles only."""
+        """Mark the visible cells from a mask's plan; pairs are evaluated in partial tiles only."""
         given = matrix.inputs.current()
         tells_heads_apart = given.rule.shape[1] > 1 or given.rule.asks_functions
         for head in heads if tells_heads_apart else heads[:1]:
@@ -166,7 +166,7 @@ class _Seen:
                     self._mark(own, piece.rows, strip.keys, None if allowed is None else allowed[0, 0])
 
     def add_block(self, matrix: Matrix, block: Block, batch: int) -> None:
-        """Mark cells by weights: a pair counts as hidden if its weight is exactly 0."""
+        """Mark the visible cells from weights: a pair counts as hidden if its weight is exactly 0."""
         if isinstance(matrix, FeatureMatrix | RecurrenceMatrix | StateSpaceMatrix):
             # These masks do not distinguish heads, and a weight that has decayed to 0 is not hidden.
             item = slice(batch, batch + 1)

@@ -1,4 +1,4 @@
-"""Draw numbers along a line: by position or by distance."""
+"""Profiles: line figures of numbers by position or by distance."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -32,23 +32,23 @@ def profile(
     y_name: str = "",
     log: bool = False,
 ) -> "Figure":
-    """Draw numbers along a line, such as the attention that keys receive or `saccade.statistics.LagProfile`.
+    """Draw a profile: numbers along a line, such as the attention that keys receive or `saccade.statistics.LagProfile`.
 
-    With more points than pixels a line follows the largest of every group of neighbours, and a shade reaches down to
-    the smallest: a single peak is never lost.
+    With more points than pixels a line follows the largest number of every group of neighbours, and a shade reaches
+    down to the smallest, so that a single peak stays visible.
 
     Args:
         values: ``[points]`` or ``[lines, points]``; at most 8 lines.
-        x: where the points stand, ``[points]``, ascending; 0, 1, 2, … when None.
+        x: coordinates of the points, ``[points]``, ascending; 0, 1, 2, … when None.
         names: one for each line.
-        baseline: ``[points]``, drawn dashed: what uniform attention would have.
+        baseline: ``[points]``, drawn dashed, such as the numbers of uniform attention.
         title: text above the figure.
-        x_name: what the points are.
-        y_name: what the numbers are, with their unit.
-        log: both axes are logarithmic, and show what is above 0.
+        x_name: name of the horizontal axis.
+        y_name: name of the vertical axis, with its unit.
+        log: both axes are logarithmic, and only numbers above 0 are drawn.
 
     Returns:
-        A figure outside pyplot: it is neither shown nor to be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
 
     Raises:
         TypeError: not real numbers, or names are one string.
@@ -57,7 +57,7 @@ def profile(
 
     Cost: O(lines * points).
     """
-    places, lines, even = _read(values, x, baseline, log)
+    places, lines, even = _read_lines(values, x, baseline, log)
     check_labels("names", names, len(lines), "lines")
     canvas = blank()
     axes = canvas.axes
@@ -77,8 +77,8 @@ def profile(
     return canvas.finished(_WIDTH, _HEIGHT, title)
 
 
-def _read(values: object, x: object, baseline: object, log: bool) -> tuple[Array, Array, Array | None]:
-    """Return x of the points, the lines ``[lines, points]``, and the baseline."""
+def _read_lines(values: object, x: object, baseline: object, log: bool) -> tuple[Array, Array, Array | None]:
+    """Return the coordinates of the points, the lines ``[lines, points]``, and the baseline."""
     lines = as_numbers("values", values)
     lines = lines[None] if lines.ndim == 1 else lines
     if lines.ndim != 2 or 0 in lines.shape:
@@ -105,7 +105,7 @@ def _line(argument: str, values: object, points: int) -> Array:
 
 
 def _grouped(x: Array, y: Array, log: bool) -> tuple[Array, Array, Array]:
-    """Group neighbouring points: return x of each group, its largest and its smallest number."""
+    """Pool neighbouring points: return each group's coordinate, its largest and its smallest number."""
     groups = _LOG_POINTS if log else _POINTS
     if len(x) <= groups:
         return x, y, y

@@ -1,4 +1,4 @@
-"""Draw error against time, one point for each mechanism."""
+"""Tradeoff figures: error against time, one point for each mechanism."""
 
 import math
 from typing import TYPE_CHECKING
@@ -20,16 +20,16 @@ _EXACT = "#7a1f5c"
 def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
     """Draw the error of mechanisms against their time: further left is faster, further down is more accurate.
 
-    Points are numbered, and named at the side. A dashed line marks the time of exact attention, two dotted ones the
-    errors up to which a result is close, or of any use. Mechanisms that were refused, or have no error, are left out.
-    Both axes are logarithmic; an error of 0 is drawn at the bottom.
+    Points are numbered, and their names listed at the side. A dashed line marks the time of exact attention; dotted
+    lines mark the errors up to which a result is "close" and "rough". Mechanisms without an error (unsupported inputs)
+    are left out. Both axes are logarithmic; an error of 0 is drawn at the bottom.
 
     Args:
-        comparison: as `saccade.compare` returns it.
+        comparison: the result of `saccade.compare`.
         title: text above the figure.
 
     Returns:
-        A figure outside pyplot: it is neither shown nor to be closed. `save` writes it.
+        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
 
     Raises:
         TypeError: no comparison.

@@ -1,4 +1,4 @@
-"""One HTML page that shows any model's attention, at full length, without a network."""
+"""An HTML page that shows any model's attention, at full length, without a network connection."""
 
 from saccade.viz.page.live import live_report
 from saccade.viz.page.report import report

@@ -1,4 +1,4 @@
-"""WrittenOut: dense weights, computed elsewhere, as a matrix."""
+"""Dense attention weights, computed elsewhere, as a matrix."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WrittenOut(Matrix):
 
     @cached_property
     def is_signed(self) -> bool:
-        """True if there are weights below 0."""
+        """True if some weight is below 0."""
         return bool((self._weights < 0).any())
 
     @cached_property

@@ -19,20 +19,20 @@ from saccade.support.errors import UnsupportedError, kind, type_error, value_err
 from saccade.viz.arrays import Array
 from saccade.viz.page.dense_weights import WrittenOut
 from saccade.viz.page.statistics import BothWays, Strong, Without
-from saccade.viz.pooled_maps import swept
+from saccade.viz.pooled_maps import sweep_maps
 
 Columns = tuple[tuple[int, ...], ...]
 """For some columns of a map, the keys that are pooled again, without the others."""
 
 
 class Map(NamedTuple):
-    """Small maps of heads, and some of their columns without the keys that receive most.
+    """Small maps of a layer's heads, and columns of these maps without the keys that receive most attention.
 
     Attributes:
         cells: ``[heads, rows, columns]``, NaN where hidden.
         beside: ``[heads, rows, chosen columns]``.
-        answers: results of other statistics.
-        how: the reduction of a cell, as of `saccade.statistics.Pooled`.
+        answers: results of the additional statistics.
+        how: the reduction of a cell, as in `saccade.statistics.Pooled`.
     """
 
     cells: Array
@@ -42,46 +42,46 @@ class Map(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The details of one head: a larger map and its strongest weights; None if unknown."""
+    """The details of one head of a layer: a larger map and its strongest weights; None if unknown."""
 
     map: Map | None
     strong: Strong | None
 
 
 class Source(Protocol):
-    """The data of a layer; each method returns that of one batch item."""
+    """The data source of a layer on a page; each method returns the data of one batch item."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, q_len, kv_len)."""
+        """The shape of the layer's attention, (batch, heads, q_len, kv_len)."""
 
     @property
     def is_signed(self) -> bool:
         """True if weights may be below 0."""
 
     def measures(self, item: int) -> list[Measure]:
-        """Return numbers of heads, ``[1, heads]`` each."""
+        """Return statistics of the layer's heads, ``[1, heads]`` each."""
 
     def received(self, item: int) -> Tensor | None:
-        """Return the attention that each key receives, ``[heads, kv_len]``."""
+        """Return the attention that each key of the layer receives, ``[heads, kv_len]``."""
 
     def map(self, item: int, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]) -> Map | None:
-        """Return maps of all heads, and more statistics; None if unknown, and no `beside` if that is unknown."""
+        """Return small maps of the layer's heads, and more statistics; None if unknown."""
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
-        """Return the details of one head."""
+        """Return the details of one head of the layer."""
 
 
 class Recorded(Protocol):
-    """A recorded layer; `saccade.recording.layer_record.Run` is one."""
+    """The interface of a recorded layer; `saccade.recording.layer_record.Run` is one."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, q_len, kv_len)."""
+        """The shape of the recorded attention, (batch, heads, q_len, kv_len)."""
 
     @property
     def matrix(self) -> Matrix:
-        """The matrix, if queries and keys were kept."""
+        """The matrix of the recorded layer, if queries and keys were recorded."""
 
     @property
     def kept(self) -> tuple[Statistic[Any, Any], ...]:
@@ -89,20 +89,20 @@ class Recorded(Protocol):
 
     @property
     def statistics(self) -> dict[str, Tensor]:
-        """Statistics of queries and keys, by name."""
+        """The recorded statistics of queries and keys, by name."""
 
     def summary(self) -> Summary:
-        """Return statistics of heads."""
+        """Return the recorded statistics of heads."""
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Compute statistics."""
+        """Compute statistics of the recorded layer."""
 
 
 def layers_of(given: object) -> dict[str, Source]:
-    """Return the layers of the user's argument, by name.
+    """Return the layers in the user's argument, by name.
 
     Raises:
-        TypeError: neither matrices nor weights nor a recording.
+        TypeError: an argument that is neither matrices nor weights nor a recording.
         ValueError: no layer, or one without queries, keys or heads.
     """
     if isinstance(given, Matrix | Tensor | np.ndarray):
@@ -150,13 +150,13 @@ def _is_real(dtype: torch.dtype) -> bool:
 
 
 def _is_recorded(given: object) -> TypeGuard[Recorded]:
-    """Return whether this is a recorded layer, by its type: reading its properties may cost a sweep, or raise."""
+    """Return whether an object is a recorded layer, by its type, since reading properties may cost a sweep."""
     names = ("shape", "matrix", "kept", "statistics", "summary", "compute")
     return all(hasattr(type(given), name) for name in names)
 
 
 class OfMatrix(Source):
-    """A layer with a matrix, which can compute everything."""
+    """A layer of a page with a matrix, which can compute everything."""
 
     def __init__(self, matrix: Matrix):
         self._matrix = matrix
@@ -199,12 +199,12 @@ class OfMatrix(Source):
     def _map(
         self, item: int, heads: range, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]
     ) -> Map:
-        cells, answers = swept(self._matrix, item, heads, bins, [Without(bins, columns), *statistics])
+        cells, answers = sweep_maps(self._matrix, item, heads, bins, [Without(bins, columns), *statistics])
         return Map(cells, answers[0][0].cpu().numpy(), answers[1:])
 
 
 class Kept(Source):
-    """A layer with recorded results, without queries and keys."""
+    """A layer of a page with recorded results, without queries and keys."""
 
     def __init__(self, run: Recorded):
         self._run = copy.copy(run)  # another thread may still add to it
@@ -250,13 +250,13 @@ class Kept(Source):
 
     @property
     def _best(self) -> Pooled | None:
-        """The most detailed recorded map, if there is one."""
+        """The most detailed recorded map, or None."""
         kept = [statistic for statistic in self._run.kept if isinstance(statistic, Pooled)]
         return max(kept, key=lambda statistic: (statistic.how == "max", statistic.bins), default=None)
 
     @cached_property
     def _pooled(self) -> Tensor | None:
-        """Its cells, ``[batch, heads, rows, columns]``."""
+        """The cells of the most detailed recorded map, ``[batch, heads, rows, columns]``."""
         try:
             return None if self._best is None else self._run.compute(self._best)[0]
         except UnsupportedError:  # maps of several calls cannot be joined
@@ -271,7 +271,7 @@ class Kept(Source):
 
 
 def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -> list[Measure]:
-    """Return the measures of one item; for weights without a summary, means over queries."""
+    """Return the statistics of one batch item; for weights without a summary, means over queries."""
     if summary is not None:
         cut = slice(item, item + 1)
         return [one._replace(values=one.values[cut], uniform=one.uniform[cut]) for one in summary.measures]
