@@ -16,7 +16,7 @@ from saccade.auditing.float64 import TrueFloat64, float64_copy, said
 from saccade.auditing.rounding_noise import FACTOR, jitter, relative, row_differences, undisturbed
 from saccade.auditing.runner import Outputs, Runner, Unanswered, WrongArgument
 from saccade.auditing.runners import runner_of
-from saccade.models.inputs import check_tokens
+from saccade.models.model_inputs import check_tokens
 from saccade.support.errors import shown, type_error, value_error
 from saccade.support.validation import check_bool, check_int, check_number
 

@@ -9,17 +9,20 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, KeyValueSpec, MakesMatrix, Traffic
-from saccade.caches.files.record import Contents, Leaf
-from saccade.caches.validation import (
+from saccade.caches.attend_call import (
     OUTSIDE,
+    Call,
+    KeyValueSpec,
+    MakesMatrix,
     Region,
+    Traffic,
     check_call,
     check_crop,
     check_tensors,
     checked_rows,
     refuse_replay,
 )
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.masks import Mask, as_mask
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.argument_hints import ArgumentHints

@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache
-from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int

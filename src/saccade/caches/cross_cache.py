@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import KeyValueSpec, MakesMatrix, Traffic
+from saccade.caches.attend_call import KeyValueSpec, MakesMatrix, Traffic, check_call
 from saccade.caches.buffers import usable
 from saccade.caches.cache import LayerCache
-from saccade.caches.files.record import Contents, Leaf
-from saccade.caches.validation import check_call
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error
 from saccade.support.validation import ShapeSpec

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.cache import LayerCache
-from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.per_head import attend_by_head
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.caches.attend_call import Call, Traffic
-from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.kv_cache import KVCache
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int

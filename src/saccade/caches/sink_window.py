@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.caches.attend_call import Call, Traffic
-from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.ring_buffer import RingCache
 from saccade.matrix import AttentionMatrix
 from saccade.positions import Rotary

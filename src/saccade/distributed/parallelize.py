@@ -13,7 +13,7 @@ from saccade.integrations.replace_attention import is_pretrained
 from saccade.masks import Mask
 from saccade.nn import AttentionPool, DecoderLayer
 from saccade.nn.base_layer import AttentionLayer
-from saccade.nn.row_column_attention import TableAttention
+from saccade.nn.table_attention import TableAttention
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_type
 

@@ -12,9 +12,9 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.models.config import DecoderConfig
 from saccade.models.gpt2 import GPT2
-from saccade.models.init import init_small_weights, scale_residual_weights
-from saccade.models.inputs import check_tokens, positions_in_documents
+from saccade.models.initial_weights import init_small_weights, scale_residual_weights
 from saccade.models.llama import Llama, Qwen2
+from saccade.models.model_inputs import check_tokens, positions_in_documents
 from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import SaccadeFormat
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention

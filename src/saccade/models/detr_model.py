@@ -16,7 +16,7 @@ from saccade.matrix import Matrix
 from saccade.models.config import SetDecoderConfig
 from saccade.models.detr import Detr
 from saccade.models.hungarian_loss import Detections
-from saccade.models.inputs import check_map, sinusoids
+from saccade.models.model_inputs import check_map, sinusoids
 from saccade.models.pretrained import Pretrained
 from saccade.nn import FeedForward, MultiHeadAttention
 from saccade.nn.encoder_layer import ResidualLayer

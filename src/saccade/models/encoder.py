@@ -11,8 +11,8 @@ from saccade.matrix import Matrix
 from saccade.models.attention_figure import figure_of
 from saccade.models.bert import Bert
 from saccade.models.config import EncoderConfig
-from saccade.models.init import init_small_weights
-from saccade.models.inputs import check_tokens, positions_in_documents
+from saccade.models.initial_weights import init_small_weights
+from saccade.models.model_inputs import check_tokens, positions_in_documents
 from saccade.models.pretrained import SavedText
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
 from saccade.nn.stack import with_inputs

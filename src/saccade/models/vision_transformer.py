@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from saccade.matrix import Matrix
 from saccade.models.clip import ClipVision
 from saccade.models.config import VisionTransformerConfig
-from saccade.models.init import init_small_weights
-from saccade.models.inputs import cell_indices, check_map, sinusoids
+from saccade.models.initial_weights import init_small_weights
+from saccade.models.model_inputs import cell_indices, check_map, sinusoids
 from saccade.models.pretrained import Pretrained
 from saccade.models.vit import ViT
 from saccade.nn import EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention

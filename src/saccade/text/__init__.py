@@ -2,7 +2,6 @@
 
 from saccade.text.detokenize import spelled
 from saccade.text.labels import shorten, visible
-from saccade.text.merging import merge
-from saccade.text.words import Word, words
+from saccade.text.words import Word, merge, words
 
 __all__ = ["Word", "words", "merge", "visible", "shorten", "spelled"]

@@ -8,11 +8,9 @@ from torch import Tensor, nn
 
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_type
-from saccade.vision.cbam import CBAM
-from saccade.vision.channel import ChannelAttention
-from saccade.vision.eca import ECA
+from saccade.vision.cbam_and_bam import CBAM
+from saccade.vision.gates import ECA, ChannelAttention, SpatialAttention
 from saccade.vision.non_local import NonLocal
-from saccade.vision.spatial import SpatialAttention
 
 # Names of parts, ours and timm's.
 _CHANNEL = {"reduce": "fc1", "expand": "fc2"}

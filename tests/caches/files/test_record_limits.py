@@ -158,9 +158,9 @@ def test_room_for_one_token_and_all_the_machine_has_are_read(tmp_path: Path, mon
     cache.fill(torch.randn(5, 2, 7, 8), torch.randn(5, 2, 7, 3))
     save_cache(cache, tmp_path / "cache")
     needed = 5 * 2 * (8 + 3) * 4 * 41  # and one column more
-    monkeypatch.setattr("saccade.caches.files.record._memory_bytes", lambda: needed)
+    monkeypatch.setattr("saccade.caches.files.file_contents._memory_bytes", lambda: needed)
     assert load_cache(tmp_path / "cache").nbytes == cache.nbytes
-    monkeypatch.setattr("saccade.caches.files.record._memory_bytes", lambda: needed - 1)
+    monkeypatch.setattr("saccade.caches.files.file_contents._memory_bytes", lambda: needed - 1)
     with pytest.raises(ValueError, match=f"{REFUSED}asks for {needed:,} bytes of room for a KVCache"):
         load_cache(tmp_path / "cache")
 

@@ -15,7 +15,7 @@ from saccade.caches.cache import LayerCache
 from saccade.caches.compressive_cache import CompressiveCache
 from saccade.caches.cross_cache import CrossCache
 from saccade.caches.eviction import HeavyHitterCache, SnapKVCache
-from saccade.caches.files.record import Contents, MisfitError
+from saccade.caches.files.file_contents import Contents, MisfitError
 from saccade.caches.files.tensor_files import checked_path, encoded, read_tensors, write_whole
 from saccade.caches.indexed_cache import IndexedCache
 from saccade.caches.int8_cache import Int8Cache

@@ -11,8 +11,8 @@ from typing import Self
 
 from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import check_number, check_type
+from saccade.viz.page.html_report import Language, checked_options, checked_path, write
 from saccade.viz.page.layers import Recorded
-from saccade.viz.page.report import Language, checked_options, checked_path, write
 from saccade.viz.page.texts import Tokens, check_tokens
 
 _SHARE = 0.1  # most of the time that writing may take

@@ -9,7 +9,7 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import missing_extra
 from saccade.support.validation import check_int
 from saccade.viz.page.document import code, style
-from saccade.viz.page.report import Language, checked_options, page_parts
+from saccade.viz.page.html_report import Language, checked_options, page_parts
 from saccade.viz.page.texts import Tokens
 
 
