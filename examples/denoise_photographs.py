@@ -5,7 +5,7 @@
 adds noise to crops of scikit-learn's two sample photographs, denoises them, prints the peak signal-to-noise ratios, and
 writes ``out/denoise/*.png``: each photograph as it was, noisy, and denoised, side by side.
 
-Needs ``pip install 'saccade[viz]' scikit-learn rich``.
+Needs ``pip install 'saccade-attention[viz]' scikit-learn rich``.
 """
 
 from __future__ import annotations

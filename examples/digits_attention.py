@@ -9,7 +9,7 @@ figure of what each attends to. Every number is measured by the run that prints 
 resumes: what is finished is read, what was begun is resumed after its last whole epoch, and ends with the same weights
 as if it had never stopped.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Logistic regression and the nearest neighbour are baselines. Three seeds, each w
 accuracies, draws them over the number of images, and what the class token of the Vision Transformer attends to.
 Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations

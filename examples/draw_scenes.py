@@ -12,7 +12,7 @@ of cells whose ink is as it says; and draws scenes, and which words patches atte
 ink stands where the sentence wants it, light or dark, in 96 cells of 100; which digit it wants is heeded in one of ten,
 hardly more often than by chance. Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ What is learned has an advantage that inverse covariances do not: half of each c
 chemistry is. The regression, which has learned that too, is as good as rows and columns; triangles are what goes beyond
 it (73 % of the pairs touch, 67 %, and 49 % of the best inverse covariance's).
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations

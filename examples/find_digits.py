@@ -10,7 +10,7 @@ seeds each; prints the share of held-out scenes in which every digit is found, a
 and nothing else; and draws what the queries attend to. Both find all in about 97 scenes of 100: where digits keep
 apart, a grid does as well, and needs fewer steps. Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ digit. Interrupted runs resume.
 Attention and convolutions hear equally well here: somewhat more than half of the utterances are right, and the seeds of
 either lie around the mean of the other. A line hears next to nothing.
 
-Needs ``pip install 'saccade[all]'`` and ``apt-get install espeak-ng``.
+Needs ``pip install 'saccade-attention[all]'`` and ``apt-get install espeak-ng``.
 """
 
 from __future__ import annotations

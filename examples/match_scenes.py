@@ -11,7 +11,7 @@ Two baselines learn from the same batches by the same loss: such convolutions wi
 scene among 1000 that were held out, how often a scene its sentence, and how often a scene prefers its own sentence to
 three others with the same objects elsewhere; and draws similarities. Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ the training data, in any key, under any number. Three seeds, three minutes each
 writes a MIDI file of how a chorale of the test goes on after two bars, and draws what a note attends to, and how far
 back each head looks. Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]'``.
+Needs ``pip install 'saccade-attention[all]'``.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Distances help where paths count (R² 0.94 with them, 0.92 with bonds alone, 0.8
 But trees that are given what J is made of, numbers of rings and of pairs at each distance, are better at it (0.975),
 and the worst at logP, where ridge regression on fragments comes close to attention.
 
-Needs ``pip install 'saccade[all]' scikit-learn rdkit``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn rdkit``.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ word, beside classifiers that get every digit cut out; and writes ``results.json
 word of a caption attends to. Interrupted runs resume after their last checkpoint, with the same final
 weights.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ which bytes are held and read. A second table says where the heads of the langua
 Writes ``quality.json`` and ``quality.png`` to ``--out``. The English text is that of the Python that runs this: the
 shipped model learned from CPython 3.11.7, so run it with that for numbers on text not seen before.
 
-Needs ``pip install 'saccade[all]'``.
+Needs ``pip install 'saccade-attention[all]'``.
 """
 
 from __future__ import annotations

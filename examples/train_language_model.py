@@ -10,7 +10,7 @@ with modified Kneser-Ney smoothing, over the same tokens. Both are told in bits 
 can flatter. Writes ``model/`` (which ``Decoder.from_pretrained`` and others' libraries read), ``card.json`` and a
 figure of the losses. Interrupted runs resume after their last checkpoint, with the same final weights.
 
-Needs ``pip install 'saccade[all]'``.
+Needs ``pip install 'saccade-attention[all]'``.
 """
 
 from __future__ import annotations

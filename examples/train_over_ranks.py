@@ -7,7 +7,7 @@ tokens; all four share the parameters. The text is the manual's topics that CPyt
 several topics packed into a row: none sees another. With one process and the same number of rows in all, the losses are
 the same. A checkpoint is written every ten steps, and found again by any number of processes.
 
-Needs ``pip install saccade typer``.
+Needs ``pip install saccade-attention typer``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ written as a folder, in which
 
     saccade look --model out/translation/model "Ein Spiel" --to "a game"
 
-looks. Interrupted runs resume. Needs Debian's apt-get, and ``pip install 'saccade[all]' sacrebleu``.
+looks. Interrupted runs resume. Needs Debian's apt-get, and ``pip install 'saccade-attention[all]' sacrebleu``.
 """
 
 from __future__ import annotations

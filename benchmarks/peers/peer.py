@@ -37,7 +37,7 @@ def imported(module: str) -> Any:
             warnings.simplefilter("ignore")  # deprecations of later torch versions
             return import_module(module)
     except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(f"{missing}; pip install 'saccade[bench]'", name=missing.name) from missing
+        raise ModuleNotFoundError(f"{missing}; pip install 'saccade-attention[bench]'", name=missing.name) from missing
 
 
 @cache

@@ -62,7 +62,7 @@ def test_a_missing_package_is_left_out(monkeypatch):
     turns = racing.sides(NEAR, ["ours", "local-attention"]).race(quiet(), 1)
     row = turns.row("a case", "ours", "local-attention", 2.0)
     assert row.met is None
-    assert "pip install 'saccade[bench]'" in row.measured
+    assert "pip install 'saccade-attention[bench]'" in row.measured
 
 
 def test_pairs_and_products_are_counted():

@@ -99,7 +99,7 @@ def test_undeclared_properties_of_a_mechanism_are_not_assumed():
     x, own = torch.randn(1, 2, 3, 4, requires_grad=True), Positions.between(0, 3)
 
     def call(mechanism):
-        return Call(mechanism, x, x, x, CAUSAL, own, own, 0.0, "a test")
+        return Call(mechanism, x, x, x, CAUSAL, own, own, 0.0)
 
     assert call(SOFTMAX).treats_heads_alike
     assert not call(SOFTMAX.__call__).treats_heads_alike

@@ -189,7 +189,7 @@ def test_a_text_that_breaks_off_is_said_as_far_as_it_came(folder: str) -> None:
     assert result.exit_code == 2
     assert result.stdout.startswith(PROMPT)
     assert result.stdout.endswith("\n")
-    assert result.stderr.strip() == "saccade generate: Decoder: text must be at most 64 long; got 65."
+    assert result.stderr.strip() == "saccade generate: Decoder.hidden: text must be at most 64 long; got 65."
 
 
 @pytest.mark.parametrize("options", [(), ("--trace",)])

@@ -122,9 +122,9 @@ def test_a_model_with_nan_outputs_is_reported(run, tmp_path, encoder, monkeypatc
 
     def broken(tokens):
         found = matrices(tokens)
-        query = found[2].ingredients.query.clone()
+        query = found[2].inputs.query.clone()
         query[:, 3] = float("nan")
-        found[2] = type(found[2])(query, found[2].ingredients.key)
+        found[2] = type(found[2])(query, found[2].inputs.key)
         return found
 
     monkeypatch.setattr(encoder, "matrices", broken)

@@ -97,7 +97,7 @@ def test_packed_is_alone(case):
 
 @pytest.mark.parametrize("case", [FEW[0], FEW[3]], ids=str)
 def test_a_pattern_that_counts_on_the_whole_row_is_noticed(case, monkeypatch):
-    monkeypatch.setattr(attention_call, "with_pattern", lambda where, placed, pattern, ids: placed.rule & pattern)
+    monkeypatch.setattr(attention_call, "with_pattern", lambda placed, pattern, ids: placed.rule & pattern)
     with pytest.raises(AssertionError, match="not close"):
         check_packed(replaced(case.mask))
 
@@ -187,7 +187,7 @@ def test_a_pattern_of_the_batch_counts_on_the_whole_row():
         for how in ({}, {"use_cache": False}):
             close(network(input_ids=tokens, position_ids=POSITIONS, **how).logits, expected)
     padding = masks.Padding([5, 5], side="left", padded_len=15)
-    rule = with_pattern("test", Placed(masks.Causal(), range(15), range(15), TEXTS), padding)
+    rule = with_pattern(Placed(masks.Causal(), range(15), range(15), TEXTS), padding)
     assert torch.equal(rule.to_dense(15, batch=2), (padding & masks.Causal()).to_dense(15, batch=2))
 
 
@@ -204,13 +204,13 @@ def test_a_pattern_of_the_batch_counts_on_the_whole_row():
 )
 def test_positions_that_are_not_those_of_packed_texts(position_ids):
     pattern, placed = masks.streaming(1, 2), Placed(masks.Causal(), range(5), range(5))
-    rule = with_pattern("test", placed, pattern, torch.tensor([position_ids]))
+    rule = with_pattern(placed, pattern, torch.tensor([position_ids]))
     assert torch.equal(rule.to_dense(5), (pattern & masks.Causal()).to_dense(5))
 
 
 def test_positions_of_patches_keep_no_texts_apart():
     placed = Placed(masks.Full(), range(6), range(6))
-    rule = with_pattern("test", placed, masks.Window(2, 2), torch.tensor([[0, 1, 2, 0, 1, 2]]))
+    rule = with_pattern(placed, masks.Window(2, 2), torch.tensor([[0, 1, 2, 0, 1, 2]]))
     assert rule == masks.Window(2, 2)
 
 
@@ -218,7 +218,7 @@ def test_texts_of_a_rule_that_is_no_document_itself():
     overlay = masks.Predicate(lambda b, h, q, kv: (q >= 2) & (kv >= 2) & (q < 4) & (kv < 4))
     rule = masks.Documents([2, 4], masks.Causal()) | overlay
     pattern = masks.Global([0], sees=False) | masks.Window(0, 0)
-    joined = with_pattern("test", Placed(rule, range(6), range(6), ((2, 4),)), pattern)
+    joined = with_pattern(Placed(rule, range(6), range(6), ((2, 4),)), pattern)
     assert torch.equal(joined.to_dense(6), (rule & masks.Documents([2, 4], pattern)).to_dense(6))
 
 
@@ -239,5 +239,5 @@ def test_a_continued_text_whose_start_is_unknown_is_refused():
 def test_layers_of_ours_mean_the_same(case):
     texts = masks.Documents(TEXTS, masks.Causal())
     ours = sc.nn.MultiHeadAttention(16, 4, mask=case.mask).matrix(torch.randn(2, 15, 16), mask=texts)
-    rule = with_pattern("test", Placed(texts, range(15), range(15), TEXTS), case.mask)
+    rule = with_pattern(Placed(texts, range(15), range(15), TEXTS), case.mask)
     assert torch.equal(rule.to_dense(15, batch=2, heads=4), ours.mask.to_dense(15, batch=2, heads=4))

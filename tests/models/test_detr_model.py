@@ -380,4 +380,4 @@ match_sets(Detections(torch.zeros(1, 2, 4), torch.rand(1, 2, 4)), [])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ImportError: match_sets: scipy must be installed" in done.stderr
-    assert "pip install 'saccade[pictures]'" in done.stderr
+    assert "pip install 'saccade-attention[pictures]'" in done.stderr

@@ -61,5 +61,5 @@ def test_the_command_line_names_the_extra_that_is_missing(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None\nfrom saccade.cli import main\nmain()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert "pip install 'saccade[cli]'" in done.stderr
+    assert "pip install 'saccade-attention[cli]'" in done.stderr
     assert "Traceback" not in done.stderr

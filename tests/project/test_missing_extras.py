@@ -61,8 +61,10 @@ def test_the_extra_is_named(package, extra, use, monkeypatch):
         use()
     assert caught.value.name == package
     command = re.search(r"Hint: (.+)", str(caught.value))[1]
-    assert shlex.split(command) == ["pip", "install", f"saccade[{extra}]"]
-    assert "[" not in command.replace(f"'saccade[{extra}]'", "")  # a shell would expand brackets without quotes
+    assert shlex.split(command) == ["pip", "install", f"saccade-attention[{extra}]"]
+    assert "[" not in command.replace(
+        f"'saccade-attention[{extra}]'", ""
+    )  # a shell would expand brackets without quotes
     assert any(requirement.startswith(package) for requirement in PROJECT["optional-dependencies"][extra])
 
 
@@ -74,14 +76,14 @@ def test_a_command_ends_with_a_sentence(package, monkeypatch, capsys, tmp_path):
     with pytest.raises(SystemExit, match=r"^1$|pip install") as ended:
         main()
     told = capsys.readouterr().err + str(ended.value.code)
-    assert re.search(r"pip install 'saccade\[(cli|models)\]'", told)
+    assert re.search(r"pip install 'saccade-attention\[(cli|models)\]'", told)
 
 
 def test_every_extra_that_an_error_names_exists():
     sources = [path.read_text("utf-8") for path in (Path(__file__).parents[2] / "src").rglob("*.py")]
-    named = {extra for text in sources for extra in re.findall(r"saccade\[(\w+)\]", text)}
+    named = {extra for text in sources for extra in re.findall(r"saccade-attention\[(\w+)\]", text)}
     named |= {extra for text in sources for extra in re.findall(r'missing_extra\([^()]*"(\w+)"\)', text)}
-    assert {"models", "viz", "cli", "bench"} <= named
+    assert {"models", "viz", "cli"} <= named
     assert named <= set(PROJECT["optional-dependencies"])
 
 
@@ -93,4 +95,4 @@ def test_the_survey_says_so_too(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert "pip install 'saccade[transformers]'" in done.stderr
+    assert "pip install 'saccade-attention[transformers]'" in done.stderr

@@ -132,5 +132,5 @@ except ImportError as error:
     assert done.stdout.splitlines() == [
         "True",
         "install: transformers must be installed; got no such package.",
-        "Hint: pip install 'saccade[transformers]'",
+        "Hint: pip install 'saccade-attention[transformers]'",
     ]

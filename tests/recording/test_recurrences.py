@@ -79,7 +79,7 @@ def test_all_layers_of_a_hybrid_by_default():
         f"model.layers.{i}.{one}_attn" for i, one in enumerate(("linear", "self", "linear"))
     )
     assert "first_mass" in str(recording[1].summary())
-    with pytest.raises(sc.UnsupportedError, match=r"Run.summary.*\n.*linear_attn do not sum to 1(.|\n)*layers="):
+    with pytest.raises(sc.UnsupportedError, match=r"Recording.by_head.*\n.*linear_attn do not sum to 1(.|\n)*layers="):
         recording.by_head("first_mass")
     with torch.no_grad(), record(network, layers="*self_attn") as recording:
         network(**zoo.batch())

@@ -251,5 +251,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"heatmap: matplotlib must be installed(.|\n)*pip install 'saccade\[viz\]'"):
+    with pytest.raises(
+        ImportError, match=r"heatmap: matplotlib must be installed(.|\n)*pip install 'saccade-attention\[viz\]'"
+    ):
         viz.heatmap(np.eye(2))

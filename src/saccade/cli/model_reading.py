@@ -59,7 +59,8 @@ def load_model(name: str) -> Model:
     """
     if name not in NAMED and (Path(name) / "config.json").is_file():
         told = read_config(Path(name))  # what nobody can read is not left to others
-        if told.get("model_type") in EncoderDecoder.formats:
+        kind = told.get("model_type")
+        if isinstance(kind, str) and kind in EncoderDecoder.formats:
             return EncoderDecoder.from_pretrained(name)
     try:
         return load(name)

@@ -49,6 +49,9 @@ class _Content:
         self.lock = threading.Lock()
 
 
+CALLED_AS = "LazyMask"  # in errors
+
+
 class LazyMask(Tensor):
     """A tensor ``[batch, 1, q_len, kv_len]`` without memory that represents a rule on positions.
 

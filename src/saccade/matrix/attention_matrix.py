@@ -29,7 +29,7 @@ from saccade.statistics.fused_sweep import compute_by_sweep
 from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.argument_hints import argument_hints
-from saccade.support.torch_modes import is_plain, is_tracing, wants_gradient, without_autocast
+from saccade.support.torch_modes import is_tracing, is_transformed, wants_gradient, without_autocast
 
 if TYPE_CHECKING:
     from saccade.engine.explanation import Explanation
@@ -137,7 +137,7 @@ class AttentionMatrix(OfInputs):
         if is_tracing():
             return custom_op.attend(self.inputs, value, request)[0]
         out, lse = attend(self.inputs, value, request)
-        if lse is not None and not lse.requires_grad and is_plain(lse):
+        if type(lse) is Tensor and not lse.requires_grad and not is_transformed():
             self._lse = lse
         return out
 

@@ -110,10 +110,8 @@ def hidden_by_vmap(name: str) -> UnsupportedError:
 
 def missing_extra(package: str, extra: str) -> ImportError:
     """Return an ``ImportError`` that names the extra of saccade for a missing package."""
-    return ImportError(
-        f"{called_function()}: {package} must be installed; got no such package.\nHint: pip install 'saccade[{extra}]'",
-        name=package,
-    )
+    hint = f"Hint: pip install 'saccade-attention[{extra}]'"
+    return ImportError(f"{called_function()}: {package} must be installed; got no such package.\n{hint}", name=package)
 
 
 def _sentence(

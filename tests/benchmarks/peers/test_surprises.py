@@ -18,7 +18,7 @@ def package(name):
     try:
         return imported(name)
     except ModuleNotFoundError:
-        pytest.skip("needs pip install 'saccade[bench]'")
+        pytest.skip("needs pip install 'saccade-attention[bench]'")
 
 
 def test_attend_with_the_causal_flag_lets_padding_see_the_future():

@@ -32,7 +32,7 @@ def of_this_version(page, library):
     try:
         version = library.version
     except PackageNotFoundError:
-        pytest.skip("needs pip install 'saccade[bench]'")
+        pytest.skip("needs pip install 'saccade-attention[bench]'")
     if version != says:
         anew = f"python -m benchmarks.peers {' '.join(str(page.relative_to(ROOT)) for page in PAGES)}"
         pytest.skip(f"the page speaks of {library.package} {says}, this is {version}; to make it anew: {anew}")

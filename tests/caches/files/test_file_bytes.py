@@ -109,36 +109,36 @@ KEYS = ["ab" * 32, "0f" * 32, "c0" * 32]
 
 
 def test_blocks_may_fill_a_folder_to_its_last_byte(tmp_path: Path) -> None:
-    folder = BlockFolder("test", tmp_path, 30)
-    assert [folder.write("test", key, memoryview(b"0123456789"), {key}) for key in KEYS] == [True] * 3
+    folder = BlockFolder(tmp_path, 30)
+    assert [folder.write(key, memoryview(b"0123456789"), {key}) for key in KEYS] == [True] * 3
     assert (folder.nbytes, [folder.has(key) for key in KEYS]) == (30, [True] * 3)
     for age, key in enumerate(KEYS):
         os.utime(folder.path(key), (1000 - age, 1000 - age))
-    assert folder.write("test", "dd" * 32, memoryview(b"0"), set())
+    assert folder.write("dd" * 32, memoryview(b"0"), set())
     assert (folder.nbytes, [folder.has(key) for key in KEYS]) == (21, [True, True, False])  # the oldest alone
 
 
 def test_links_do_not_count(tmp_path: Path) -> None:
-    folder, mine = BlockFolder("test", tmp_path / "folder", 30), tmp_path / "mine"
-    folder.write("test", KEYS[0], memoryview(b"0123456789"), set())
+    folder, mine = BlockFolder(tmp_path / "folder", 30), tmp_path / "mine"
+    folder.write(KEYS[0], memoryview(b"0123456789"), set())
     mine.write_bytes(b"mine")
     folder.path(KEYS[1]).parent.mkdir()
     folder.path(KEYS[1]).symlink_to(mine)
     assert folder.nbytes == 10
-    folder.clear("test")
+    folder.clear()
     assert (folder.nbytes, mine.exists(), folder.path(KEYS[1]).is_symlink()) == (0, True, True)
 
 
 def test_a_block_that_another_process_removed_makes_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = BlockFolder("test", tmp_path, 25)
+    folder = BlockFolder(tmp_path, 25)
     for key in KEYS[:2]:
-        folder.write("test", key, memoryview(b"0123456789"), set())
+        folder.write(key, memoryview(b"0123456789"), set())
     listed = folder._files()
     for key in KEYS[:2]:
         folder.path(key).unlink()
     monkeypatch.setattr(BlockFolder, "_files", lambda _: listed)
-    assert folder.write("test", KEYS[2], memoryview(b"0123456789"), set())
-    folder.clear("test")
+    assert folder.write(KEYS[2], memoryview(b"0123456789"), set())
+    folder.clear()
 
 
 SIZE = 4
@@ -161,7 +161,7 @@ def test_every_layer_is_read_where_it_belongs_and_looked_at(layers: int, tmp_pat
     for own, expected in zip(read.flat, cache.flat, strict=True):
         assert torch.equal(own.key, expected.key[:, :, : 3 * SIZE])
         assert torch.equal(own.value, expected.value[:, :, : 3 * SIZE])
-    path = store._blocks.path(store._chain("", TEXT)[0])
+    path = store._blocks.path(store._chain(TEXT)[0])
     tensors, about = files.read_tensors(path, "block of a prefix")
     about = {name: x for name, x in about.items() if name not in ("version", "checksum")}
     for name in tensors:
@@ -187,7 +187,7 @@ def test_a_part_of_a_block_is_none(length: int, tmp_path: Path) -> None:
 def test_blocks_that_are_put_again_count_as_used(tmp_path: Path) -> None:
     store, cache = PrefixStore(tmp_path, 1 << 20, fingerprint="a model", block_size=SIZE), _cache()
     store.put(TEXT, cache)
-    paths = [store._blocks.path(key) for key in store._chain("", TEXT)]
+    paths = [store._blocks.path(key) for key in store._chain(TEXT)]
     for path in paths:
         os.utime(path, (0, 0))
     assert store.put(TEXT, cache) == 0
@@ -203,7 +203,7 @@ def test_blocks_that_are_not_put_do_not_count_as_used(
     """A cache of which only the beginning is exact, and a store that knows all of the text."""
     store, cache = PrefixStore(tmp_path, 1 << 20, fingerprint="a model", block_size=SIZE), _cache()
     store.put(TEXT, cache)
-    paths = [store._blocks.path(key) for key in store._chain("", TEXT)]
+    paths = [store._blocks.path(key) for key in store._chain(TEXT)]
     for path in paths:
         os.utime(path, (0, 0))
     monkeypatch.setattr(KVCache, "exact_len", exact)

@@ -104,13 +104,13 @@ def test_damaged_blocks_are_missing_ones(tmp_path: Path) -> None:
     cache = _read(text)
     for damage in (lambda raw: raw[:-1], lambda raw: raw[:-5] + b"abcde", lambda raw: b"", lambda raw: raw + b"x"):
         store.put(text, cache)
-        path = store._blocks.path(store._chain("", text)[1])
+        path = store._blocks.path(store._chain(text)[1])
         path.write_bytes(damage(path.read_bytes()))
         own = MODEL.new_cache()
         assert store.restore(text, own) == SIZE
         assert not path.exists()
     store.put(text, cache)
-    chain = store._chain("", text)
+    chain = store._chain(text)
     store._blocks.path(chain[2]).write_bytes(
         store._blocks.path(chain[1]).read_bytes()
     )  # a whole block in the place of another

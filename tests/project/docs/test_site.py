@@ -59,7 +59,7 @@ def test_diagrams_are_those_of_the_page(language):
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_asks_no_other_host(tmp_path):
-    pytest.importorskip("furo", reason="needs pip install 'saccade[site]'")
+    pytest.importorskip("furo", reason="needs pip install 'saccade-attention[site]'")
     subprocess.run([sys.executable, str(DOCS / "site" / "build.py"), str(tmp_path / "site")], check=True)
     pages = list((tmp_path / "site").rglob("*.html"))
     assert len(pages) > 2 * 100

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 VERSION = PROJECT["version"]
-ABOUT = f"saccade-{VERSION}.dist-info"
+ABOUT = f"saccade_attention-{VERSION}.dist-info"
 MOST_BYTES = 8 << 20  # of the wheel: two small models and a font make up most of it
 
 pytestmark = [
@@ -58,7 +58,7 @@ def test_its_record_is_true(archive):
 
 def test_its_metadata_is_that_of_the_project(archive):
     about = Parser().parsestr(archive.read(f"{ABOUT}/METADATA").decode())
-    assert (about["Name"], about["Version"]) == ("saccade", VERSION)
+    assert (about["Name"], about["Version"]) == ("saccade-attention", VERSION)
     assert about["Requires-Python"] == PROJECT["requires-python"]
     assert about["License-Expression"] == PROJECT["license"]
     assert about.get_all("License-File") == PROJECT["license-files"]

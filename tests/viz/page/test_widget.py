@@ -37,4 +37,4 @@ def test_without_anywidget_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(ImportError, match=r"report_widget: anywidget must be installed") as caught:
         report_widget(attention(3, 3))
-    assert "pip install 'saccade[notebook]'" in str(caught.value)
+    assert "pip install 'saccade-attention[notebook]'" in str(caught.value)

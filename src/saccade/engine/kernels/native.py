@@ -67,7 +67,7 @@ def reads(dtype: torch.dtype) -> bool:
     return dtype is torch.float32 or (dtype is torch.bfloat16 and (abilities() or 0) >= HALF)
 
 
-_MISSING = Verdict(("saccade-cpu is not installed: pip install saccade-cpu",))
+_MISSING = Verdict(("saccade-cpu is not installed: pip install 'saccade-attention[cpu]'",))
 _OFF = Verdict(("SACCADE_CPU=off leaves it out",))
 _STEPS = Verdict((), ("its mask has steps, and it would compute the pairs between them",))
 

@@ -186,7 +186,7 @@ def page_parts(
         "language": options.language or "",
         "live": live,
         "start": dict(zip(("layer", "head"), sides[0].descriptions["start"], strict=True)),
-        "versions": {"saccade": version("saccade"), "torch": torch.__version__},
+        "versions": {"saccade": version("saccade-attention"), "torch": torch.__version__},
         "sides": [side.descriptions for side in sides],
     }
     parts = {f"{place}-{name}": data for place, side in enumerate(sides) for name, data in side.parts.items()}

@@ -38,7 +38,7 @@ def report_widget(
         An ``anywidget.AnyWidget``, which a notebook shows.
 
     Raises:
-        ImportError: anywidget is not installed: ``pip install 'saccade[notebook]'``.
+        ImportError: anywidget is not installed: ``pip install 'saccade-attention[notebook]'``.
         TypeError, ValueError: as `report` does.
 
     Cost: that of `report`.
