@@ -19,7 +19,7 @@ class BlockRead:
     """The columns that a decoding step reads: the selected blocks, and the unfinished block at the end.
 
     Args:
-    keys, values: those of all tokens, ``[batch, kv_heads, room, width]``, with room for whole blocks.
+        keys, values: those of all tokens, ``[batch, kv_heads, room, width]``, with room for whole blocks.
         chosen: finished blocks, int64 ``[batch, kv_heads, blocks]``.
         spare: which of these are hidden, bool of the same shape; None if none is.
         unfinished: columns of the unfinished block.

@@ -114,8 +114,8 @@ class CrossCache(LayerCache):
 
         Args:
             mechanism, query, mask, dropout_p: see `LayerCache.attend`.
-        key, value: keys and values of the context in the first call (or `fill`); None after that.
-        positions: positions of the queries, if the mask needs them.
+            key, value: keys and values of the context in the first call (or `fill`); None after that.
+            positions: positions of the queries, if the mask needs them.
 
         Raises:
             ValueError: no context yet, or a second one.

@@ -121,7 +121,7 @@ class KVCache(LayerCache):
         Args:
             key: ``[batch, kv_heads, len, head_dim]``.
             value: ``[batch, kv_heads, len, value_dim]``.
-        positions: positions of the tokens; 0, 1, 2, … when None.
+            positions: positions of the tokens; 0, 1, 2, … when None.
 
         Raises:
             ValueError: the cache is not empty, or the shapes do not fit.

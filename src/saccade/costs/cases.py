@@ -52,7 +52,7 @@ class Subject(NamedTuple):
     Attributes:
         name: a few words for reports.
         module: the module; its tensors have shapes but no memory.
-    inputs: a function that returns the module's inputs for a length.
+        inputs: a function that returns the module's inputs for a length.
         options: further arguments of each call.
         decodes: whether it can continue token by token.
         device: device of its tensors.

@@ -40,7 +40,7 @@ class Fetch(NamedTuple):
     """A collective that fetches all visible keys of the local queries from other ranks, in order of position.
 
     Attributes:
-    group: the process group of the ranks.
+        group: the process group of the ranks.
         columns: positions of the fetched keys, int64 ``[columns]``.
         own: columns of the local rows, int64 ``[rows]``.
         gives: local rows sent to each rank, int64.
@@ -98,7 +98,7 @@ class Swap(NamedTuple):
     """A collective that exchanges local rows of all heads for all rows of local heads, and back (all-to-all).
 
     Attributes:
-    group: the process group of the ranks.
+        group: the process group of the ranks.
         rows: positions of the rows of each rank, int64.
     """
 

@@ -72,7 +72,7 @@ class Exchange:
     """The plan of an attention over many ranks: layout, strategy and costs.
 
     Attributes:
-    mask, seq_len, heads, kv_heads, head_dim, dtype: properties of the attention.
+        mask, seq_len, heads, kv_heads, head_dim, dtype: properties of the attention.
         layout: the tokens of each rank.
         strategy: one of `STRATEGIES`.
         refused: the other strategies and layouts, with reasons.

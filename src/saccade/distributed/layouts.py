@@ -21,8 +21,8 @@ class Turn(NamedTuple):
     """Consecutive tokens of this rank, and the ranks that hold the tokens before and after them.
 
     Attributes:
-    rows: indices of the tokens among the local rows.
-    tokens: positions of the tokens.
+        rows: indices of the tokens among the local rows.
+        tokens: positions of the tokens.
         before, behind: ranks of the adjacent tokens; None at the ends of the sequence.
     """
 

@@ -39,7 +39,7 @@ class SpreadMechanism(Mechanism):
 
     Args:
         mechanism: the mechanism.
-    context: the `ContextParallel` of the ranks.
+        context: the `ContextParallel` of the ranks.
 
     Raises:
         UnsupportedError: a mechanism that needs all keys at once.
@@ -151,7 +151,7 @@ class SpreadMatrix(DerivedMatrix):
     Args:
         matrix: of the local queries and the fetched keys.
         fetch: fetches values.
-    context: the `ContextParallel` of the ranks.
+        context: the `ContextParallel` of the ranks.
     """
 
     def __init__(self, matrix: Matrix, fetch: Fetch, context: ContextParallel):

@@ -35,7 +35,7 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
     Args:
         model: changed in place; a model of saccade, or one of transformers that calls its attention interface. Pass it
             to FSDP, DDP or tensor parallel afterwards.
-    cp: the `ContextParallel` of the ranks.
+        cp: the `ContextParallel` of the ranks.
         mask: for a model of transformers, a pattern of the whole sequence that is joined with the model's mask.
 
     Returns:

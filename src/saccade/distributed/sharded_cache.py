@@ -29,7 +29,7 @@ class ShardedCache(KVCache):
     one output for each. A prefill and decode steps of any sizes equal the full run.
 
     Args:
-    cp: the `ContextParallel` of the ranks.
+        cp: the `ContextParallel` of the ranks.
         stripe_size: consecutive tokens on a rank.
 
     Raises:
@@ -131,7 +131,7 @@ def sharded_cache(model: nn.Module, cp: ContextParallel, *, stripe_size: int = 1
     Args:
         model: a model with ``new_cache``, such as `saccade.models.Decoder`; not one that `parallelize` changed: every
             rank runs it on all new tokens.
-    cp: the `ContextParallel` of the ranks.
+        cp: the `ContextParallel` of the ranks.
         stripe_size: see `ShardedCache`.
 
     Raises:

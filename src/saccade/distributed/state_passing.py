@@ -27,7 +27,7 @@ class _Header(NamedTuple):
     """The sizes and dtype of a recurrent state, which a rank receives before the state, as int64 numbers.
 
     Attributes:
-    batch, heads, features, width: sizes of the state.
+        batch, heads, features, width: sizes of the state.
         has_peak: 1 if the memory has a peak.
         documents: items of `Memory.segment`; 0 without.
         dtype: index of the state's dtype in `_DTYPES`.
@@ -50,7 +50,7 @@ class Post:
     Nothing waits for a send before the end of a pass: the receiver may be sending at the same time.
 
     Args:
-    group: the process group of the ranks.
+        group: the process group of the ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup | None):

@@ -67,7 +67,7 @@ def train(mixer: Mixer, question: Question, seed: int, settings: Settings = DEFA
     """Train a learner on a task, and return its accuracy and cost.
 
     Args:
-    mixer: the learner's mixer of tokens.
+        mixer: the learner's mixer of tokens.
         question: the task.
         seed: seed of weights, sequences and their order; the same for all mixers.
         settings: sizes and lengths.
@@ -163,7 +163,7 @@ class Learner(nn.Module):
 
         Args:
             tokens: sequences no longer than ``length``.
-        asked: bool ``[batch, length]``, True at the tokens to compute logits for; None for all.
+            asked: bool ``[batch, length]``, True at the tokens to compute logits for; None for all.
 
         Returns:
             ``[batch, length, vocab_size]``, or ``[asked tokens, vocab_size]``.

@@ -62,7 +62,7 @@ class CompressiveMemory(Approximate):
     with the linear update; with the delta rule weights have any sign, and rows any sum.
 
     Args:
-    num_heads: heads of the queries; each has a gate.
+        num_heads: heads of the queries; each has a gate.
         segment: positions of a segment, counted from 0.
         update: how a segment is written, "linear" or "delta".
         scale: of the dot products within a segment; ``head_dim ** -0.5`` when None.

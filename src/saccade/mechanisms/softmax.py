@@ -25,7 +25,7 @@ class Softmax(Mechanism):
     Args:
         score: a `saccade.scores.Score` of query and key, or a function that changes dot products; the
             dot product when None.
-    bias: a `saccade.positions.Bias`, added to the scores; none when None. A tensor belongs to one batch: pass it to
+        bias: a `saccade.positions.Bias`, added to the scores; none when None. A tensor belongs to one batch: pass it to
             `saccade.attention`.
         scale, softcap, impl: see `saccade.AttentionMatrix`.
         sink_logit: a trainable term in the denominator: its start ``[num_heads]``, or a number of heads, to start at 0.

@@ -26,7 +26,7 @@ def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int |
     """Draw the attention between the words of a text in one head of a model.
 
     Args:
-    matrices: attention matrices of one batch item, one for each layer.
+        matrices: attention matrices of one batch item, one for each layer.
         words: the words of the tokens.
         layer, head: the head to draw; None for the one with the most unexplained information.
 

@@ -80,7 +80,7 @@ def check_types(config: Mapping[str, Any], name: str = "config.json") -> None:
 
     Args:
         config: the contents of config.json, of any family.
-    name: the file's name in the error message.
+        name: the file's name in the error message.
 
     Raises:
         ValueError: a value of another type; the message names its key.

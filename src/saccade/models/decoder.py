@@ -11,12 +11,11 @@ from saccade.caches import Cache
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.models.config import DecoderConfig
-from saccade.models.gpt2 import GPT2
 from saccade.models.initial_weights import init_small_weights, scale_residual_weights
-from saccade.models.llama import Llama, Qwen2
 from saccade.models.model_inputs import check_tokens, positions_in_documents
 from saccade.models.pretrained import SavedText
 from saccade.models.saccade_format import SaccadeFormat
+from saccade.models.text_formats import GPT2, Llama, Qwen2
 from saccade.nn import DecoderLayer, DecoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import ALiBi, Bias, Learned, Rotary, ShawKeys
@@ -35,7 +34,7 @@ class Decoder(SavedText):
     a sliding window that of Mistral) or GPT-2 if the model is one, else a format of our own, which is read too.
 
     Args:
-    config: sizes and options of the model.
+        config: sizes and options of the model.
         tokenizer: stored as ``decoder.tokenizer`` and saved with the weights; not used otherwise.
 
     Cost: O(num_layers * (len * embed_dim ** 2 + pairs * embed_dim)) time for the pairs that the mask allows; memory

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from saccade.matrix import Matrix
 from saccade.models.config import SetDecoderConfig
-from saccade.models.detr import Detr
 from saccade.models.hungarian_loss import Detections
 from saccade.models.model_inputs import check_map, sinusoids
 from saccade.models.pretrained import Pretrained
+from saccade.models.vision_formats import Detr
 from saccade.nn import FeedForward, MultiHeadAttention
 from saccade.nn.encoder_layer import ResidualLayer
 from saccade.nn.projections import weight_of
@@ -46,7 +46,7 @@ class SetDecoder(Pretrained):
     `from_state_dict` read DETR.
 
     Args:
-    config: sizes and options of the model.
+        config: sizes and options of the model.
         backbone: computes a feature map ``[batch, channels, H, W]`` of images; None if the inputs are feature maps.
 
     Attributes:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.models.checkpoint_folder import check_types
-from saccade.models.clip import DEFAULTS, ClipText, ClipVision
 from saccade.models.decoder import Decoder
 from saccade.models.model_inputs import check_tokens
 from saccade.models.pretrained import PretrainedText, build, check_fit, check_tensors
+from saccade.models.vision_formats import DEFAULTS, ClipText, ClipVision
 from saccade.models.vision_transformer import VisionTransformer
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import value_error

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from saccade.masks import Padding
 from saccade.matrix import Matrix
 from saccade.models.attention_figure import figure_of
-from saccade.models.bert import Bert
 from saccade.models.config import EncoderConfig
 from saccade.models.initial_weights import init_small_weights
 from saccade.models.model_inputs import check_tokens, positions_in_documents
 from saccade.models.pretrained import SavedText
+from saccade.models.text_formats import Bert
 from saccade.nn import EncoderLayer, FeedForward, MultiHeadAttention
 from saccade.nn.stack import with_inputs
 from saccade.positions.token_positions import Positions
@@ -35,7 +35,7 @@ class Encoder(SavedText):
     them too. A pooler or a task's head in a file is ignored; anything else must fit exactly.
 
     Args:
-    config: sizes and options of the model.
+        config: sizes and options of the model.
         tokenizer: used by `tokenize` and `show` only.
 
     Cost: O(num_layers * (len * embed_dim ** 2 + len ** 2 * embed_dim)) time; memory linear in len.

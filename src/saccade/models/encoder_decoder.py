@@ -34,7 +34,7 @@ class EncoderDecoder(SavedText):
     embeddings are multiplied by the square root of ``embed_dim``. Folders are in a format of our own.
 
     Args:
-    config: sizes and options of the model.
+        config: sizes and options of the model.
         tokenizer: stored as ``model.tokenizer`` and saved with the weights; not used otherwise.
 
     Attributes:
@@ -140,7 +140,7 @@ class EncoderDecoder(SavedText):
 
         Args:
             context: the output of `encode`; None if the cache holds it.
-        context_positions: positions of the context's tokens.
+            context_positions: positions of the context's tokens.
             tokens, mask, positions, cache: as in `forward`.
         """
         x = self._embedded("tokens", tokens, mask, positions, cache)

@@ -106,7 +106,7 @@ def match_sets(
     A pair costs less if the object's class is more probable, the box nearer, the overlap larger.
 
     Args:
-    found: predictions of the model.
+        found: predictions of the model.
         objects: the true objects, one value for each image.
         class_weight, box_weight, overlap_weight: weights of the probability of the class, of the L1 distance of the
             boxes, and of `generalized_iou`.

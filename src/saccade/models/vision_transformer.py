@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from saccade.matrix import Matrix
-from saccade.models.clip import ClipVision
 from saccade.models.config import VisionTransformerConfig
 from saccade.models.initial_weights import init_small_weights
 from saccade.models.model_inputs import cell_indices, check_map, sinusoids
 from saccade.models.pretrained import Pretrained
-from saccade.models.vit import ViT
+from saccade.models.vision_formats import ClipVision, ViT
 from saccade.nn import EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.projections import weight_of
 from saccade.positions import Learned
@@ -29,7 +28,7 @@ class VisionTransformer(Pretrained):
     vision model (without one); a pooler is ignored.
 
     Args:
-    config: sizes and options of the model.
+        config: sizes and options of the model.
 
     Attributes:
         stack: the layers and the last norm, a `saccade.nn.EncoderStack`.

@@ -22,7 +22,7 @@ def reasons_against_plain(layers: Mapping[str, nn.Module], theirs: str) -> list[
 
     Args:
         layers: the layers by name.
-    theirs: the owner of the layers to copy the weights to, for the message.
+        theirs: the owner of the layers to copy the weights to, for the message.
     """
     return [
         f"its {name} is {type(layer).__name__}; {theirs} has a plain linear layer"

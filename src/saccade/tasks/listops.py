@@ -25,7 +25,7 @@ def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
     Args:
         examples: number of sequences.
         length: most tokens in a sequence, at least 8.
-    depth: depth of nesting; 1 for flat lists.
+        depth: depth of nesting; 1 for flat lists.
         seed: seed of all draws.
 
     Raises:

@@ -88,7 +88,7 @@ class BlockFolder:
         """Write a block file if there is room, or if removing the least recently used blocks makes room.
 
         Args:
-        key, data: key and contents of the block.
+            key, data: key and contents of the block.
             protected: keys of blocks that must stay.
         """
         with self._locked():

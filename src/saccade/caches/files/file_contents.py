@@ -114,8 +114,8 @@ class Contents:
 
         Args:
             leaf: the declaration of the tensor.
-        sizes: sizes of axes by name; sizes of new names are added.
-        dtype: dtype of the keys; None for the keys themselves.
+            sizes: sizes of axes by name; sizes of new names are added.
+            dtype: dtype of the keys; None for the keys themselves.
         """
         if not self.has(leaf.name):
             raise MisfitError(f"lacks the tensor {self._name}{leaf.name} of a {self.kind}")

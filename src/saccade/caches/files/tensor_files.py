@@ -36,7 +36,7 @@ def encoded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> memoryvi
     """Return the bytes of a tensor file: a header that names and describes the tensors, then the tensors.
 
     Args:
-    tensors: tensors of numbers or bools by name, on any device.
+        tensors: tensors of numbers or bools by name, on any device.
         about: JSON; ``version`` and a checksum of everything are added.
 
     Raises:

@@ -62,7 +62,7 @@ def left_padded(prompts: list[list[int]], starts: list[int], device: torch.devic
 
     Args:
         prompts: the tokens, none for a text that has ended.
-    starts: position of the first token of each prompt.
+        starts: position of the first token of each prompt.
     """
     longest = max(map(len, prompts))
     tokens = torch.tensor([[0] * (longest - len(one)) + one for one in prompts], device=device)

@@ -28,7 +28,7 @@ class Reader(Protocol):
     """A language model together with the texts that it has read so far.
 
     Attributes:
-    processed: number of tokens that the model read in the last call of `read`.
+        processed: number of tokens that the model read in the last call of `read`.
         traffic: bytes that its caches moved; None without a cache.
     """
 
