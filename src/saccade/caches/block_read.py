@@ -21,7 +21,7 @@ class BlockRead:
     Args:
         keys, values: those of all tokens, ``[batch, kv_heads, room, width]``, with room for whole blocks.
         chosen: finished blocks, int64 ``[batch, kv_heads, blocks]``.
-        spare: which of these are hidden, bool of the same shape; None if none is.
+        spare: which of the chosen blocks are filler and hidden, bool of the same shape; None if none is.
         unfinished: columns of the unfinished block.
         size: columns of a block.
     """

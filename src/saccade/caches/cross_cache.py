@@ -22,7 +22,7 @@ class CrossCache(LayerCache):
     """The cache of cross-attention: it stores the projected context of the first call for all later ones.
 
     ``mha(x, context, cache=cache)`` projects the context in the first call only; from then on the context may be left
-    out, and if given must have the same shape. Its contents are not compared.
+    out; if passed, it must have the same shape, but its contents are not compared.
 
     The cache does not count queries: their positions matter only to masks and rotations; pass ``positions`` then.
 

@@ -21,10 +21,10 @@ class IndexedCache(KVCache):
     cache passes the mechanism on with the index keys of all tokens so far.
 
     Args:
-        max_len: as of `KVCache`.
+        max_len: as for `KVCache`.
 
     Raises:
-        UnsupportedError: a mechanism without index keys, or `fill`, which brings none.
+        UnsupportedError: a mechanism without index keys, or `fill`, which has none.
 
     Cost: that of a `KVCache`, and ``batch * columns * dim`` elements of index keys.
 

@@ -85,7 +85,7 @@ class Int8Cache(LayerCache):
     values; as long as no block is finished, the run with a `KVCache`.
 
     Args:
-        block_size: tokens that share a step. Smaller ones are more exact, and hold more steps.
+        block_size: tokens that share a step. Smaller blocks are more exact, and store more steps.
 
     Raises:
         ValueError: NaN or inf in a key or value, or another batch than before.

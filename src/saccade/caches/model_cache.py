@@ -22,7 +22,7 @@ class Cache:
 
     Raises:
         TypeError: something that is neither.
-        ValueError: none, or the same object twice.
+        ValueError: no layer, or the same object twice.
 
     Example:
         >>> from saccade.caches import KVCache

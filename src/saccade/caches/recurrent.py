@@ -22,7 +22,7 @@ class Memory(NamedTuple):
     Attributes:
         state: ``[batch, kv_heads, features, value_dim + 1]``, sums of features times values, and of features alone; or
             the state of a recurrence, which has no denominator: ``[batch, kv_heads, head_dim, value_dim]``.
-        peak: ``[batch, kv_heads]``, the logarithm that was taken out of the sums; None for 0.
+        peak: ``[batch, kv_heads]``, the logarithm of a factor divided out of the sums; None for 0.
         segment: int64 ``[batch | 1]``, the document of the last token; None without documents.
         tainted: bool ``[batch, kv_heads]``, True where a NaN or inf was added; None for nowhere.
         source: equal for states of the same features; None fits all.
@@ -60,7 +60,7 @@ class RecurrentCache(LayerCache):
 
     For mechanisms whose matrix is a product of features (`saccade.mechanisms.Linear`, `saccade.mechanisms.Performer`)
     and causal masks that these take. Equals the run with a `saccade.caches.KVCache`, and the full run. The mask must be
-    the same in every call. A sum cannot be taken apart again: `crop` goes back to nothing or nowhere; `fork` before a
+    the same in every call. Tokens cannot be subtracted from a sum: `crop` goes back to 0 only; `fork` before a
     guess costs nothing.
 
     Gradients flow to the keys and values of the call itself; stored ones are constants.
@@ -172,11 +172,11 @@ def _as_lists(source: Hashable) -> Any:
 def _source_in(contents: Contents) -> Hashable:
     """Return the source of the recurrent memory in a file: tuples for lists."""
 
-    def made(value: object) -> Hashable:
+    def as_tuples(value: object) -> Hashable:
         if isinstance(value, list):
-            return tuple(map(made, value))
+            return tuple(map(as_tuples, value))
         if not isinstance(value, str | int | float | None):
             raise contents.misfit("source")
         return value
 
-    return made(contents.value("source"))
+    return as_tuples(contents.value("source"))

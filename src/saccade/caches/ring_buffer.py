@@ -29,8 +29,8 @@ class RingCache(LayerCache):
         kept_first: positions at the beginning that are kept, at least 0.
         kept_last: last positions that are kept, the newest included, at least 1.
 
-    Cost: memory ``batch * kv_heads * (kept_first + kept_last) * (head_dim + value_dim)`` elements, taken at once, and 8
-    bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
+    Cost: memory ``batch * kv_heads * (kept_first + kept_last) * (head_dim + value_dim)`` elements, allocated at once,
+    and 8 bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
     """
 
     leaves: ClassVar[tuple[Leaf, ...]] = (
@@ -40,7 +40,7 @@ class RingCache(LayerCache):
     )
     numbers = ("is_run",)
 
-    is_run: bool  # whether tokens stand at 0, 1, 2, … in every item
+    is_run: bool  # whether positions are 0, 1, 2, … in every item
 
     def __init__(self, rule: Mask, kept_first: int, kept_last: int):
         super().__init__()
@@ -202,7 +202,7 @@ class RingCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self.is_run = contents.value("is_run") is True
-        # Each position has a slot of its own; where tokens stand one by one, it is known which ones are there.
+        # Each position has its own slot; if positions are consecutive, the filled slots are known.
         slot, table = torch.arange(self._slots, device=state["table"].device), state["table"]
         is_wrong = (table >= 0) & (self._slot(table) != slot)
         if self.is_run:

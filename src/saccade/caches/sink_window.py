@@ -35,15 +35,15 @@ class SinkWindowCache(RingCache):
     Args:
         sink_tokens: positions at the beginning that are kept, at least 0.
         window: last tokens that are kept, the newest included, at least 1.
-        rotary: the layer's own, to count positions inside the cache; None to leave them as they are.
+        rotary: the rotary of the layer, to count positions inside the cache; None to leave them unchanged.
 
     Raises:
         ValueError: sizes out of range, tokens at positions before earlier ones, or another batch than before.
         UnsupportedError: a crop to where tokens are missing; with ``rotary``, a mask that reads more than distances,
             positions other than 0, 1, 2, …, or a long call with anything but a softmax without a sink logit.
 
-    Cost: memory ``batch * kv_heads * (sink_tokens + window) * (head_dim + value_dim)`` elements, taken at once, and 8
-    bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
+    Cost: memory ``batch * kv_heads * (sink_tokens + window) * (head_dim + value_dim)`` elements, allocated at once, and
+    8 bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
 
     Example:
         >>> from saccade import masks, mechanisms

@@ -192,12 +192,12 @@ def stand_in(x: Any) -> Any:
     return torch.ones((), dtype=x.dtype).expand(x.shape).contiguous()
 
 
-def _with_past_keys(given: Any, past: int) -> Any:
+def _with_past_keys(inputs: Any, past: int) -> Any:
     """Return checked attention inputs with ``past`` more keys before the first one."""
-    batch, heads, q_len, _ = given.shape
-    key = torch.empty(1, 1, past + q_len, given.key.shape[3], dtype=given.key.dtype)
-    key = key.expand(*given.key.shape[:2], -1, -1)
-    return given.replaced(shape=(batch, heads, q_len, past + q_len), key=key, origin=(given.origin[0] + past, 0))
+    batch, heads, q_len, _ = inputs.shape
+    key = torch.empty(1, 1, past + q_len, inputs.key.shape[3], dtype=inputs.key.dtype)
+    key = key.expand(*inputs.key.shape[:2], -1, -1)
+    return inputs.replaced(shape=(batch, heads, q_len, past + q_len), key=key, origin=(inputs.origin[0] + past, 0))
 
 
 def _to_meta(x: Any) -> Any:

@@ -48,9 +48,9 @@ def compare(
         value: ``[batch, kv_heads, kv_len, value_dim]``.
         mechanisms: to compare; one that does not support the mask gets a row with the reason.
         mask: anything that `saccade.attention` takes.
-        timed_lengths: numbers of keys at which to time; ``kv_len`` / 8 to 4 ``kv_len`` when None. Facts of the batch
-            (Padding, Documents, a tensor) say nothing of longer inputs, and a tensor nothing of shorter ones: with
-            these, lengths beyond are left out. So are those after one at which exact attention takes a second.
+        timed_lengths: numbers of keys at which to time; ``kv_len`` / 8 to 4 ``kv_len`` when None. Masks of one batch
+            (Padding, Documents, a tensor) cannot be extended to longer inputs, nor a tensor cut to shorter ones: such
+            lengths are left out, as are all after one at which exact attention takes a second.
 
     Raises:
         TypeError, ValueError: tensors that do not fit together, something that is no mechanism, no row or key.
@@ -253,12 +253,12 @@ class Compared(NamedTuple):
     """The result of comparing one mechanism with exact attention.
 
     Attributes:
-        name: of the mechanism.
-        error_median, error_worst: of the rows of the output, ``|out - exact| / |exact|``; rows in which exact
+        name: name of the mechanism.
+        error_median, error_worst: errors of the output's rows, ``|out - exact| / |exact|``; rows in which exact
             attention is 0 are left out.
         distance_median, distance_worst: half the sum of absolute differences between rows of the two matrices (total
             variation where both are distributions: 0 is equal, 1 is nothing in common), over some rows.
-        seconds: of one product at the given length, the median of a few.
+        seconds: median time of one product at the actual length.
         memory_bytes: most bytes that one product allocated at a time, its output included.
         faster_from: from how many keys on it is faster than exact attention, interpolated between the lengths timed,
             the shortest of them if it is faster at all; None if it is not at the longest.
@@ -296,9 +296,9 @@ class Comparison:
     """A comparison of mechanisms with exact softmax attention on the tensors of one call; prints as a table.
 
     Attributes:
-        rows: one for each mechanism, in the order given.
+        rows: one for each mechanism, in the order of the arguments.
         shape: (batch, heads, q_len, kv_len).
-        exact_seconds, exact_memory_bytes: of exact attention, at the given length.
+        exact_seconds, exact_memory_bytes: time and memory of exact attention, at the actual length.
         lengths: in keys, at which products were timed.
         is_measured: True if memory was measured, by the device; False if it was counted: the tensors that torch's
             operations return, without what these need inside.

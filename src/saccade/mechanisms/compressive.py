@@ -49,7 +49,7 @@ class CompressiveMatrix(Sum):
 
 
 class CompressiveMemory(Approximate):
-    r"""Softmax within the own segment, and linear attention to all segments before it: Infini-attention.
+    r"""Infini-attention: softmax within a segment, and linear attention to all segments before it.
 
     .. math:: A = (1 - g)\, \mathrm{softmax}(q k^\top)_{\text{own segment}} + g\, A_{\text{mem}}, \qquad
               A_{\text{mem}} V = \frac{\sigma(Q) M_{s-1}}{\sigma(Q) z_{s-1}}, \qquad \sigma(x) = \mathrm{elu}(x) + 1
@@ -77,7 +77,7 @@ class CompressiveMemory(Approximate):
         UnsupportedError: a mask other than Causal and those that hide keys and do nothing else (Padding).
 
     Cost: O(n * segment * head_dim) for the softmax and O(n * head_dim * value_dim) for the memory; a state for each
-    segment is kept for the backward pass. Decoding: `saccade.caches.CompressiveCache`, of constant size.
+    segment is stored for the backward pass. Decoding: `saccade.caches.CompressiveCache`, of constant size.
 
     Example:
         >>> from saccade.masks import Causal

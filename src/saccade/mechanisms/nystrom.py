@@ -28,7 +28,7 @@ class Nystrom(Approximate):
         scale: of the dot products; ``head_dim ** -0.5`` when None.
 
     The exact pseudo-inverse magnifies the error of landmarks, without limit if two of them are nearly equal; a few
-    steps towards it do not. On queries and keys of unrelated neighbours neither is of use: `saccade.compare` says so.
+    steps towards it do not. If neighbouring queries or keys are unrelated, neither is of use; see `saccade.compare`.
 
     Padding is left out of the means: of keys always, of queries if there are as many as keys, at the same positions, so
     that the contents of padding change nothing.

@@ -28,15 +28,15 @@ class Performer(FeatureMechanism):
     The estimate of the kernel is unbiased; that of a row, a quotient, is biased by O(1 / num_features). Exact in the
     limit of many features: the error falls as ``num_features ** -0.5``. How many it takes grows as
     :math:`e^{|q + k|^2}` with q and k scaled by the root of ``scale``, so this is for queries and keys of small norm:
-    `saccade.compare` says how well it does on given ones.
+    `saccade.compare` measures its error on your tensors.
 
     Nothing else is added and no term is left out: the largest logarithm of a query's features cancels in its row. That
     of a key is kept as the key's own weight, and rows divide by the largest among the keys that they may attend to.
     A key therefore never changes a row that does not see it, not even by making it round to 0.
 
     The same random directions serve all heads. They follow from ``seed`` and the number of draws so far, which is part
-    of the state dict. So is the number of calls since the last draw: training that is taken up again draws when it
-    would have.
+    of the state dict. So is the number of calls since the last draw: resumed training draws new ones when
+    the original would have.
 
     Args:
         num_features: random directions m, 256 when None. "hyperbolic" and "trigonometric" take two features from each.
@@ -90,10 +90,10 @@ class Performer(FeatureMechanism):
         directions: Tensor | None = None,
     ):
         super().__init__()
-        given = None if directions is None else _checked_directions(directions, num_features, redraw)
-        register_tensor(self, "directions", given, torch.float64)
+        checked = None if directions is None else _checked_directions(directions, num_features, redraw)
+        register_tensor(self, "directions", checked, torch.float64)
         count = 256 if num_features is None else num_features
-        self.num_features = check_int("num_features", count) if given is None else len(given)
+        self.num_features = check_int("num_features", count) if checked is None else len(checked)
         self.orthogonal = check_bool("orthogonal", orthogonal)
         self.kind = check_choice("kind", kind, KINDS)
         self.scale = None if scale is None else check_number("scale", scale)
@@ -107,7 +107,7 @@ class Performer(FeatureMechanism):
         """Draw new random directions for later calls; earlier states and matrices are unchanged.
 
         Raises:
-            UnsupportedError: the directions were given.
+            UnsupportedError: the directions were passed by the caller.
         """
         if self.directions is not None:
             raise unsupported("directions", ["they were given, and are not drawn"])

@@ -98,7 +98,7 @@ class EarlierSegments(LinearTimeMatrix):
         """Return ``A.mT @ x`` in linear time, from the last segment to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._nonfinite_queries is None and is_surely_finite(x)):
-            return super().rmatmul(x)  # who is touched by what is found pair by pair
+            return super().rmatmul(x)  # find the affected rows pair by pair
         with without_autocast(self.device):
             lines, keys, recalled = self._parts()
             share = self.shape[1] // max(1, self.kv_heads)

@@ -69,7 +69,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         """Return ``A.mT @ x``: the convolution from the last token to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not is_surely_finite(x):
-            return super().rmatmul(x)  # who is touched by what is found pair by pair
+            return super().rmatmul(x)  # find the affected rows pair by pair
         out = x.new_zeros(*self.shape[:2], self.shape[3], x.shape[3], dtype=self._wide)
         whole = torch.nn.functional.pad(x.to(self._wide), (0, 0, self._order.past, 0))
         if self.visible.hidden_rows is not None:

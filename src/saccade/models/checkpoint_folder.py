@@ -161,11 +161,11 @@ def write_folder(
 def read_tokenizer(folder: Path) -> "Tokenizer | None":
     """Read ``tokenizer.json`` from a checkpoint folder; None when there is no such file.
 
-    Truncation and padding are turned off, whatever the file says: a text keeps all its tokens and gets no others.
+    Truncation and padding are turned off, whatever the file says, so that a text has all its tokens and no others.
 
     Raises:
-        ImportError: the file is there, but tokenizers is not installed.
-        ValueError: the file is there, but is no tokenizer.
+        ImportError: the file exists, but tokenizers is not installed.
+        ValueError: the file exists, but is no tokenizer.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():

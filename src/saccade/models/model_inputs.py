@@ -46,16 +46,16 @@ def positions_in_documents(positions: GivenPositions, mask: object) -> range | T
     return resolved.given
 
 
-def check_map(name: str, given: Tensor, channels: int, weight: Tensor | None) -> None:
+def check_map(name: str, x: Tensor, channels: int, weight: Tensor | None) -> None:
     """Raise unless an input image or feature map is ``[batch, channels, H, W]``, not empty, and of a weight's dtype."""
-    hint = f"{name}[None] adds the batch" if isinstance(given, Tensor) and given.dim() == 3 else None
-    sizes = ShapeSpec(f"{name} [batch, channels, H, W]").check(given, hint=hint, channels=channels)
+    hint = f"{name}[None] adds the batch" if isinstance(x, Tensor) and x.dim() == 3 else None
+    sizes = ShapeSpec(f"{name} [batch, channels, H, W]").check(x, hint=hint, channels=channels)
     if not sizes["H"] * sizes["W"]:
-        raise value_error(name, "have at least one row and column", list(given.shape))
-    if weight is not None and given.dtype != weight.dtype and not torch.is_autocast_enabled(given.device.type):
+        raise value_error(name, "have at least one row and column", list(x.shape))
+    if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         rule = f"be {str(weight.dtype).removeprefix('torch.')}, like the parameters"
-        got = str(given.dtype).removeprefix("torch.")
-        raise value_error(name, rule, got, facts=[describe(name, given)])
+        got = str(x.dtype).removeprefix("torch.")
+        raise value_error(name, rule, got, facts=[describe(name, x)])
 
 
 def cell_indices(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:

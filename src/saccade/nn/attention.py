@@ -153,14 +153,14 @@ class MultiHeadAttention(AttentionLayer):
         mechanism = self.mechanism
         if bias is not None:
             mechanism = mechanism.with_bias(checks.checked_bias(bias))
-        q, k, v, joined, own, kv_own = heads
+        q, k, v, joined, q_places, kv_places = heads
         dropout_p = self.dropout_p if self.training else 0.0
         if not isinstance(cache, CrossCache):
-            out = cache.attend(mechanism, q, k, v, mask=joined, positions=own, dropout_p=dropout_p)
+            out = cache.attend(mechanism, q, k, v, mask=joined, positions=q_places, dropout_p=dropout_p)
             return self._project_output(out, query)
         if is_new:
-            cache.fill(k, v, kv_positions=kv_own)
-        out = cache.attend(mechanism, q, mask=joined, positions=own, dropout_p=dropout_p)
+            cache.fill(k, v, kv_positions=kv_places)
+        out = cache.attend(mechanism, q, mask=joined, positions=q_places, dropout_p=dropout_p)
         return self._project_output(out, query)
 
     def matrix(
@@ -237,26 +237,28 @@ class MultiHeadAttention(AttentionLayer):
         checks.check_inputs(query, key, value, self.embed_dim, self.context_dim, dtype)
         (batch, q_len, _), kv_len = query.shape, key.shape[1]
         joined = self._joined(mask, (batch, self.num_heads, q_len, kv_len if is_across else held + kv_len))
-        own = None if positions is None else Positions.of(positions, length=q_len, batch=batch)
-        kv_own = own if key is query and kv_positions is positions else None
-        if kv_own is None and kv_positions is not None:
-            kv_own = Positions.of(kv_positions, "kv_positions", length=kv_len, batch=batch)
-        if kv_own is not None and joined is not None:
-            checks.check_document_positions(joined, kv_own)
-        numbers_tokens = own is None and self.rotary is None and joined is not None and joined.is_causal
+        q_places = None if positions is None else Positions.of(positions, length=q_len, batch=batch)
+        kv_places = q_places if key is query and kv_positions is positions else None
+        if kv_places is None and kv_positions is not None:
+            kv_places = Positions.of(kv_positions, "kv_positions", length=kv_len, batch=batch)
+        if kv_places is not None and joined is not None:
+            checks.check_document_positions(joined, kv_places)
+        numbers_tokens = q_places is None and self.rotary is None and joined is not None and joined.is_causal
         if cache is not None and not is_across and not numbers_tokens:  # else the cache does, and only it reads them
-            own = kv_own = checks.check_causal(joined, cache.positions(q_len) if own is None else own.given, cache)
+            q_places = kv_places = checks.check_causal(
+                joined, cache.positions(q_len) if q_places is None else q_places.given, cache
+            )
         q = self._split(self.query_projection(query))
         rotary = self.rotary
         if rotary is not None:
-            q = rotary(q, (Positions.between(kv_len - q_len, kv_len) if own is None else own).given)
+            q = rotary(q, (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given)
         if is_known:
-            return _Heads(q, q, q, joined, own, kv_own)
+            return _Heads(q, q, q, joined, q_places, kv_places)
         k = self._split(self.key_projection(key))
         v = self._split(self.value_projection(value))
         if rotary is not None:
-            k = rotary(k, (Positions.between(0, kv_len) if kv_own is None else kv_own).given)
-        return _Heads(q, k, v, joined, own, kv_own)
+            k = rotary(k, (Positions.between(0, kv_len) if kv_places is None else kv_places).given)
+        return _Heads(q, k, v, joined, q_places, kv_places)
 
     def _attend_nested(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: object, bias: Tensor | Bias | None
@@ -277,15 +279,15 @@ class MultiHeadAttention(AttentionLayer):
         q = self._split(self.query_projection(items.query))
         k, v = self._split(self.key_projection(items.key)), self._split(self.value_projection(items.value))
         if self.rotary is not None:
-            q, k = (self.rotary(x, own) for x, own in zip((q, k), items.own_positions(), strict=True))
-        places = {name: Positions.of(own, name) for name, own in items.positions.items()}
+            q, k = (self.rotary(x, table) for x, table in zip((q, k), items.own_positions(), strict=True))
+        places = {name: Positions.of(table, name) for name, table in items.positions.items()}
         heads = _Heads(q, k, v, joined, places.get("q_positions"), places.get("kv_positions"))
         return items.unpacked(self._product(self._matrix(heads, bias), heads, items.query))
 
     def _matrix(self, heads: _Heads, bias: Tensor | Bias | None) -> Matrix:
-        query, key, _, mask, own, kv_own = heads
+        query, key, _, mask, q_places, kv_places = heads
         mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)
-        return mechanism(query, key, mask=mask, q_positions=own, kv_positions=kv_own)
+        return mechanism(query, key, mask=mask, q_positions=q_places, kv_positions=kv_places)
 
     def _product(self, matrix: Matrix, heads: _Heads, query: Tensor) -> Tensor:
         return self._project_output(

@@ -50,28 +50,28 @@ def check_inputs(
     dtype: torch.dtype | None,
 ) -> None:
     """Raise unless query, key and value have the attention layer's widths and dtype (None for any)."""
-    given = {"query": (query, embed_dim)}
+    tensors = {"query": (query, embed_dim)}
     if key is not query or value is not query or context_dim != embed_dim:
-        given |= {"key": (key, context_dim), "value": (value, context_dim)}
-    for name, (x, width) in given.items():
+        tensors |= {"key": (key, context_dim), "value": (value, context_dim)}
+    for name, (x, width) in tensors.items():
         if not isinstance(x, Tensor):
             check_type(name, x, Tensor, "be a tensor")
         if x.is_nested:
             check_dense(**{name: x})
         if x.dim() != 3 or x.shape[2] != width:
-            _misfit(given, name, f"have shape [batch, len, {width}]", list(x.shape))
+            _misfit(tensors, name, f"have shape [batch, len, {width}]", list(x.shape))
         if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
             rule = f"be {str(dtype).removeprefix('torch.')}, like the parameters"
-            _misfit(given, "dtype", rule, str(x.dtype).removeprefix("torch."))
+            _misfit(tensors, "dtype", rule, str(x.dtype).removeprefix("torch."))
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         got = f"{query.shape[0]}, {key.shape[0]} and {value.shape[0]}"
-        _misfit(given, "batch", "be the same for all inputs", got)
+        _misfit(tensors, "batch", "be the same for all inputs", got)
     if key.shape[1] != value.shape[1]:
-        _misfit(given, "key and value", "be equally long", f"{key.shape[1]} and {value.shape[1]}")
+        _misfit(tensors, "key and value", "be equally long", f"{key.shape[1]} and {value.shape[1]}")
 
 
-def _misfit(given: dict[str, tuple[Tensor, int]], argument: str, rule: str, got: object) -> NoReturn:
-    facts = [describe(name, x) for name, (x, _) in given.items() if isinstance(x, Tensor)]
+def _misfit(tensors: dict[str, tuple[Tensor, int]], argument: str, rule: str, got: object) -> NoReturn:
+    facts = [describe(name, x) for name, (x, _) in tensors.items() if isinstance(x, Tensor)]
     raise value_error(argument, rule, got, facts=facts)
 
 

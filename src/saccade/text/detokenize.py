@@ -83,8 +83,8 @@ def _is_gpt2_spelling(plain: Sequence[str]) -> bool:
 def _sentencepiece_bytes(token: str) -> bytes | None:
     if is_special(token):
         return None
-    found = _BYTE.fullmatch(token)
-    return bytes([int(found[1], 16)]) if found else token.replace("▁", " ").encode("utf-8", "surrogatepass")
+    match = _BYTE.fullmatch(token)
+    return bytes([int(match[1], 16)]) if match else token.replace("▁", " ").encode("utf-8", "surrogatepass")
 
 
 def _wordpiece_text(token: str, *, is_first: bool) -> str:

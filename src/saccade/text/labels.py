@@ -54,13 +54,13 @@ def shorten(text: str, width: int) -> str:
     check_int("width", width)
     if display_width(text) <= width:
         return text
-    kept, used = [], 1
+    shown, used = [], 1
     for character in text:
         used += _columns(character)
         if used > width:
             break
-        kept.append(character)
-    return "".join(kept) + "…"
+        shown.append(character)
+    return "".join(shown) + "…"
 
 
 def _columns(character: str) -> int:

@@ -72,15 +72,15 @@ def words(encoding: Encoding, text: str | Sequence[str], *, unknown: str = "[UNK
     pieces = _pieces(encoding, unknown, text if isinstance(text, str) else "")
     if not isinstance(text, str):
         return _words_of_list(pieces, list(text))
-    found: list[_Piece] = []
+    result: list[_Piece] = []
     for piece in pieces:
-        found.append(piece)
-        while len(found) > 2 and _is_one_word(found[-3], found[-2], found[-1], text):
-            first, _, last = found[-3:]
-            unseen = any(part.word.unknown for part in found[-3:])
+        result.append(piece)
+        while len(result) > 2 and _is_one_word(result[-3], result[-2], result[-1], text):
+            first, _, last = result[-3:]
+            unseen = any(part.word.unknown for part in result[-3:])
             joined = replace(first.word, stop=last.word.stop, unknown=unseen)
-            found[-3:] = [_Piece(joined, first.number, (first.span[0], last.span[1]))]
-    return tuple(_as_written(piece, text) for piece in found)
+            result[-3:] = [_Piece(joined, first.number, (first.span[0], last.span[1]))]
+    return tuple(_as_written(piece, text) for piece in result)
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,13 @@ def _has_no_spaces(character: str) -> bool:
     return unicodedata.east_asian_width(character) in ("W", "F") if character else False
 
 
-def _words_of_list(pieces: list[_Piece], given: list[str]) -> tuple[Word, ...]:
-    lost = sorted(set(range(len(given))) - {piece.number for piece in pieces if piece.number is not None})
+def _words_of_list(pieces: list[_Piece], words: list[str]) -> tuple[Word, ...]:
+    lost = sorted(set(range(len(words))) - {piece.number for piece in pieces if piece.number is not None})
     if lost:
-        names = ", ".join(f"{given[number]!a} (word {number + 1})" for number in lost)
+        names = ", ".join(f"{words[number]!a} (word {number + 1})" for number in lost)
         raise value_error("every given word", "leave at least one token", f"nothing for {names}")
     return tuple(
-        piece.word if piece.number is None else replace(piece.word, text=given[piece.number]) for piece in pieces
+        piece.word if piece.number is None else replace(piece.word, text=words[piece.number]) for piece in pieces
     )
 
 

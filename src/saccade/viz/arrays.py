@@ -113,19 +113,19 @@ def masked(matrix: Array, allowed: object) -> Array:
     """
     if allowed is None:
         return matrix
-    given = allowed.detach().cpu().numpy() if isinstance(allowed, torch.Tensor) else np.asarray(allowed)
-    if given.dtype != np.bool_:
-        raise type_error("allowed", "be of bool", given.dtype, hint="mask.to_dense(q_len, kv_len) is")
-    while given.ndim > matrix.ndim and len(given) == 1:  # Mask.to_dense has batch and heads
-        given = given[0]
+    visible = allowed.detach().cpu().numpy() if isinstance(allowed, torch.Tensor) else np.asarray(allowed)
+    if visible.dtype != np.bool_:
+        raise type_error("allowed", "be of bool", visible.dtype, hint="mask.to_dense(q_len, kv_len) is")
+    while visible.ndim > matrix.ndim and len(visible) == 1:  # Mask.to_dense has batch and heads
+        visible = visible[0]
     try:
-        given = np.broadcast_to(given, matrix.shape)
+        visible = np.broadcast_to(visible, matrix.shape)
     except ValueError:
         rule = f"be broadcastable to {list(matrix.shape)}"
-        raise value_error("allowed", rule, f"shape {list(given.shape)}") from None
-    if not given.any():
+        raise value_error("allowed", rule, f"shape {list(visible.shape)}") from None
+    if not visible.any():
         raise value_error("allowed", "allow something", "nothing")
-    return np.where(given, matrix, np.nan)
+    return np.where(visible, matrix, np.nan)
 
 
 def _checked(weights: object, shape: str, axes: tuple[int, ...]) -> Array:

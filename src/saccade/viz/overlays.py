@@ -55,15 +55,15 @@ def spatial_map(
     Cost: O(H * W + h * w).
     """
     grey = _grey(image)
-    own = _plane("weights", weights, (1,))
+    plane = _plane("weights", weights, (1,))
     if not is_number(opacity) or not 0 <= opacity <= 1:
         raise value_error("opacity", "be between 0 and 1", repr(opacity))
-    low, high = limits_of(own, limits)
+    low, high = limits_of(plane, limits)
     canvas = blank()
     height, width = (whole_pixels(max(side * _LONGER / max(grey.shape), _SHORTER)) for side in grey.shape)
     axes = canvas.axes
     axes.imshow(grey, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    tinted = _resized(own, grey.shape)
+    tinted = _resized(plane, grey.shape)
     overlay = axes.imshow(tinted, cmap=_tints(opacity), vmin=low, vmax=high, aspect="auto", interpolation="nearest")
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)

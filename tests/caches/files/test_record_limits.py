@@ -166,14 +166,14 @@ def test_room_for_one_token_and_all_the_machine_has_are_read(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("error", [AttributeError, ValueError, OSError])
-def test_a_machine_that_does_not_say_how_large_it_is_has_a_terabyte(
+def test_a_machine_of_unknown_memory_counts_as_a_terabyte(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(_: str) -> int:
         raise error("it does not say")
 
     monkeypatch.setattr(os, "sysconf", unknown)
-    assert files.record._memory_bytes() == 2**40
+    assert files.file_contents._memory_bytes() == 2**40
 
 
 @pytest.mark.parametrize("depth", [16, 17])

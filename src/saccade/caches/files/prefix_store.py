@@ -46,7 +46,7 @@ class PrefixStore:
 
     Raises:
         TypeError, ValueError: arguments that do not fit; a folder that may not be written to, or in which something
-            is that is none of the store's.
+            is that the store did not write.
 
     Cost: a file of ``layers * kv_heads * block_size * (head_dim + value_dim)`` elements for each block, read once.
 

@@ -116,7 +116,7 @@ class FeatureMatrix(LinearTimeMatrix):
         """Return ``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are repeated for every head."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._nonfinite_queries is None and is_surely_finite(x)):
-            return super().rmatmul(x)  # who is touched by what is found pair by pair
+            return super().rmatmul(x)  # find the affected rows pair by pair
         with without_autocast(self.device):
             total = self._gather(torch.ones_like(self._key[..., :1]))
             rows = divide_rows(x.to(total.dtype), total, self.eps)

@@ -27,10 +27,10 @@ class Group(NamedTuple):
             rule.
         inverse: T, of 1 + beta * recalled; None without the delta rule.
         reads: Q~, queries with the decay since the start of the chunk.
-        recalls: ``-beta K~``, likewise keys; None without the delta rule.
+        recalls: ``-beta K~``, keys with the same decay; None without the delta rule.
         writes: K^, keys with the decay up to the end of the chunk.
         keeps: e, the share of the incoming state that is left: ``[chunks, lines, 1 | head_dim, 1]``.
-        first, last: tokens that read the state that comes in, and that write to the one that goes out,
+        first, last: tokens that read the incoming state, and that write to the outgoing one,
             ``[chunks, lines, CHUNK, 1]`` of 0 and 1; None for all.
     """
 

@@ -131,7 +131,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         """Return ``A.mT @ x`` in linear time, the same sweep from the last token to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._nonfinite_queries is None and is_surely_finite(x)):
-            return super().rmatmul(x)  # who is touched by what is found pair by pair
+            return super().rmatmul(x)  # find the affected rows pair by pair
         with without_autocast(self.device):
             sums = self._transposed(self._rule, x.to(self._rule.key.dtype).flatten(0, 1))
         sums = sums.unflatten(0, self.shape[:2])

@@ -98,21 +98,21 @@ class Recorded(Protocol):
         """Compute statistics of the recorded layer."""
 
 
-def layers_of(given: object) -> dict[str, Source]:
+def layers_of(data: object) -> dict[str, Source]:
     """Return the layers in the user's argument, by name.
 
     Raises:
         TypeError: an argument that is neither matrices nor weights nor a recording.
         ValueError: no layer, or one without queries, keys or heads.
     """
-    if isinstance(given, Matrix | Tensor | np.ndarray):
-        named: dict[str, object] = {"attention": given}
-    elif isinstance(given, Mapping):
-        named = {str(name): given[name] for name in given}
-    elif isinstance(given, Sequence) and not isinstance(given, str):
-        named = {str(number): one for number, one in enumerate(given)}
+    if isinstance(data, Matrix | Tensor | np.ndarray):
+        named: dict[str, object] = {"attention": data}
+    elif isinstance(data, Mapping):
+        named = {str(name): data[name] for name in data}
+    elif isinstance(data, Sequence) and not isinstance(data, str):
+        named = {str(number): one for number, one in enumerate(data)}
     else:
-        raise type_error("given", _RULE, kind(given))
+        raise type_error("given", _RULE, kind(data))
     found = {name: _source_of(name, one) for name, one in named.items()}
     if not found:
         hint = "record(model) keeps the layers that run within its block"
@@ -126,33 +126,33 @@ def layers_of(given: object) -> dict[str, Source]:
 _RULE = "be a matrix, weights [batch, heads, q_len, kv_len], a list or a dict of them, or a recording"
 
 
-def _source_of(name: str, given: object) -> Source:
-    if isinstance(given, Matrix):
-        if given.hidden != 0:
-            raise type_error("given", _RULE, f"{kind(given)}, which holds scores, in layer {name}")
-        return OfMatrix(given)
-    if isinstance(given, Tensor | np.ndarray):
-        is_real = given.dtype.kind in "fiu" if isinstance(given, np.ndarray) else _is_real(given.dtype)
-        if given.ndim != 4 or not is_real:
-            got = f"shape {list(given.shape)}, {given.dtype} in layer {name}"
+def _source_of(name: str, data: object) -> Source:
+    if isinstance(data, Matrix):
+        if data.hidden != 0:
+            raise type_error("given", _RULE, f"{kind(data)}, which holds scores, in layer {name}")
+        return OfMatrix(data)
+    if isinstance(data, Tensor | np.ndarray):
+        is_real = data.dtype.kind in "fiu" if isinstance(data, np.ndarray) else _is_real(data.dtype)
+        if data.ndim != 4 or not is_real:
+            got = f"shape {list(data.shape)}, {data.dtype} in layer {name}"
             raise value_error("weights", "be real numbers [batch, heads, q_len, kv_len]", got)
-        return OfMatrix(WrittenOut(given))
-    if _is_recorded(given):
+        return OfMatrix(WrittenOut(data))
+    if _is_recorded(data):
         try:
-            return OfMatrix(given.matrix)
+            return OfMatrix(data.matrix)
         except UnsupportedError:  # queries and keys were not recorded, but results were
-            return Kept(given)
-    raise type_error("given", _RULE, f"{kind(given)} in layer {name}")
+            return Kept(data)
+    raise type_error("given", _RULE, f"{kind(data)} in layer {name}")
 
 
 def _is_real(dtype: torch.dtype) -> bool:
     return not (dtype.is_complex or dtype == torch.bool)
 
 
-def _is_recorded(given: object) -> TypeGuard[Recorded]:
+def _is_recorded(layer: object) -> TypeGuard[Recorded]:
     """Return whether an object is a recorded layer, by its type, since reading properties may cost a sweep."""
     names = ("shape", "matrix", "kept", "statistics", "summary", "compute")
-    return all(hasattr(type(given), name) for name in names)
+    return all(hasattr(type(layer), name) for name in names)
 
 
 class OfMatrix(Source):
@@ -288,11 +288,11 @@ def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -
 class WrittenOut(Matrix):
     """A matrix of dense weights, ``[batch, heads, q_len, kv_len]``; NaN marks unknown weights."""
 
-    def __init__(self, given: Tensor | npt.NDArray[Any]):
-        if isinstance(given, np.ndarray):  # a copy that torch can read, of any byte order and width
-            is_known = given.dtype in (np.float16, np.float32, np.float64)
-            given = torch.from_numpy(given.astype(given.dtype if is_known else np.float32, order="C"))
-        self._weights = given.detach() if given.is_floating_point() else given.float()
+    def __init__(self, weights: Tensor | npt.NDArray[Any]):
+        if isinstance(weights, np.ndarray):  # a copy that torch can read, of any byte order and width
+            is_known = weights.dtype in (np.float16, np.float32, np.float64)
+            weights = torch.from_numpy(weights.astype(weights.dtype if is_known else np.float32, order="C"))
+        self._weights = weights.detach() if weights.is_floating_point() else weights.float()
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

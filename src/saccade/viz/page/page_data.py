@@ -129,14 +129,14 @@ def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
     numbers = {token: number for number, token in enumerate(dict.fromkeys(labels.keys))}
     if labels.is_one_text and len(numbers) < kv_len:  # else no token repeats, or tokens are unknown
         statistics = [InductionMass(tuple(numbers[token] for token in labels.keys))]
-    found = source.map(item, _BINS, _keys_without_sinks(columns, sinks, kv_len, _BINS), statistics)
+    maps = source.map(item, _BINS, _keys_without_sinks(columns, sinks, kv_len, _BINS), statistics)
     measures = source.measures(item)
-    if found is not None and found.answers:
-        mass = found.answers[0][0].cpu().double().mean(-1)[None]
+    if maps is not None and maps.answers:
+        mass = maps.answers[0][0].cpu().double().mean(-1)[None]
         meaning = "given to what followed the same token before"
         measures.append(Measure("induction_mass", "share", meaning, mass, torch.full_like(mass, torch.nan)))
-    known = columns if found is not None and found.beside.shape[2] else []
-    return _Layer(name, source, labels, measures, received, sinks, known, found)
+    known = columns if maps is not None and maps.beside.shape[2] else []
+    return _Layer(name, source, labels, measures, received, sinks, known, maps)
 
 
 def _sinks(received: Tensor) -> list[int]:
@@ -152,17 +152,17 @@ def _keys_without_sinks(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the keys of some columns of a map, without the sinks."""
     count = min(bins, kv_len)
-    spans = [range(-(-own * kv_len // count), -(-(own + 1) * kv_len // count)) for own in columns]
+    spans = [range(-(-column * kv_len // count), -(-(column + 1) * kv_len // count)) for column in columns]
     return tuple(tuple(key for key in span if key not in sinks) for span in spans)
 
 
 def _describe_measures(layers: Sequence[_Layer]) -> list[dict[str, str]]:
     """Return names, units and meanings of all statistics on the page."""
-    found: dict[str, Measure] = {}
+    measures: dict[str, Measure] = {}
     for layer in layers:
         for measure in layer.measures:
-            found.setdefault(measure.name, measure)
-    return [{"name": one.name, "unit": one.unit, "meaning": one.meaning} for one in found.values()]
+            measures.setdefault(measure.name, measure)
+    return [{"name": one.name, "unit": one.unit, "meaning": one.meaning} for one in measures.values()]
 
 
 def _describe_layer(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, Any]:
@@ -196,12 +196,12 @@ def _choose_details(
     heads as fit.
     """
     every = [(place, head) for place, layer in enumerate(layers) for head in range(layer.source.shape[1])]
-    wanted = every if heads is None else list(dict.fromkeys((int(layer), int(head)) for layer, head in heads))
+    chosen = every if heads is None else list(dict.fromkeys((int(layer), int(head)) for layer, head in heads))
     longest = max(layer.source.shape[3] for layer in layers)
     for k in (longest, _MOST, 32, 16, _FEWEST):
-        if k <= longest and sum(_detail_bytes(layers[place], cells[place], k) for place, _ in wanted) <= left:
-            return wanted, k, True
-    return (_most_informative(layers) if heads is None else wanted), min(_FEWEST, longest), heads is not None
+        if k <= longest and sum(_detail_bytes(layers[place], cells[place], k) for place, _ in chosen) <= left:
+            return chosen, k, True
+    return (_most_informative(layers) if heads is None else chosen), min(_FEWEST, longest), heads is not None
 
 
 def _most_informative(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
@@ -227,18 +227,18 @@ def _head_details(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str
     bins = min(_FINE, max(q_len, kv_len))
     columns = sorted({sink * min(bins, kv_len) // kv_len for sink in layer.sinks})
     k = min(k, kv_len)
-    found: Head = layer.source.head(item, head, bins, _keys_without_sinks(columns, layer.sinks, kv_len, bins), k)
+    details: Head = layer.source.head(item, head, bins, _keys_without_sinks(columns, layer.sinks, kv_len, bins), k)
     described: dict[str, Any] = {"k": 0, "top": 0.0}
     pieces: list[bytes] = []
-    if found.map is not None and max(q_len, kv_len) > _BINS:
-        top = tops_of(found.map.cells)[0]
-        described |= {"cells": found.map.cells.shape[1:], "fineTop": top, "sinkColumns": columns}
+    if details.map is not None and max(q_len, kv_len) > _BINS:
+        top = tops_of(details.map.cells)[0]
+        described |= {"cells": details.map.cells.shape[1:], "fineTop": top, "sinkColumns": columns}
         pieces += [
             levels(cells[0], top, is_signed=layer.source.is_signed).tobytes()
-            for cells in (found.map.cells, found.map.beside)
+            for cells in (details.map.cells, details.map.beside)
         ]
-    if found.strong is not None:
-        strong = found.strong
+    if details.strong is not None:
+        strong = details.strong
         top = max(float(torch.nan_to_num(strong.weights).abs().max()), 0.0)
         described |= {"k": strong.weights.shape[-1], "back": strong.received.shape[-1], "top": top}
         # Recorded results may lack weights below 0, which they count as missing.

@@ -30,8 +30,8 @@ def check_tokens(tokens: Tokens) -> None:
     Raises:
         TypeError: a bare string, or entries that are not strings.
     """
-    for given in tokens.values() if isinstance(tokens, Mapping) else [] if tokens is None else [tokens]:
-        for text in given if _is_pair(given) else [given]:
+    for entry in tokens.values() if isinstance(tokens, Mapping) else [] if tokens is None else [tokens]:
+        for text in entry if _is_pair(entry) else [entry]:
             _checked_text(text)
 
 
@@ -42,13 +42,13 @@ def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
         TypeError: tokens that are not strings.
         ValueError: another number of tokens than queries and keys, or no name that fits the layer.
     """
-    given = _tokens_of_layer(tokens, name)
-    if given is None:
+    entry = _tokens_of_layer(tokens, name)
+    if entry is None:
         numbers = tuple(map(str, range(kv_len)))
         if q_len <= kv_len:
             return Labels(numbers[kv_len - q_len :], numbers, True)
         return Labels(tuple(map(str, range(q_len))), numbers, False)
-    queries, keys = (_checked_text(text) for text in (given if _is_pair(given) else (given, given)))
+    queries, keys = (_checked_text(text) for text in (entry if _is_pair(entry) else (entry, entry)))
     is_one = queries == keys
     if is_one and q_len < kv_len == len(keys):  # the last ones, with a cache
         queries = queries[kv_len - q_len :]
@@ -78,9 +78,9 @@ def _tokens_of_layer(tokens: Tokens, name: str) -> Any:
     raise value_error("tokens", f"have a name that fits layer {name}", names, hint="'*' fits all")
 
 
-def _is_pair(given: object) -> bool:
+def _is_pair(entry: object) -> bool:
     """Return whether an argument is a pair of token sequences, not one sequence of two tokens."""
-    return isinstance(given, tuple) and len(given) == 2 and not any(isinstance(text, str) for text in given)
+    return isinstance(entry, tuple) and len(entry) == 2 and not any(isinstance(text, str) for text in entry)
 
 
 def _checked_text(text: object) -> tuple[str, ...]:
