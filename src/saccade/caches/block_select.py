@@ -287,7 +287,7 @@ class BlockSelectCache(KVCache):
 
         Args:
             query: ``[batch, heads, tokens, head_dim]``.
-            summary: of all finished blocks, ``[batch, kv_heads, blocks, width]``.
+            summary: summaries of all finished blocks, ``[batch, kv_heads, blocks, width]``.
             start: the column of the first token.
         """
         batch, heads, tokens, _ = query.shape

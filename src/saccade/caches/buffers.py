@@ -27,7 +27,7 @@ def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
 
     Args:
         like: gives dtype and device.
-        shape: of the new tensor.
+        shape: shape of the new tensor.
     """
     size = math.prod(shape) * like.element_size()
     if _ADVICE is None or size < _HUGE or like.device.type != "cpu" or not is_plain(like):

@@ -109,8 +109,8 @@ class LayerCache(ArgumentHints):
             key: ``[batch, kv_heads, q_len, head_dim]``, of the new tokens only.
             value: ``[batch, kv_heads, q_len, value_dim]``.
             mask: which pairs may attend, evaluated at positions.
-            positions: of the new tokens; `positions` of the cache when None; -1 means padding.
-            dropout_p: of the weights in this product.
+            positions: positions of the new tokens; `positions` of the cache when None; -1 means padding.
+            dropout_p: dropout probability of the weights in this product.
 
         Returns:
             ``[batch, heads, q_len, value_dim]``. If the call fails, the cache is as it was before.

@@ -28,7 +28,7 @@ class Rounded(NamedTuple):
         steps: float32 or float64 ``[batch, kv_heads, blocks, width]``: the difference between a code and the next, in
             each block and channel.
         zeros: like ``steps``: the number that code 0 represents.
-        rest: of the unfinished block, not rounded, ``[batch, kv_heads, fewer than block_size, width]``.
+        rest: columns of the unfinished block, not rounded, ``[batch, kv_heads, fewer than block_size, width]``.
     """
 
     codes: Tensor

@@ -30,10 +30,10 @@ def attend_by_head(
 
     Args:
         call: the call.
-        kv_heads: of each item.
+        kv_heads: number of key heads of each item.
         read: keys and values of such rows, ``[rows, columns, width]``.
-        positions: of these keys, int64 ``[rows, columns]``, -1 for hidden ones; None if all heads store the same
-            tokens, those of the call's ``kv_positions``.
+        positions: positions of these keys, int64 ``[rows, columns]``, -1 for hidden ones; None if all heads store the
+            same tokens, those of the call's ``kv_positions``.
         finish: computes results from a matrix and its values, each ``[batch, heads, ...]``.
         portions: rows to run at once, in their order; all of them when empty.
         sees_all: whether every query sees every column that is read.

@@ -74,7 +74,7 @@ class Cost:
 
     Attributes:
         subject: name of the subject.
-        seq_len, batch, dtype: of the inputs.
+        seq_len, batch, dtype: sizes and dtype of the inputs.
         parameter_bytes: bytes of all weights, buffers and other tensors of the modules.
         forward: a run without gradients.
         training: a run, its loss and all gradients.
@@ -171,8 +171,8 @@ def cost(
         seq_len: tokens.
         mask: the mask for a score, a mechanism, or a layer that takes one.
         batch: number of sequences.
-        num_heads, num_kv_heads, head_dim: of query, key and value; layers and models have their own.
-        dtype: of all numbers; when None, the module's, or float32.
+        num_heads, num_kv_heads, head_dim: sizes of query, key and value; layers and models have their own.
+        dtype: dtype of all numbers; when None, the module's, or float32.
         inputs: returns the arguments of the module for a length; for modules that take neither tokens nor vectors
             ``[batch, seq_len, embed_dim]``.
         optimizer_tensors: numbers that the optimizer stores for each weight: 2 for Adam, 0 for plain SGD.

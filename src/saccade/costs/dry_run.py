@@ -35,13 +35,13 @@ class Operation(NamedTuple):
     """One operation of a dry run, and its cost.
 
     Attributes:
-        name: of the operation, such as ``"mm"``; of an attention product ``"attention:"`` and its kernel.
+        name: name of the operation, such as ``"mm"``; of an attention product ``"attention:"`` and its kernel.
         flops: floating-point operations of matrix products; 0 for other operations.
         moved: bytes read and written, each tensor once.
         size: numbers in the result, or query-key pairs of an attention product.
         shape: ``(batch, rows, inner, columns)`` of a matrix product, ``(tiles, width)`` of an attention product, where
             width is head_dim + value_dim; else empty.
-        dtype: of its numbers, ``"float32"``.
+        dtype: dtype of its numbers, ``"float32"``.
         is_backward: whether it computes the gradients of an attention product.
     """
 

@@ -29,7 +29,7 @@ class Machine:
     """The assumed speed of a rank: numbers to compare exchange plans by, not measurements.
 
     Args:
-        flops: of attention, per second.
+        flops: floating-point operations of attention per second.
         bandwidth: bytes that a rank sends and receives per second.
         latency: seconds of a round without data.
     """
@@ -47,9 +47,9 @@ class RankPlan(NamedTuple):
         rows: its tokens, in order.
         receives, sends: (peer, keys): tokens whose keys and values come from, or go to, another rank; none with
             "ulysses", which exchanges all rows.
-        bytes_sent, bytes_received: of one forward pass; a backward pass reverses them.
+        bytes_sent, bytes_received: bytes of one forward pass; a backward pass reverses them.
         pairs: estimated query-key pairs, over all heads.
-        peak_bytes: of keys and values, local and received.
+        peak_bytes: bytes of keys and values, local and received.
     """
 
     rank: int
@@ -234,9 +234,9 @@ def exchange(
     Args:
         mask: the mask; None for full attention.
         seq_len: tokens of the whole sequence.
-        heads, kv_heads: of queries, and of keys (the same number when None).
+        heads, kv_heads: numbers of heads of queries and of keys (the same number when None).
         head_dim: width of a head.
-        dtype: of keys and values.
+        dtype: dtype of keys and values.
         ranks: number of devices.
         layout: "contiguous", "zigzag", "striped", "balanced" (by work, for packed documents), "auto" for the fastest
             on the assumed machine; or a `Layout`.

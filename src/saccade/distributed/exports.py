@@ -87,9 +87,9 @@ class QKRanges(NamedTuple):
 
     Attributes:
         q_ranges, k_ranges: (start, stop) of each piece.
-        attn_mask_type: of each piece: "full"; "causal": the last query sees all keys, and each earlier one a key less
-            at the end; "inv_causal": the first query sees all keys, and each later one a key less at the beginning;
-            "bi_causal": both.
+        attn_mask_type: type of each piece: "full"; "causal": the last query sees all keys, and each earlier one a key
+            less at the end; "inv_causal": the first query sees all keys, and each later one a key less at the
+            beginning; "bi_causal": both.
     """
 
     q_ranges: list[tuple[int, int]]

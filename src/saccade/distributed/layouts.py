@@ -129,7 +129,7 @@ def balanced(seq_len: int, ranks: int, work: Ints) -> Layout:
 
     Args:
         seq_len, ranks: as for `layout_of`.
-        work: of each of the ``16 * ranks`` chunks, int64.
+        work: work of each of the ``16 * ranks`` chunks, int64.
     """
     size, room = chunk_size(seq_len, ranks), np.full(ranks, _PARTS)
     owners, load = np.zeros(len(work), dtype=np.int64), np.zeros(ranks)

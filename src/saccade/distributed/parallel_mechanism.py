@@ -149,7 +149,7 @@ class SpreadMatrix(DerivedMatrix):
     """This rank's rows of an attention matrix, over their visible keys.
 
     Args:
-        matrix: of the local queries and the fetched keys.
+        matrix: matrix of the local queries and the fetched keys.
         fetch: fetches values.
         context: the `ContextParallel` of the ranks.
     """

@@ -62,7 +62,7 @@ class Post:
 
         Args:
             out: output of the earlier tokens; its backward pass waits for the peer's gradient.
-            memory: of all tokens so far.
+            memory: memory of all tokens so far.
             peer: the next rank, numbered within the group.
         """
         state, peak, segment = memory.state, memory.peak, memory.segment
@@ -177,7 +177,7 @@ class CarriedMatrix(Matrix):
 
     Args:
         make: returns the matrix of some local rows at some positions.
-        turns: of the local rows, in order.
+        turns: runs of the local rows, in order.
         shape: (batch, heads, local rows, tokens of the whole sequence).
         post: transfer between the ranks.
         like: a matrix without rows.

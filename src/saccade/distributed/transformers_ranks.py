@@ -99,7 +99,7 @@ class _Facts(NamedTuple):
     """Facts about the whole sequence in one call of a transformers model.
 
     Attributes:
-        lengths: of the documents of each item; None for one document.
+        lengths: lengths of the documents of each item; None for one document.
         padding: ``[batch, seq_len]``, True at tokens; None without padding.
     """
 

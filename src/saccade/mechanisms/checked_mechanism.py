@@ -26,7 +26,7 @@ class Inputs(NamedTuple):
         key: ``[batch, kv_heads, kv_len, head_dim]``, in the dtype of the query, which is that of products.
         rule: the mask.
         shape: (batch, heads, q_len, kv_len).
-        q_positions, kv_positions: of the tokens; None by default.
+        q_positions, kv_positions: positions of the tokens; None by default.
     """
 
     query: Tensor

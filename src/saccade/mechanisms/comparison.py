@@ -260,8 +260,8 @@ class Compared(NamedTuple):
             variation where both are distributions: 0 is equal, 1 is nothing in common), over some rows.
         seconds: median time of one product at the actual length.
         memory_bytes: most bytes that one product allocated at a time, its output included.
-        faster_from: from how many keys on it is faster than exact attention, interpolated between the lengths timed,
-            the shortest of them if it is faster at all; None if it is not at the longest.
+        faster_from: number of keys from which on it is faster than exact attention, interpolated between the lengths
+            timed, the shortest of them if it is faster at all; None if it is not at the longest.
         timed_to: the longest length timed, in keys.
         reasons: why it cannot run these inputs; then the numbers are NaN.
     """
@@ -299,7 +299,7 @@ class Comparison:
         rows: one for each mechanism, in the order of the arguments.
         shape: (batch, heads, q_len, kv_len).
         exact_seconds, exact_memory_bytes: time and memory of exact attention, at the actual length.
-        lengths: in keys, at which products were timed.
+        lengths: numbers of keys at which products were timed.
         is_measured: True if memory was measured, by the device; False if it was counted: the tensors that torch's
             operations return, without what these need inside.
     """

@@ -65,7 +65,7 @@ class CompressiveMemory(Approximate):
         num_heads: heads of the queries; each has a gate.
         segment: positions of a segment, counted from 0.
         update: how a segment is written, "linear" or "delta".
-        scale: of the dot products within a segment; ``head_dim ** -0.5`` when None.
+        scale: scale of the dot products within a segment; ``head_dim ** -0.5`` when None.
         rotary: rotates queries and keys within a segment only, as in the paper, whose memory has no positions; None
             if both are already rotated, or not at all.
 

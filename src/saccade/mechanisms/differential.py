@@ -31,7 +31,7 @@ class Differential(Mechanism):
     Args:
         head_dim: width of each of the two, half of that of the queries and keys.
         layer: which layer of a stack this is, from 0; decides λ_init.
-        scale: of the dot products; ``head_dim ** -0.5`` when None.
+        scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 
     Attributes:
         lambda_q1, lambda_k1, lambda_q2, lambda_k2: trainable vectors ``[head_dim]``; all heads share λ.

@@ -22,8 +22,8 @@ class LinearTimeMatrix(Matrix):
     Args:
         shape: (batch, heads, q_len, kv_len).
         kv_heads: number of key and value heads.
-        dtype: of the inputs and of the products.
-        device: of the inputs.
+        dtype: dtype of the inputs and of the products.
+        device: device of the inputs.
     """
 
     # Class attributes, since instance attributes do not implement the abstract properties of a matrix.

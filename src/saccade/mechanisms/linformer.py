@@ -39,7 +39,7 @@ class Linformer(Approximate):
         share: "heads", one E and one F for all heads; "key_value", E and F are one too; "none", each key and value
             head has its own. To share among layers, give the same Linformer to all.
         num_kv_heads: heads of keys and values; for ``share="none"`` only.
-        scale: of the dot products; ``head_dim ** -0.5`` when None.
+        scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 
     Raises:
         TypeError, ValueError: a count below 1, a rank above kv_len, heads given or missing, more keys than kv_len.
@@ -134,9 +134,9 @@ class LinformerMatrix(LowRankMatrix):
 
     Args:
         left: queries over the pooled keys, ``[batch, heads, q_len, rank]``.
-        projection: of values to slots, ``[batch | 1, kv_heads | 1, rank, kv_len]``; 0 at keys that are hidden.
+        projection: weights of values in slots, ``[batch | 1, kv_heads | 1, rank, kv_len]``; 0 at keys that are hidden.
         tokens: the queries and keys.
-        dtype: of the inputs and of the products.
+        dtype: dtype of the inputs and of the products.
 
     Cost: products take O((q_len + kv_len) * rank * width) time and memory linear in the lengths.
     """

@@ -25,7 +25,7 @@ class LowRankMatrix(LinearTimeMatrix):
     Args:
         left: queries over the slots, ``[batch, heads, q_len, slots]``.
         kv_heads, kv_len: sizes of the right side.
-        dtype: of the inputs and of the products.
+        dtype: dtype of the inputs and of the products.
         lost: bool ``[batch, q_len]``, True at padding.
 
     Cost: products take O((q_len + kv_len) * slots * width) time and memory linear in the lengths.
@@ -138,7 +138,7 @@ class NarrowSoftmax(NamedTuple):
         query: ``[batch, heads, rows, head_dim]``.
         key: ``[batch, heads or kv_heads, columns, head_dim]``.
         hidden: bool ``[batch, columns]``, columns that no query attends to.
-        scale: of the dot products.
+        scale: scale of the dot products.
     """
 
     query: Tensor

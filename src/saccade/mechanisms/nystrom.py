@@ -25,7 +25,7 @@ class Nystrom(Approximate):
     Args:
         num_landmarks: means of queries, and of keys; a shorter sequence has one for each token.
         iterations: steps towards the pseudo-inverse; None for the exact one, by singular values.
-        scale: of the dot products; ``head_dim ** -0.5`` when None.
+        scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 
     The exact pseudo-inverse magnifies the error of landmarks, without limit if two of them are nearly equal; a few
     steps towards it do not. If neighbouring queries or keys are unrelated, neither is of use; see `saccade.compare`.
@@ -92,7 +92,7 @@ class NystromMatrix(LowRankMatrix):
         left: queries over the keys' landmarks, ``[batch, heads, q_len, landmarks]``.
         inner: ``[batch, heads, landmarks, landmarks]``, the pseudo-inverse.
         right: the queries' landmarks over the keys, ``[batch, heads, landmarks, kv_len]``.
-        dtype: of the inputs and of the products.
+        dtype: dtype of the inputs and of the products.
         lost: bool ``[batch, q_len]``, True at padding.
 
     Cost: products take O((q_len + kv_len) * landmarks * width) time and memory linear in the lengths.

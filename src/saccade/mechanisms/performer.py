@@ -45,8 +45,8 @@ class Performer(FeatureMechanism):
         kind: "positive" features are best where weights are small, "hyperbolic" ones are positive too and have less
             than half the variance for twice the cost, "trigonometric" ones are best for pairs that are alike, and
             give weights below 0.
-        scale: of the dot products; ``head_dim ** -0.5`` when None.
-        seed: of the draws.
+        scale: scale of the dot products; ``head_dim ** -0.5`` when None.
+        seed: seed of the draws.
         redraw: calls in training after which new directions are drawn; None to keep the first.
         directions: those to use, ``[num_features, head_dim]``, such as the ``projection_matrix`` of a checkpoint;
             they are part of the state, and none are drawn then. Where they require a gradient, they get one. Drawn ones

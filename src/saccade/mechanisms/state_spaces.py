@@ -30,11 +30,11 @@ class StateSpaceMatrix(LinearTimeMatrix):
     r"""The convolution of a state space as a lazy matrix: ``A_ij = kernel_{i-j}`` for j ≤ i of one sequence.
 
     Args:
-        modes: of all channels.
+        modes: modes of all channels.
         shape: (batch, channels, q_len, kv_len).
         visible: the mask, causal.
-        dtype: of the inputs and of the products.
-        device: of the inputs.
+        dtype: dtype of the inputs and of the products.
+        device: device of the inputs.
         source: equal for matrices of one state space.
 
     Cost: products take O(n log n) for each channel, and the kernel O(n * modes); rows are read off the kernel.
@@ -257,7 +257,8 @@ class Modes(NamedTuple):
         Args:
             value: ``[batch, channels, len]``.
             state: complex ``[batch, channels, modes]``.
-            powers: of a, from 0 to 256, or to the number of tokens, ``[channels, powers, modes]`` like the state.
+            powers: powers of a, from 0 to 256, or to the number of tokens, ``[channels, powers, modes]`` like the
+                state.
 
         Returns:
             ``[batch, channels, len]``, and a state.

@@ -43,7 +43,8 @@ class TopK(Mechanism):
             keys after a query.
         k: most keys, or blocks, that a query reads (unless it sees more blocks in part).
         block_size: keys of a block.
-        softmax: of the selected keys: has score, bias, scale, softcap, sink_logit and impl; `Softmax()` when None.
+        softmax: softmax of the selected keys: has score, bias, scale, softcap, sink_logit and impl; `Softmax()` when
+            None.
 
     Raises:
         TypeError: a scorer or softmax of another type.

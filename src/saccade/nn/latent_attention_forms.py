@@ -85,7 +85,7 @@ class Expanding(nn.Module):
 
     Args:
         mechanism: the layer's mechanism.
-        expansion: from latents to keys and values, ``[latent, heads * (plain + value)]``.
+        expansion: linear layer from latents to keys and values, ``[latent, heads * (plain + value)]``.
         sizes: the layer's sizes.
     """
 

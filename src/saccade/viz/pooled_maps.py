@@ -143,7 +143,7 @@ class _VisibleCells:
     """The cells of a pooled map with an allowed pair, bool ``[heads, rows, columns]``, computed from the mask.
 
     Args:
-        info: of the part of a matrix that is drawn.
+        info: description of the part of a matrix that is drawn.
         bins: most cells on either side.
     """
 

@@ -27,7 +27,7 @@ class Leaf(NamedTuple):
     """The declaration of one tensor of a cache's state: its name, axes and dtype.
 
     Args:
-        name: in the state, and in files.
+        name: name in the state and in files.
         axes: names of its sizes, ``"batch kv_heads columns head_dim"``; ``batch|1`` where items may share a row, and
             ``columns`` where only the first `LayerCache.length` count.
         dtype: ``float`` (that of the keys), ``wide`` (float32, or float64 with float64 keys), ``positions`` (int64, -1
@@ -49,7 +49,7 @@ class Contents:
     Args:
         tree: the plain values.
         name: the prefix of the names of its tensors.
-        tensors: of the whole file.
+        tensors: tensors of the whole file.
 
     Raises:
         MisfitError: in every method, a part has another type, shape or size.
@@ -145,7 +145,7 @@ class Contents:
 
         Args:
             leaves: the declarations of the tensors, keys first.
-            sizes: of axes, by name, as far as they are known.
+            sizes: sizes of axes, by name, as far as they are known.
         """
         state: dict[str, Tensor] = {}
         for leaf in leaves:

@@ -39,7 +39,7 @@ class PrefixStore:
     Args:
         folder: created if it does not exist. Nothing but the store should write there.
         max_bytes: most bytes that the files may take.
-        fingerprint: of the model, from `fingerprint`.
+        fingerprint: fingerprint of the model; see `fingerprint`.
         block_size: tokens in a block.
         salt: everything else that changes keys and values and is no part of the model: autocast, an adapter that a flag
             switches, an image before the text; or the name of a user who must not share with others.

@@ -101,7 +101,7 @@ def load_cache(
 
     Args:
         path: the file.
-        fingerprint: of the model that will use it; must be the one that the file was saved with.
+        fingerprint: `fingerprint` of the model that will use it; must equal the one that the file was saved with.
         device: the device of the cache.
 
     Returns:

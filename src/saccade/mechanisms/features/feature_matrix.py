@@ -52,7 +52,7 @@ class FeatureMatrix(LinearTimeMatrix):
             cancel and are not read.
         key: features of the keys, ``[batch, kv_heads, kv_len, features]``; 0 where a key was not finite.
         visible: the mask.
-        dtype: of the inputs and of the products.
+        dtype: dtype of the inputs and of the products.
         eps: added to the denominator; rows then sum to a little less than 1.
         tainted: bool ``[batch, kv_heads, kv_len]``, non-finite keys: a row that may attend to one is NaN; None for
             none.

@@ -53,7 +53,7 @@ class Group(NamedTuple):
         """Precompute the chunks of some tokens.
 
         Args:
-            rule: of the whole line.
+            rule: recurrence of the whole line.
             span: the tokens.
             segment: int64 ``[lines]``, of the state that comes in; None where there are no segments.
         """

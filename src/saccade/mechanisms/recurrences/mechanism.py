@@ -25,7 +25,7 @@ class Recurrence(Approximate):
     """The base of mechanisms whose matrix is that of a recurrence.
 
     Args:
-        scale: of the outputs; ``head_dim ** -0.5`` when None.
+        scale: scale of the outputs; ``head_dim ** -0.5`` when None.
     """
 
     is_delta: ClassVar[bool] = False
@@ -106,7 +106,7 @@ class GatedRecurrence(Recurrence):
                 float32 or wider.
             mask: causal; with `saccade.masks.Documents` the state is reset at each document, and tokens that
                 `saccade.masks.Padding` hides write nothing, and let nothing decay.
-            q_positions, kv_positions: of the tokens, in order; -1 for padding.
+            q_positions, kv_positions: positions of the tokens, in order; -1 for padding.
 
         Raises:
             ValueError: gates of another shape, or a decay above 0.

@@ -19,7 +19,7 @@ def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
     """Return the outputs of a recurrence, and its state after the last token. Differentiable in all but the segments.
 
     Args:
-        rule: of the tokens.
+        rule: recurrence of the tokens.
         value: ``[lines, len, value_dim]``, in the dtype of the rule.
         state: ``[lines, head_dim, value_dim]``, before the first token.
         segment: int64 ``[lines]``, the one that the state belongs to; None where there are no segments.
@@ -39,7 +39,7 @@ def transposed(rule: Rule, x: Tensor, segment: Tensor | None) -> Tensor:
     """Return the transposed product ``A.mT @ x``: the same recurrence from the last token to the first.
 
     Args:
-        rule: of the tokens.
+        rule: recurrence of the tokens.
         x: ``[lines, rows, width]``, for the last rows; rows before these count as 0.
         segment: as in `product`.
     """

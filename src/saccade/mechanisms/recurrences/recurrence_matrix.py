@@ -45,7 +45,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         visible: the mask, causal.
         scale: s.
         is_delta: whether a token writes only the part that its key does not recall.
-        dtype: of the inputs and of the products.
+        dtype: dtype of the inputs and of the products.
         tainted, nonfinite_queries, source: as in `saccade.mechanisms.features.feature_matrix.FeatureMatrix`.
 
     Cost: `matmul` and `rmatmul` take O(n * head_dim * value_dim); memory is O(n * head_dim), and a state. Rows take one
