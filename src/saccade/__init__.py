@@ -34,7 +34,7 @@ else:  # half of the package, which a product of attention does not need
         "auditing.audit": "audit",
         "costs.cost": "Cost cost",
         "integrations.replace_attention": "Replaced replace_attention",
-        "mechanisms.compare": "compare",
+        "mechanisms.comparison": "compare",
         "masks.convert.packing": "Packed pack",
         "recording.record": "record",
         "recording.recording": "Recording",
