@@ -37,7 +37,7 @@ def compare(
     mask: object = None,
     timed_lengths: Sequence[int] | None = None,
 ) -> Comparison:
-    """Compare mechanisms with exact softmax attention on your tensors: error, cost, and the length at which they pay.
+    """Compare mechanisms with exact softmax attention on your tensors: error, cost, and the length at which they win.
 
     Errors and memory are measured on the tensors as they are. Products are also timed at other lengths, on the first
     tokens or on repeated tokens, to find the length at which a mechanism becomes faster than exact attention here.

@@ -196,7 +196,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
                 yield _Run(slice(item, item + 1), places[text == segment], segment)
 
     def _segment_after(self, segment: Tensor | None, run: _Run, batch: int) -> Tensor | None:
-        """Return the sequence of the last token of each item, after a run."""
+        """Return the number of the sequence that the last token of each item belongs to, after a run."""
         if self.visible.kv_documents is None:
             return None
         known = self.visible.kv_documents[:, 0] if segment is None else segment

@@ -198,7 +198,7 @@ def set_loss(
 
 
 def _check(found: Detections, objects: Sequence[Targets]) -> None:
-    """Raise unless there are targets for each image, with known classes and no more objects than queries."""
+    """Raise unless every image has targets, with known classes and no more objects than queries."""
     check_type("found", found, Detections, "be what a SetDecoder returns")
     sizes = _DETECTIONS.check(*found)
     check_type("objects", objects, Sequence, "be a list, with Targets for each picture")

@@ -45,7 +45,7 @@ class TableAttention(ArgumentHints, Layer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize as in AlphaFold: gates nearly open, and an output of 0, so that a new layer adds nothing."""
+        """Initialize table attention as in AlphaFold: open gates and zero outputs, so that a new layer adds nothing."""
         self.attention.reset_parameters()
         gate, output = self.attention.gate_projection, self.attention.output_projection
         assert isinstance(gate, nn.Linear)

@@ -168,7 +168,7 @@ def after(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
 def _split_segments(
     segments: Tensor, segment: Tensor, allowed: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return pairs within one segment, tokens of a chunk's first and last segment, and whether it has just one."""
+    """Return a chunk's pairs within one segment, the tokens of its first and last segment, and if it has only one."""
     missing = -segments.shape[1] % CHUNK
     whole = torch.cat([segments, segments[:, -1:].expand(-1, missing)], 1) if missing else segments
     before = torch.cat([segment[:, None], whole], 1)[:, :-1:CHUNK].mT  # [chunks, lines]

@@ -156,7 +156,7 @@ def _is_recorded(layer: object) -> TypeGuard[Recorded]:
 
 
 class OfMatrix(Source):
-    """A layer of a page with a matrix, which can compute everything."""
+    """A layer on a page that has a matrix, from which everything can be computed."""
 
     def __init__(self, matrix: Matrix):
         self._matrix = matrix
