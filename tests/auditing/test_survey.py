@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 import transformers
 
-from saccade.auditing.equivalence_script import claim_lines
+from saccade.auditing.bug_script import claim_lines
 from saccade.auditing.survey.__main__ import COMMAND, main
 from saccade.auditing.survey.architectures import architectures
-from saccade.auditing.survey.reproduce import LENGTHS, ids, model_lines, printed
-from saccade.auditing.survey.result import measure
+from saccade.auditing.survey.result import LENGTHS, ids, measure, model_lines, printed
 from saccade.auditing.survey.subprocess_pool import each_alone
 from saccade.auditing.survey.table import COLUMNS, LEAST, mark, written
 from saccade.text.generated import generated

@@ -1,4 +1,4 @@
-"""What ``saccade look`` prints. Words come from outside: they are styled, never read as markup."""
+"""The printed output of ``saccade look``. Words come from the user: they are styled, never parsed as markup."""
 
 import csv
 import io
@@ -24,17 +24,17 @@ from saccade.text import Word, shorten, visible
 from saccade.text.labels import legible
 
 PARTS_OF_A_TEXT = Parts(sink=1, local=4, anchor=2, block_size=4)
-"""Parts that tell heads apart in a sentence too, where all tokens are fewer than 16 away."""
+"""Parts that distinguish heads even in a sentence, in which all tokens are fewer than 16 apart."""
 SCHEMA = "saccade.look/1"
-"""Names the fields and their meaning. Fields may be added under the same number; none changes or goes."""
-_Row = tuple[str, str, float | None, float | None]  # name, unit, value, and what uniform attention has
-_MOST, _LEAST = 4, 0.05  # words that one word is said to look at: how many at most, and from which weight on
-_WIDEST = 32  # columns of a word
-_NAMED = 12  # unknown words, at most
+"""Name and version of the fields. Fields may be added under the same number; none changes or is removed."""
+_Row = tuple[str, str, float | None, float | None]  # name, unit, value, and the value of uniform attention
+_MOST, _LEAST = 4, 0.05  # listed words that one word attends to: maximum number, and least weight
+_WIDEST = 32  # maximum columns of a word
+_NAMED = 12  # maximum number of unknown words listed
 
 
 class Statistic(Enum):
-    """What "most telling" means."""
+    """The statistic that ranks heads."""
 
     POSITION = "position"
     UNEXPLAINED = "unexplained"
@@ -46,20 +46,20 @@ class Statistic(Enum):
 
     @property
     def meaning(self) -> str:
-        """What it measures, in a few words."""
+        """A short description of the statistic."""
         return {
             "position": "how much the place of a word says about where it looks",
-            "unexplained": "how far words look elsewhere than distance and everybody's favourites explain",
+            "unexplained": "attention explained neither by distance nor by generally popular words",
         }[self.value]
 
     @property
     def function(self) -> Callable[[Tensor], Tensor]:
-        """Computes it from weights, ``[..., q_len, kv_len]`` to float64 ``[...]``."""
+        """The function that computes it from weights, ``[..., q_len, kv_len]`` to float64 ``[...]``."""
         return {"position": position_information, "unexplained": unexplained_information}[self.value]
 
 
 class Format(Enum):
-    """How statistics are written."""
+    """The output format of statistics."""
 
     JSON = "json"
     CSV = "csv"
@@ -75,16 +75,16 @@ def print_choice(
     lost: float,
     is_asked: bool,
 ) -> None:
-    """Say which head is shown and why.
+    """Print which head is shown and why.
 
     Args:
-        console: where to.
-        model: its name.
-        ranking: heads, the one that is shown first.
-        statistic: what they are ranked by.
+        console: the console to print to.
+        model: the model's name.
+        ranking: heads, the shown one first.
+        statistic: the statistic that ranks them.
         special: tokens that the tokenizer added.
         lost: the part of the words' attention that goes to special tokens, which the statistic leaves out.
-        is_asked: the head was asked for, not chosen.
+        is_asked: whether the user named the head.
     """
     best = ranking[0]
     why = "asked for" if is_asked else f"the most telling of {len(ranking)}"
@@ -103,12 +103,12 @@ def print_choice(
 
 
 def print_parts(console: Console, summary: Summary, head: int) -> None:
-    """Say how a head divides its attention, and how uniform attention would.
+    """Print how a head divides its attention, and how uniform attention would.
 
     Args:
-        console: where to.
-        summary: of its layer, with parts; of one batch item.
-        head: which.
+        console: the console to print to.
+        summary: the summary of its layer, with parts, for one batch item.
+        head: the head's number.
     """
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("part")
@@ -124,13 +124,13 @@ def print_parts(console: Console, summary: Summary, head: int) -> None:
 def print_words(
     console: Console, words: Sequence[Word], weights: torch.Tensor, *, looked_at: Sequence[Word] | None = None
 ) -> None:
-    """Print a table: each word, and what it looks at.
+    """Print a table of each word and the words it attends to.
 
     Args:
-        console: where to.
-        words: rows of the weights, and columns.
+        console: the console to print to.
+        words: the words of the rows and columns.
         weights: ``[words, words]``, or ``[words, looked_at]``.
-        looked_at: columns of the weights, if they are other words than the rows.
+        looked_at: the words of the columns, if they differ from the rows.
     """
     names = _names(words if looked_at is None else looked_at)
     table = Table(box=box.SIMPLE, pad_edge=False)
@@ -150,19 +150,19 @@ def print_words(
 
 
 def print_notes(console: Console, notes: Sequence[str]) -> None:
-    """Print what the reader has to know to read the pictures rightly."""
+    """Print notes about the figures."""
     for note in notes:
         console.print(Text.assemble(("note: ", "yellow"), visible(note)))
 
 
 def print_unknown(console: Console, model: str, words: Sequence[Word], token: str) -> None:
-    """Say which words the model does not know, if there are any.
+    """Print the words that the model does not know, if there are any.
 
     Args:
-        console: where to.
-        model: its name.
-        words: all that are shown.
-        token: what the model reads for what it does not know.
+        console: the console to print to.
+        model: the model's name.
+        words: all words that are shown.
+        token: the model's token for unknown words.
     """
     unknown = list(dict.fromkeys(_shown(word) for word in words if word.unknown))
     if not unknown:
@@ -179,7 +179,7 @@ def print_unknown(console: Console, model: str, words: Sequence[Word], token: st
 
 
 def which_window(model: str, windows: Sequence[Window], shown: int, most: int) -> str:
-    """Say which part of a text is shown, in a sentence; nothing where it is all of it."""
+    """Return a sentence about the window that is shown; "" if it is the whole text."""
     if len(windows) == 1:
         return ""
     window, last = windows[shown], len(windows) - 1
@@ -194,21 +194,21 @@ def _shown(word: Word) -> str:
 
 
 def _names(words: Sequence[Word]) -> list[str]:
-    """The words, each with its number in the table if it occurs more than once."""
+    """Return the words, each with its number in the table if it occurs more than once."""
     shown = [_shown(word) for word in words]
     counts = Counter(shown)
     return [word if counts[word] == 1 else f"{word} #{number}" for number, word in enumerate(shown, start=1)]
 
 
 def written(matrices: Sequence[Matrix], model: str, form: Format, window: int, *, is_cross: bool) -> str:
-    """Statistics of all layers and heads, over tokens; a missing number is null, or an empty cell.
+    """Return the statistics of all layers and heads, over tokens; a missing number is null, or an empty cell.
 
     Args:
         matrices: one for each layer, of one batch item.
-        model: its name.
+        model: the model's name.
         form: JSON, an object with a list of heads; or CSV, a line for each number.
-        window: which part of the text it is.
-        is_cross: between two texts.
+        window: the number of the window.
+        is_cross: whether the attention is between two texts.
     """
     summaries = [matrix.summary(PARTS_OF_A_TEXT) for matrix in matrices]
     return (_as_json if form is Format.JSON else _as_csv)(summaries, matrices, visible(model), window, is_cross)
@@ -245,7 +245,7 @@ def _as_csv(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: str
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow(["schema", "model", "attention", "layer", "head", "measure", "unit", "value", "uniform", "window"])
-    # A spreadsheet would run what begins like a formula.
+    # A spreadsheet would run a cell that begins like a formula.
     safe = f"'{model}" if model[:1] in ("=", "+", "-", "@") else model
     for layer, head, rows in _heads(summaries):
         for name, unit, value, even in rows:
@@ -266,5 +266,5 @@ def _heads(summaries: Sequence[Summary]) -> Iterator[tuple[int, int, list[_Row]]
 
 
 def _number(value: float) -> float | None:
-    """A number with seven digits, as many as float32 has; None where it is not finite."""
+    """Return a number rounded to the seven digits of float32; None if it is not finite."""
     return float(f"{value:.7g}") if math.isfinite(value) else None

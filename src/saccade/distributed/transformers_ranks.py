@@ -14,11 +14,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
 from saccade.distributed.collectives import agree
+from saccade.integrations.attention_arguments import check_no_weights
 from saccade.integrations.attention_call import AttentionCall
-from saccade.integrations.capture_context import speaks_attention_interface
+from saccade.integrations.capture_context import uses_attention_interface
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.mask_functions import MaskFunction, as_rule, with_padding
-from saccade.integrations.output_attentions import check_no_weights
 from saccade.integrations.pattern_in_texts import with_pattern
 from saccade.integrations.transformers import registered
 from saccade.masks import Documents, Mask
@@ -64,7 +64,7 @@ def _reasons_against(model: Any) -> list[str]:
     reasons = [f"{part} makes one vector of all tokens" for part in parts if part.rpartition(".")[2] == "pooler"]
     if str(model.config._attn_implementation).startswith(_NAME):
         reasons.append("it runs over ranks already")
-    if not any(speaks_attention_interface(part) for part in parts.values()):
+    if not any(uses_attention_interface(part) for part in parts.values()):
         reasons.append("it computes its attention itself, without transformers' attention interface")
     if not name.endswith(_KINDS):
         reasons.append(f"what {name} makes of all tokens is not known here")

@@ -221,22 +221,24 @@ class MultiHeadAttention(AttentionLayer):
     ) -> _Heads:
         """Check, project and rotate the inputs of an attention call."""
         if cache is not None:
-            is_lost = self.rotary is not None and positions is None
-            checks.check_with_cache(cache, query, key, value, mask, kv_positions, self.context_dim, is_lost=is_lost)
+            positions_unknown = self.rotary is not None and positions is None
+            checks.check_with_cache(
+                cache, query, key, value, mask, kv_positions, self.context_dim, positions_unknown=positions_unknown
+            )
         elif value is not None and key is None:
             raise value_error("key", "be given where value is", None)
-        is_across, held = isinstance(cache, CrossCache), 0 if cache is None else cache.length
-        is_known = isinstance(cache, CrossCache) and cache.is_filled
-        if is_known:
+        is_cross, held = isinstance(cache, CrossCache), 0 if cache is None else cache.length
+        context_cached = isinstance(cache, CrossCache) and cache.is_filled
+        if context_cached:
             key = query.new_empty(len(query), held, self.context_dim)
         elif key is None:
             key, kv_positions = query, positions if kv_positions is None else kv_positions
-        value = key if value is None or is_known else value
+        value = key if value is None or context_cached else value
         weight = weight_of(self.query_projection)
         dtype = None if weight is None else weight.dtype
         checks.check_inputs(query, key, value, self.embed_dim, self.context_dim, dtype)
         (batch, q_len, _), kv_len = query.shape, key.shape[1]
-        joined = self._joined(mask, (batch, self.num_heads, q_len, kv_len if is_across else held + kv_len))
+        joined = self._joined(mask, (batch, self.num_heads, q_len, kv_len if is_cross else held + kv_len))
         q_places = None if positions is None else Positions.of(positions, length=q_len, batch=batch)
         kv_places = q_places if key is query and kv_positions is positions else None
         if kv_places is None and kv_positions is not None:
@@ -244,7 +246,7 @@ class MultiHeadAttention(AttentionLayer):
         if kv_places is not None and joined is not None:
             checks.check_document_positions(joined, kv_places)
         numbers_tokens = q_places is None and self.rotary is None and joined is not None and joined.is_causal
-        if cache is not None and not is_across and not numbers_tokens:  # else the cache does, and only it reads them
+        if cache is not None and not is_cross and not numbers_tokens:  # else the cache does, and only it reads them
             q_places = kv_places = checks.check_causal(
                 joined, cache.positions(q_len) if q_places is None else q_places.given, cache
             )
@@ -252,7 +254,7 @@ class MultiHeadAttention(AttentionLayer):
         rotary = self.rotary
         if rotary is not None:
             q = rotary(q, (Positions.between(kv_len - q_len, kv_len) if q_places is None else q_places).given)
-        if is_known:
+        if context_cached:
             return _Heads(q, q, q, joined, q_places, kv_places)
         k = self._split(self.key_projection(key))
         v = self._split(self.value_projection(value))

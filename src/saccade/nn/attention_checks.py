@@ -91,7 +91,7 @@ def check_with_cache(
     kv_positions: object,
     context_dim: int,
     *,
-    is_lost: bool,
+    positions_unknown: bool,
 ) -> None:
     """Raise unless an attention call passes everything that its cache lacks, and nothing that it has."""
     if not isinstance(cache, LayerCache):
@@ -106,7 +106,7 @@ def check_with_cache(
             hint = "the cache holds the keys of earlier tokens; another context goes to a saccade.caches.CrossCache"
             raise value_error(name, f"be None with a {type(cache).__name__}", "another", hint=hint)
         return
-    if is_lost:
+    if positions_unknown:
         hint = "a CrossCache does not count the tokens that ask"
         raise value_error("positions", "be given with rotary and a CrossCache", None, hint=hint)
     if not cache.is_filled:

@@ -243,7 +243,7 @@ class LatentAttention(AttentionLayer):
             rule, hint = "be that of a self-attention", "new_cache() makes one"
             raise value_error("cache", rule, type(cache).__name__, hint=hint)
         if cache is not None:
-            checks.check_with_cache(cache, x, None, None, mask, None, self.embed_dim, is_lost=False)
+            checks.check_with_cache(cache, x, None, None, mask, None, self.embed_dim, positions_unknown=False)
         weight = weight_of(self.latent_projection)
         checks.check_inputs(x, x, x, self.embed_dim, self.embed_dim, None if weight is None else weight.dtype)
         batch, length, _ = x.shape
