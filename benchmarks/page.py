@@ -16,7 +16,7 @@ import saccade as sc
 from benchmarks.measuring import Referee
 from benchmarks.reporting import Row, duration
 from saccade.viz.page.document import document
-from saccade.viz.page.report import checked_options, page_parts
+from saccade.viz.page.html_report import checked_options, page_parts
 
 N, LAYERS, HEADS, DIM = 10_000, 12, 12, 32
 SIZE = 8_000_000  # what a page has room for, if nothing is said

@@ -18,7 +18,7 @@ from saccade.auditing.runner import Outputs, PlainRunner, Runner, Unanswered, Wr
 from saccade.auditing.saccade_runner import SaccadeRunner
 from saccade.auditing.transformers_runner import TransformersRunner
 from saccade.models import Decoder, Encoder
-from saccade.models.inputs import check_tokens
+from saccade.models.model_inputs import check_tokens
 from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import check_bool, check_int, check_number
 

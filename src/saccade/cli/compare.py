@@ -16,7 +16,7 @@ from saccade.learning.training import DEFAULT
 from saccade.masks import Mask
 from saccade.matrix import AttentionMatrix
 from saccade.mechanisms import Linear, Linformer, Mechanism, Nystrom, Performer
-from saccade.mechanisms.compare import compare as compare_tensors
+from saccade.mechanisms.comparison import compare as compare_tensors
 from saccade.models import Decoder, Encoder
 from saccade.nn import DecoderLayer, EncoderLayer, MultiHeadAttention
 from saccade.text import visible

@@ -16,7 +16,7 @@ from saccade.cli.exits import refuse
 from saccade.cli.output_files import put, writing
 from saccade.cli.progress import progress
 from saccade.learning import MIXERS, QUESTIONS, Outcome, Run, Settings, planned, run_all
-from saccade.learning.table import legend, names, rows, shares
+from saccade.learning.runs import legend, names, rows, shares
 from saccade.text import visible
 
 

@@ -8,7 +8,7 @@ _END = "<!-- made until here -->"
 
 
 def generated(page: str, command: str) -> str:
-    """Return the part of a page that this command generated.
+    """Return the part of a Markdown page that this command generated.
 
     Raises:
         ValueError: the page has no such part.
@@ -18,7 +18,7 @@ def generated(page: str, command: str) -> str:
 
 
 def with_generated(page: str, command: str, part: str) -> str:
-    """Return a page with that part replaced.
+    """Return a Markdown page with its generated part replaced.
 
     Raises:
         ValueError: the page has no such part.

@@ -1,4 +1,4 @@
-"""Checks of tokens, images and feature maps that a model is called with, and their positions."""
+"""Checks of the inputs of models (tokens, images, feature maps), and position vectors for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.support.validation import ShapeSpec
 
 
 def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -> None:
-    """Raise unless ``tokens`` is int ``[batch, len]``, each below ``vocab_size``.
+    """Raise unless a model's input ``tokens`` are int ``[batch, len]``, each below ``vocab_size``.
 
     Values are checked on the CPU only: reading them would block other devices, where torch's lookup raises anyway, as
     it does in a compiled program.
@@ -35,7 +35,7 @@ def check_tokens(argument: str, tokens: object, vocab_size: int | None = None) -
 
 
 def positions_in_documents(positions: GivenPositions, mask: object) -> range | Tensor:
-    """Return the positions for a table of position vectors: counted within each document if documents are packed.
+    """Return the positions to look up learned position vectors: counted within each packed document.
 
     Masks and relative positions do not need this: they count over the whole sequence or distinguish documents.
     """
@@ -46,16 +46,16 @@ def positions_in_documents(positions: GivenPositions, mask: object) -> range | T
     return resolved.given
 
 
-def check_map(name: str, given: Tensor, channels: int, weight: Tensor | None) -> None:
-    """Raise unless an image or feature map is ``[batch, channels, H, W]``, not empty, and in the dtype of a weight."""
-    hint = f"{name}[None] adds the batch" if isinstance(given, Tensor) and given.dim() == 3 else None
-    sizes = ShapeSpec(f"{name} [batch, channels, H, W]").check(given, hint=hint, channels=channels)
+def check_map(name: str, x: Tensor, channels: int, weight: Tensor | None) -> None:
+    """Raise unless an input image or feature map is ``[batch, channels, H, W]``, not empty, and of a weight's dtype."""
+    hint = f"{name}[None] adds the batch" if isinstance(x, Tensor) and x.dim() == 3 else None
+    sizes = ShapeSpec(f"{name} [batch, channels, H, W]").check(x, hint=hint, channels=channels)
     if not sizes["H"] * sizes["W"]:
-        raise value_error(name, "have at least one row and column", list(given.shape))
-    if weight is not None and given.dtype != weight.dtype and not torch.is_autocast_enabled(given.device.type):
+        raise value_error(name, "have at least one row and column", list(x.shape))
+    if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         rule = f"be {str(weight.dtype).removeprefix('torch.')}, like the parameters"
-        got = str(given.dtype).removeprefix("torch.")
-        raise value_error(name, rule, got, facts=[describe(name, given)])
+        got = str(x.dtype).removeprefix("torch.")
+        raise value_error(name, rule, got, facts=[describe(name, x)])
 
 
 def cell_indices(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""compare(): the error, the cost and the break-even length of mechanisms."""
+"""compare(): the error and cost of mechanisms, and the length at which they become faster than exact attention."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compare(
     mask: object = None,
     timed_lengths: Sequence[int] | None = None,
 ) -> Comparison:
-    """Compare mechanisms with exact softmax attention on your tensors: error, cost, and the length at which they pay.
+    """Compare mechanisms with exact softmax attention on your tensors: error, cost, and the length at which they win.
 
     Errors and memory are measured on the tensors as they are. Products are also timed at other lengths, on the first
     tokens or on repeated tokens, to find the length at which a mechanism becomes faster than exact attention here.
@@ -48,9 +48,9 @@ def compare(
         value: ``[batch, kv_heads, kv_len, value_dim]``.
         mechanisms: to compare; one that does not support the mask gets a row with the reason.
         mask: anything that `saccade.attention` takes.
-        timed_lengths: numbers of keys at which to time; ``kv_len`` / 8 to 4 ``kv_len`` when None. Facts of the batch
-            (Padding, Documents, a tensor) say nothing of longer inputs, and a tensor nothing of shorter ones: with
-            these, lengths beyond are left out. So are those after one at which exact attention takes a second.
+        timed_lengths: numbers of keys at which to time; ``kv_len`` / 8 to 4 ``kv_len`` when None. Masks of one batch
+            (Padding, Documents, a tensor) cannot be extended to longer inputs, nor a tensor cut to shorter ones: such
+            lengths are left out, as are all after one at which exact attention takes a second.
 
     Raises:
         TypeError, ValueError: tensors that do not fit together, something that is no mechanism, no row or key.
@@ -96,13 +96,15 @@ def compare(
 
 
 class _Case(NamedTuple):
+    """The tensors and mask on which mechanisms are compared."""
+
     query: Tensor
     key: Tensor
     value: Tensor
     mask: object
 
     def at(self, length: int) -> _Case:
-        """Return the same case for another number of keys."""
+        """Return the case at another number of keys, cut or repeated."""
         q_len, kv_len = self.query.shape[2], self.key.shape[2]
         if length == kv_len:
             return self
@@ -115,7 +117,7 @@ class _Case(NamedTuple):
 
 
 def _names(mechanisms: Sequence[Mechanism]) -> list[str]:
-    """Return class names, with as many arguments as it takes to distinguish them."""
+    """Return the class names of the compared mechanisms, with arguments where needed to distinguish them."""
     arguments = [(type(one).__name__, one.extra_repr()) for one in mechanisms]
     plain = [name for name, _ in arguments]
     first = [f"{name}({what.split(',')[0]})" for name, what in arguments]
@@ -134,6 +136,7 @@ def _compared(
     exact_times: dict[int, float],
     times: dict[int, float],
 ) -> Compared:
+    """Return the row of one mechanism: its errors against exact attention, its times and memory."""
     matrix = mechanism(case.query, case.key, mask=case.mask)
     size = expected.norm(dim=-1)
     errors = ((matrix @ case.value).to(expected) - expected).norm(dim=-1) / size
@@ -158,7 +161,7 @@ def _median_and_worst(x: Tensor) -> tuple[float, float]:
 
 
 def crossing(ratios: dict[int, float]) -> int | None:
-    """Return the length from which on a ratio, known at some lengths, stays at least 1; None if it ends below 1."""
+    """Return the length from which on a ratio of times stays at least 1; None if it ends below 1."""
     since: int | None = None
     later: tuple[int, float] | None = None
     for length, ratio in sorted(ratios.items(), reverse=True):
@@ -173,7 +176,7 @@ def crossing(ratios: dict[int, float]) -> int | None:
 
 
 def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int]:
-    """Return the lengths at which to time, which always include the actual one."""
+    """Return the numbers of keys at which to time mechanisms; the actual one is always among them."""
     kv_len = case.key.shape[2]
     if lengths is None:
         lengths = [kv_len // 8, kv_len // 4, kv_len // 2, kv_len, 2 * kv_len, 4 * kv_len]
@@ -191,7 +194,7 @@ def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int
 
 
 def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int]) -> list[dict[int, float]]:
-    """Return seconds of a product by length, exact attention first; NaN at a length that a mechanism does not take."""
+    """Return the seconds of each mechanism by length, exact attention first; NaN at unsupported lengths."""
     kv_len = case.key.shape[2]
     results: list[dict[int, float]] = [{} for _ in mechanisms]
     for length in lengths:
@@ -212,6 +215,7 @@ def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int])
 
 
 def _seconds(mechanism: Mechanism, case: _Case, *, is_own: bool) -> float:
+    """Return the median time of a mechanism's product; NaN if it does not support the case."""
     _wait(case.query.device)
     start = time.perf_counter()
     try:
@@ -230,7 +234,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _peak_bytes(call: Callable[[], object], device: torch.device) -> float:
-    """Return the most bytes that a call allocates at a time."""
+    """Return the largest number of bytes that a call has allocated at any time."""
     if device.type != "cuda":
         return float(counted(call).most)
     _wait(device)
@@ -246,18 +250,18 @@ CLOSE, ROUGH = 0.01, 0.1
 
 
 class Compared(NamedTuple):
-    """The result of one mechanism.
+    """The result of comparing one mechanism with exact attention.
 
     Attributes:
-        name: of the mechanism.
-        error_median, error_worst: of the rows of the output, ``|out - exact| / |exact|``; rows in which exact
+        name: name of the mechanism.
+        error_median, error_worst: errors of the output's rows, ``|out - exact| / |exact|``; rows in which exact
             attention is 0 are left out.
         distance_median, distance_worst: half the sum of absolute differences between rows of the two matrices (total
             variation where both are distributions: 0 is equal, 1 is nothing in common), over some rows.
-        seconds: of one product at the given length, the median of a few.
+        seconds: median time of one product at the actual length.
         memory_bytes: most bytes that one product allocated at a time, its output included.
-        faster_from: from how many keys on it is faster than exact attention, interpolated between the lengths timed,
-            the shortest of them if it is faster at all; None if it is not at the longest.
+        faster_from: number of keys from which on it is faster than exact attention, interpolated between the lengths
+            timed, the shortest of them if it is faster at all; None if it is not at the longest.
         timed_to: the longest length timed, in keys.
         reasons: why it cannot run these inputs; then the numbers are NaN.
     """
@@ -292,10 +296,10 @@ class Comparison:
     """A comparison of mechanisms with exact softmax attention on the tensors of one call; prints as a table.
 
     Attributes:
-        rows: one for each mechanism, in the order given.
+        rows: one for each mechanism, in the order of the arguments.
         shape: (batch, heads, q_len, kv_len).
-        exact_seconds, exact_memory_bytes: of exact attention, at the given length.
-        lengths: in keys, at which products were timed.
+        exact_seconds, exact_memory_bytes: time and memory of exact attention, at the actual length.
+        lengths: numbers of keys at which products were timed.
         is_measured: True if memory was measured, by the device; False if it was counted: the tensors that torch's
             operations return, without what these need inside.
     """
@@ -315,7 +319,7 @@ class Comparison:
         for row in self.rows:
             numbers = (row.error_median, row.error_worst, row.distance_median, row.distance_worst)
             shares = ["-" if math.isnan(x) else f"{x:.3f}" if x < 10 else f"{x:.3g}" for x in numbers]
-            lines.append([row.name, *shares, _duration(row.seconds), _size(row.memory_bytes), self._since(row)])
+            lines.append([row.name, *shares, _duration(row.seconds), _size(row.memory_bytes), self._faster_from(row)])
         widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
         table = [
             "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(pairs))
@@ -325,7 +329,7 @@ class Comparison:
         verdicts = [f"{row.name}: {row.verdict}" for row in self.rows]
         return "\n".join([first, *(line.rstrip() for line in table), *verdicts])
 
-    def _since(self, row: Compared) -> str:
+    def _faster_from(self, row: Compared) -> str:
         if row.reasons:
             return "-"
         if row.faster_from is None:

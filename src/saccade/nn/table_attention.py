@@ -1,6 +1,8 @@
-"""Attention within the rows or the columns of a table of tokens, such as an alignment of sequences."""
+"""Attention within the rows or columns of a table of tokens, and AlphaFold's triangle attention."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from saccade.nn.base_layer import Layer
 from saccade.nn.projections import weight_of
 from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, type_error, value_error
-from saccade.support.validation import ShapeSpec, check_int
+from saccade.support.validation import ShapeSpec, check_choice, check_int
 
 _TABLE = ShapeSpec("x [batch, rows, columns, embed_dim]")
 _VALID = ShapeSpec("valid [batch, rows, columns]")
@@ -43,7 +45,7 @@ class TableAttention(ArgumentHints, Layer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize as in AlphaFold: gates nearly open, and an output of 0, so that a new layer adds nothing."""
+        """Initialize table attention as in AlphaFold: open gates and zero outputs, so that a new layer adds nothing."""
         self.attention.reset_parameters()
         gate, output = self.attention.gate_projection, self.attention.output_projection
         assert isinstance(gate, nn.Linear)
@@ -54,7 +56,7 @@ class TableAttention(ArgumentHints, Layer):
         return f"{self.embed_dim}, num_heads={self.num_heads}"
 
     def _check(self, x: Tensor, valid: Tensor | None, shapes: ShapeSpec = _TABLE) -> None:
-        """Raise unless a table and ``valid`` fit the layer and each other."""
+        """Raise unless a table of tokens and ``valid`` fit the layer and each other."""
         shapes.check(x, embed_dim=self.embed_dim)
         weight = weight_of(self.attention.query_projection)
         if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
@@ -69,7 +71,7 @@ class TableAttention(ArgumentHints, Layer):
             raise type_error("valid", "be a bool tensor", str(valid.dtype).removeprefix("torch."), hint=hint)
 
     def _attend(self, x: Tensor, bias: Tensor | None, valid: Tensor | None) -> Tensor:
-        """Return the output for a normed table: ``[batch, rows, columns, embed_dim]`` to the same."""
+        """Return the row attention's output for a normed table: ``[batch, rows, columns, embed_dim]``."""
         attention = self.attention
         heads = self._matrix(x, bias, valid).matmul(self._split(attention.value_projection, x))
         merged = heads.unflatten(1, (len(x), self.num_heads)).permute(1, 0, 3, 2, 4).flatten(3)
@@ -77,7 +79,7 @@ class TableAttention(ArgumentHints, Layer):
         return attention.output_projection(merged if gate is None else merged * torch.sigmoid(gate(x)))
 
     def _matrix(self, x: Tensor, bias: Tensor | None, valid: Tensor | None) -> Matrix:
-        """Return the matrix of a normed table, ``[rows, batch * num_heads, columns, columns]``.
+        """Return the attention matrix of each row of a normed table, ``[rows, batch * num_heads, columns, columns]``.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
@@ -139,7 +141,7 @@ class RowAttention(TableAttention):
         self.bias_projection = None if pair_dim is None else nn.Linear(pair_dim, num_heads, bias=False)
 
     def forward(self, x: Tensor, pairs: Tensor | None = None, *, valid: Tensor | None = None) -> Tensor:
-        """Apply attention within each row or column.
+        """Apply attention within each row of a table.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
@@ -198,7 +200,7 @@ class ColumnAttention(TableAttention):
     """
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
-        """Apply attention within each row or column.
+        """Apply attention within each column of a table.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
@@ -221,3 +223,77 @@ class ColumnAttention(TableAttention):
 
 def _transposed(valid: Tensor | None) -> Tensor | None:
     return None if valid is None else valid.transpose(1, 2)
+
+
+_NODE_PAIRS = ShapeSpec("pairs [batch, n, n, embed_dim]")
+
+
+class TriangleAttention(TableAttention):
+    r"""Attention from pairs of nodes to pairs with the same start (or end), with a bias from the third side.
+
+    .. math:: \text{start:}\quad A_{ij,k} = \mathrm{softmax}_k\Big(\frac{q_{ij}^\top k_{ik}}{\sqrt{d}} + b_{jk}\Big),
+              \qquad
+              \text{end:}\quad A_{ij,k} = \mathrm{softmax}_k\Big(\frac{q_{ij}^\top k_{kj}}{\sqrt{d}} + b_{ki}\Big)
+
+    for each head, with :math:`b = \mathrm{norm}(\mathrm{pairs})\, W_B`. Otherwise it is
+    like `RowAttention`: the pair (i, j) is the token in row i and column j; pairs are normed first, and the gated
+        output
+    is to be added to them.
+
+    Args:
+        embed_dim: width of the pairs.
+        num_heads: divides ``embed_dim``.
+        around: the node that pairs share: "start" (pairs of a row) or "end" (pairs of a column).
+
+    Raises:
+        ValueError, TypeError: sizes that do not fit.
+
+    Cost: O(batch · n³ · embed_dim) time; memory O(batch · n² · (embed_dim + num_heads)).
+
+    Example:
+        >>> import torch
+        >>> layer, pairs = TriangleAttention(16, 4, around="end"), torch.randn(1, 5, 5, 16)
+        >>> layer(pairs).shape, layer.matrix(pairs).shape
+        (torch.Size([1, 5, 5, 16]), (5, 4, 5, 5))
+
+    Reference: Jumper et al. 2021, "Highly accurate protein structure prediction with AlphaFold", supplement, algorithms
+    13 and 14.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, around: Literal["start", "end"] = "start"):
+        super().__init__(embed_dim, num_heads)
+        self.around = check_choice("around", around, ("start", "end"))
+        self.bias_projection = nn.Linear(embed_dim, num_heads, bias=False)
+
+    def forward(self, pairs: Tensor, *, valid: Tensor | None = None) -> Tensor:
+        """Apply triangle attention to the pairs.
+
+        Args:
+            pairs: ``[batch, n, n, embed_dim]``.
+            valid: bool ``[batch, n, n]``: False at padding, which is not attended to; None for no padding.
+
+        Returns:
+            ``[batch, n, n, embed_dim]``. It is the output's bias if a row has no tokens.
+        """
+        x, bias, valid = self._prepare(pairs, valid)
+        return self._around(self._attend(x, bias, valid))
+
+    def matrix(self, pairs: Tensor, *, valid: Tensor | None = None) -> Matrix:
+        """Return the lazy attention matrix of each node, ``[n, batch * num_heads, n, n]``; see `forward`.
+
+        Head h of item b is head ``b * num_heads + h``. Around node i, row j is the pair (i, j) and column k the pair
+        (i, k); with "end", they are the pairs (j, i) and (k, i).
+        """
+        return self._matrix(*self._prepare(pairs, valid))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, around={self.around!r}"
+
+    def _prepare(self, pairs: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the normed pairs with a row for each shared node, the bias of a row, and ``valid``."""
+        self._check(pairs, valid, _NODE_PAIRS)
+        x = self._around(self.norm(pairs))
+        return x, self.bias_projection(x), None if valid is None else self._around(valid)
+
+    def _around(self, x: Tensor) -> Tensor:
+        return x if self.around == "start" else x.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""report(): one file that shows any model's attention, from the whole to the single weight."""
+"""report(): an HTML report of any model's attention in one file, from all heads to single weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SIZE = 8_000_000
 
 
 class Options(NamedTuple):
-    """The options of a page besides its data; see `report`."""
+    """The options of a report besides its data; see `report`."""
 
     tokens: Tokens = None
     title: str = "Attention"
@@ -54,47 +54,47 @@ def report(
     language: Language | None = None,
     size: int = _SIZE,
 ) -> Path:
-    """Write a page that shows attention, from all heads to the single weight; it opens from disk and asks no host.
+    """Write an HTML report of attention, from all heads to single weights; it opens from disk, without a network.
 
-    All heads stand in a table of layers × heads, coloured by any statistic or drawn as small maps, and sorted by it.
-    A click shows a head's map, which is zoomed and panned; pointing at a token of the text lights what it looks at and
-    what looks at it. Heads can be found by kind, or by likeness to another; tokens by their text; sinks can be hidden.
-    The view is stored in the page's address, and can be saved as PNG, SVG and JSON.
+    All heads are shown in a table of layers × heads, coloured by any statistic or as small maps, and sorted by it. A
+    click opens a head's map, to zoom and pan; pointing at a token highlights the tokens that it attends to and those
+    that attend to it. Heads can be searched by kind or by similarity to another head, and tokens by their text; sinks
+    can be hidden. The view is stored in the page's address, and can be saved as PNG, SVG and JSON.
 
-    Every head has a map of at most 128 × 128 cells, which hold the largest weight of neighbours (of weights of both
-    signs, the one farthest from 0). As many heads as ``size`` has room for are shown closely: all weights of a short
-    text; else a map of at most 1,024 × 1,024 cells and the strongest 8 to 64 weights of every query and key. These
-    are drawn exactly, and what is only known from a cell is called "at most".
+    Every head has a map of at most 128 × 128 cells, which show the largest weight of neighbours (the one farthest from
+    0 if weights have both signs). As many heads as fit into ``size`` have details: all weights of a short text; else a
+    map of at most 1,024 × 1,024 cells and the strongest 8 to 64 weights of every query and key. These are drawn
+    exactly; a weight that is known only from a cell is marked "at most".
 
     Args:
-        given: a lazy matrix; weights that are written out, ``[batch, heads, q_len, kv_len]``; a list of either, one
-            for each layer, or a dict by names; or a `saccade.recording.Recording`, which shows what it kept (with
-            ``keep="qk"`` everything; "statistics", "pooled" and "topk" what they say).
-        path: where to; an existing file is replaced at once.
-        tokens: of the text, as they should be read, one for each key; or a pair, (of queries, of keys), if these are
-            two texts; or either by names of layers: ``{"encoder*": source, "decoder*self*": target, "*":
-            (target, source)}``, where the first name that fits counts. Numbers when None.
-        other: the same of another recording, to be compared: of another model, of later training, of another kernel.
-        other_tokens: of its text; ``tokens`` when None.
-        names: of the two recordings.
+        given: a lazy matrix; dense weights, ``[batch, heads, q_len, kv_len]``; a list of either, one for each layer, or
+            a dict by names; or a `saccade.recording.Recording`, of which everything recorded is shown (all with
+            ``keep="qk"``).
+        path: path of the HTML file; an existing file is replaced at once.
+        tokens: readable tokens of the text, one for each key; or a pair, (of queries, of keys), for two texts; or
+            either by names of layers: ``{"encoder*": source, "decoder*self*": target, "*": (target, source)}``, of
+            which the first matching name counts. Numbers when None.
+        other: a second recording to compare with: of another model, of later training, or of another kernel.
+        other_tokens: tokens of the second recording; ``tokens`` when None.
+        names: names of the two recordings.
         title: text above the page.
-        batch: which batch item.
-        heads: (layer, head) of those that are shown closely; when None all, or as many as there is room for, the most
-            telling of each kind first.
-        language: of the page, "en" or "zh"; the reader's when None, who may change it.
-        size: bytes that the file may have, about. Small maps of all heads are written in any case, and heads that were
-            named.
+        batch: the batch item to show.
+        heads: (layer, head) of the heads to show in detail; when None all, or as many as fit, the most informative of
+            each kind first.
+        language: language of the page, "en" or "zh"; the reader's when None, who may change it.
+        size: approximate number of bytes that the file may have. Small maps of all heads, and details of the heads
+            passed in ``heads``, are written in any case.
 
     Returns:
-        The path written.
+        The path of the file.
 
     Raises:
-        TypeError: something that cannot be shown; tokens that are no strings.
-        ValueError: no layers, an empty axis, as many tokens as do not fit, heads or a batch item that are not there.
+        TypeError: an object that cannot be shown; tokens that are not strings.
+        ValueError: no layers, an empty axis, a wrong number of tokens, heads or a batch item that do not exist.
         OSError: the file cannot be written.
 
-    Cost: for each layer about three sweeps over the weights, one more for each head that is shown closely; memory
-    linear in the lengths.
+    Cost: for each layer about three sweeps over the weights, one more for each head with details; memory linear in the
+    lengths.
 
     Example:
         >>> import saccade as sc
@@ -109,7 +109,7 @@ def report(
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path if a file can be written there."""
+    """Return the path of a report; raise unless a file can be written there."""
     check_type("path", path, (str, os.PathLike), "be a path")
     destination = Path(path)
     if destination.is_dir() or not destination.parent.is_dir():
@@ -126,7 +126,7 @@ def checked_options(
     language: object,
     size: object,
 ) -> Options:
-    """Check options that do not depend on the data."""
+    """Check the options of a report that do not depend on its data."""
     check_type("title", title, str, "be a string")
     pair = tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else ()
     if len(pair) != 2 or not all(isinstance(name, str) for name in pair):
@@ -158,7 +158,7 @@ def write(
     other_tokens: Tokens = None,
     live: float = 0.0,
 ) -> None:
-    """Write a page whose options were checked; with ``live``, it reloads itself every so many seconds."""
+    """Write a report whose options are checked; with ``live``, it reloads itself at intervals of as many seconds."""
     data = page_parts(options, given, other, other_tokens, live)
     write_whole(path, memoryview(document(visible(options.title), data).encode()))
 
@@ -166,7 +166,7 @@ def write(
 def page_parts(
     options: Options, given: object, other: object = None, other_tokens: Tokens = None, live: float = 0.0
 ) -> dict[str, str]:
-    """Return the packed data of a page, by name."""
+    """Return the packed data of a report, by name."""
     if other is None and other_tokens is not None:
         raise value_error("other_tokens", "be left out where there is no other recording", kind(other_tokens))
     check_tokens(other_tokens)
@@ -185,9 +185,9 @@ def page_parts(
         "title": visible(options.title),
         "language": options.language or "",
         "live": live,
-        "start": dict(zip(("layer", "head"), sides[0].told["start"], strict=True)),
+        "start": dict(zip(("layer", "head"), sides[0].descriptions["start"], strict=True)),
         "versions": {"saccade": version("saccade-attention"), "torch": torch.__version__},
-        "sides": [side.told for side in sides],
+        "sides": [side.descriptions for side in sides],
     }
     parts = {f"{place}-{name}": data for place, side in enumerate(sides) for name, data in side.parts.items()}
     return {"index": packed(as_json(index)), **parts}

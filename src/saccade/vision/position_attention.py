@@ -1,4 +1,4 @@
-"""PositionAttention: every position attends to every other."""
+"""PositionAttention: every position of a feature map attends to every other."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PositionAttention(ArgumentHints, nn.Module):
         self.gamma = nn.Parameter(torch.zeros(1))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return ``features + gamma * (A @ value)``, ``[batch, channels, H, W]``."""
+        """Return the position attention's output ``features + gamma * (A @ value)``, ``[batch, channels, H, W]``."""
         gathered = self.matrix(features) @ as_tokens(self.value(features))
         return features + self.gamma * as_map(gathered, *features.shape[2:])
 

@@ -1,4 +1,4 @@
-"""Contents: the description of one cache in a file, checked before it is used."""
+"""The contents of a cache file, checked part by part: `Contents`, and the declaration of a tensor, `Leaf`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LARGEST_EMPTY = 1 << 20  # of a size of a tensor without elements, which the le
 
 
 class MisfitError(Exception):
-    """A fragment that continues "a file that": no cache was written so, whatever the checksum."""
+    """An error about a cache file whose contents no cache could have written; the text continues "a file that"."""
 
 
 class Leaf(NamedTuple):
-    """One tensor of a cache's state, as the class declares it.
+    """The declaration of one tensor of a cache's state: its name, axes and dtype.
 
     Args:
-        name: in the state, and in files.
+        name: name in the state and in files.
         axes: names of its sizes, ``"batch kv_heads columns head_dim"``; ``batch|1`` where items may share a row, and
             ``columns`` where only the first `LayerCache.length` count.
         dtype: ``float`` (that of the keys), ``wide`` (float32, or float64 with float64 keys), ``positions`` (int64, -1
@@ -44,12 +44,12 @@ class Leaf(NamedTuple):
 
 
 class Contents:
-    """One cache in a file: a few values, and tensors.
+    """The contents of one cache in a file: a few plain values, and tensors.
 
     Args:
-        tree: the values.
+        tree: the plain values.
         name: the prefix of the names of its tensors.
-        tensors: of the whole file.
+        tensors: tensors of the whole file.
 
     Raises:
         MisfitError: in every method, a part has another type, shape or size.
@@ -62,47 +62,47 @@ class Contents:
         self.kind: str = tree["kind"]
 
     def says(self, key: str) -> bool:
-        """Return whether a value is present."""
+        """Return whether the cache file has a value of this name."""
         return key in self._tree
 
     def value(self, key: str) -> Any:
-        """Return a value of any type."""
+        """Return a value of any type from the cache file."""
         if key not in self._tree:
             raise MisfitError(f"does not say {key} of a {self.kind}")
         return self._tree[key]
 
     def part(self, key: str) -> Contents:
-        """Return the values of a group."""
+        """Return a group of values from the cache file."""
         inner = self.value(key)
         if not isinstance(inner, dict):
             raise self.misfit(key)
         return Contents({**inner, "kind": self.kind}, self._name, self._tensors)
 
     def count(self, key: str, least: int = 0, most: int = _LARGEST) -> int:
-        """Return an int."""
+        """Return an int from the cache file; raise if it is out of range."""
         number = self.value(key)
         if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
             raise self.misfit(key)
         return number
 
     def count_or_none(self, key: str, least: int = 0, most: int = _LARGEST) -> int | None:
-        """Return an int or None."""
+        """Return an int or None from the cache file; raise if it is out of range."""
         return None if self.value(key) is None else self.count(key, least, most)
 
     def position(self, key: str) -> int:
-        """Return a position, or a number of tokens."""
+        """Return a position, or a number of tokens, from the cache file."""
         return self.count(key, 0, _FARTHEST)
 
     def misfit(self, what: str) -> MisfitError:
-        """Return the error for a part that has an impossible size or type."""
+        """Return the error for a part of the file that has an impossible size or type."""
         return MisfitError(f"has no possible {what} of a {self.kind}")
 
     def has(self, name: str) -> bool:
-        """Return whether a tensor is present."""
+        """Return whether the cache file has a tensor of this name."""
         return self._name + name in self._tensors
 
     def is_empty(self, leaves: Sequence[Leaf]) -> bool:
-        """Return whether the cache was empty; raise if the file has tokens all the same."""
+        """Return whether the saved cache was empty; raise if the file has tokens all the same."""
         is_empty = self.value("first") is None if not self.says("length") else self.position("length") == 0
         has_tokens = any(self.has(leaf.name) and self._tensors[self._name + leaf.name].numel() for leaf in leaves)
         if is_empty and (has_tokens or (self.says("next") and self.count("next", 0, 0))):
@@ -110,12 +110,12 @@ class Contents:
         return is_empty
 
     def leaf(self, leaf: Leaf, sizes: dict[str, int], dtype: torch.dtype | None = None) -> Tensor:
-        """Return one tensor of a state.
+        """Return one tensor of the cache's state from the file.
 
         Args:
-            leaf: its declaration.
-            sizes: of axes, by name; those of other names are added.
-            dtype: of the keys; None where this are they.
+            leaf: the declaration of the tensor.
+            sizes: sizes of axes by name; sizes of new names are added.
+            dtype: dtype of the keys; None for the keys themselves.
         """
         if not self.has(leaf.name):
             raise MisfitError(f"lacks the tensor {self._name}{leaf.name} of a {self.kind}")
@@ -141,11 +141,11 @@ class Contents:
     def state(
         self, leaves: Sequence[Leaf], sizes: dict[str, int]
     ) -> tuple[dict[str, Tensor], dict[str, int], KeyValueSpec]:
-        """Return the tensors of a state by name, the sizes of their axes, and the spec of keys and values.
+        """Return all state tensors of the file by name, the sizes of their axes, and the spec of keys and values.
 
         Args:
             leaves: the declarations of the tensors, keys first.
-            sizes: of axes, by name, as far as they are known.
+            sizes: sizes of axes, by name, as far as they are known.
         """
         state: dict[str, Tensor] = {}
         for leaf in leaves:
@@ -159,14 +159,14 @@ class Contents:
         return state, sizes, KeyValueSpec(**known, dtype=first.dtype, device=first.device)
 
     def positions(self, batch: int, columns: int) -> range | Tensor:
-        """Return the positions of the columns."""
+        """Return the saved positions of the columns."""
         first = self.position("first")
         if not self.has("positions"):
             return range(first, first + columns)
         return self.leaf(Leaf("positions", "batch columns", "positions"), {"batch": batch, "columns": columns})
 
     def upcoming(self, batch: int, reached: Tensor | None) -> int | Tensor:
-        """Return the next position of each item; it must lie behind ``reached``, ``[batch | 1, ...]``."""
+        """Return the saved next position of each item; it must come after ``reached``, ``[batch | 1, ...]``."""
         reached = torch.empty(1, 0, dtype=torch.int64, device="cpu") if reached is None else reached
         after: int | Tensor = self.position("next") if not self.has("next") else 0
         if self.has("next"):
@@ -177,16 +177,16 @@ class Contents:
         return after
 
     def check_room(self, key: Tensor, value: Tensor, columns: int) -> None:
-        """Raise for more columns than the machine's memory holds, before they are allocated."""
+        """Raise if a file describes more columns than this machine's memory can hold, before allocating them."""
         each = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
-        if each * columns > _machine():
+        if each * columns > _memory_bytes():
             raise MisfitError(
                 f"asks for {each * columns:,} bytes of room for a {self.kind}, more than this machine has"
             )
 
 
-def _machine() -> int:
-    """Return the bytes of memory of this machine, or more than most have if the system does not report it."""
+def _memory_bytes() -> int:
+    """Return the bytes of memory of this machine, or a large number if the system does not report it."""
     with contextlib.suppress(AttributeError, ValueError, OSError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 1 << 40
