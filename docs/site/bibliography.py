@@ -17,8 +17,8 @@ FILE = DOCS / "bibliography.bib"
 HEAD = {
     "en": """# Papers
 
-The {count} papers, books and reports that the docstrings and pages cite, by first author. `docs/bibliography.bib` has them
-in BibTeX. [The flow of attention](flow.md#to-read-and-to-watch) suggests which to read first.
+The {count} papers, books and reports that the docstrings and pages cite, by first author. `docs/bibliography.bib` has
+them in BibTeX. [The flow of attention](flow.md#to-read-and-to-watch) suggests which to read first.
 """,
     "zh": """# 论文
 
