@@ -126,10 +126,10 @@ def test_an_unknown_ingredient():
 
 def test_an_unknown_claim():
     with pytest.raises(
-        ValueError, match=r"^theory\.find: name must be that of a claim; got 'jacobian'\.\nHint: did you"
+        ValueError, match=r"^find: name must be that of a claim; got 'jacobian'\.\nHint: did you"
     ):
         theory.find("jacobian")
     with pytest.raises(ValueError, match=r"Hint: theory\.CLAIMS has them all"):
         theory.find("perpetual motion")
-    with pytest.raises(TypeError, match=r"^theory\.find: name must be a string; got int\."):
+    with pytest.raises(TypeError, match=r"^find: name must be a string; got int\."):
         theory.find(3)
