@@ -165,7 +165,7 @@ def convolutions_are_local(
     source="tutorials; Bengio et al. 1994; Pascanu et al. 2013, arXiv:1211.5063, section 2.1",
     verdict="holds if",
     conditions="the recurrent matrix lengthens the state (its largest singular value must be above 1, and it is "
-    "enough if all are) and nothing saturates; with tanh and inputs of variance 1 the gradients of the same matrix fade",
+    "enough if all are) and nothing saturates; with tanh and inputs of variance 1 its gradients fade",
 )
 def recurrent_gradients_explode(
     draw: Draw, *, network: Callable[..., Callable[[Tensor], Tensor]] = recurrent
