@@ -1,4 +1,4 @@
-"""The cases that the laws are tried on: every kind of mask, combined masks, and shapes that often fail."""
+"""`CASES` and `LARGE_CASES` for the laws: every kind of mask, combined masks, and shapes that often fail."""
 
 import torch
 
@@ -9,7 +9,7 @@ from saccade.testing.pattern_cases import GRIDS, LARGE_PATTERNS, PATTERNS
 from saccade.testing.score_and_bias_cases import EVICTED, INGREDIENTS, LARGE_INGREDIENTS, RAGGED, SHUFFLED
 
 _DRAWN = torch.rand(2, 4, 7, 7, generator=torch.Generator().manual_seed(7)) < 0.5
-_DRAWN[:, 1, 3] = False  # one head has a row that sees nothing
+_DRAWN[:, 1, 3] = False  # one head has a row without any visible key
 _TABLE = _DRAWN.tolist()
 _TWO = shared_masks.document_of(3, 4)
 _PER_ITEM = (_TWO, shared_masks.document_of(5, 1, 1))
@@ -114,7 +114,7 @@ _POSITIONS = (
     Case("shuffled", *shared_masks.window(2, 0), **SHUFFLED),
 )
 
-# Tensors that equal a rule, at sizes for which saccade looks for the rule.
+# Mask tensors that equal a rule, at sizes at which saccade tries to recognise the rule.
 _INDEX = torch.arange(450)
 _TRIL, _TOKENS = torch.ones(450, 450, dtype=torch.bool).tril(), torch.tensor([[450], [200], [1]]) > _INDEX
 _SINKS = _TRIL & ((_INDEX[:, None] - _INDEX < 70) | (_INDEX < 3))
@@ -162,5 +162,5 @@ CASES: tuple[Case, ...] = (
     *GRIDS,
 )
 
-# Long enough for several tiles, with edges of the mask inside tiles.
+# Sequences that span several tiles, with edges of the mask inside tiles.
 LARGE_CASES: tuple[Case, ...] = (*_LARGE, *LARGE_PATTERNS, *LARGE_INGREDIENTS)

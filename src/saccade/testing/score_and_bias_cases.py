@@ -1,4 +1,4 @@
-"""Cases of scores, relative biases and sinks, alone and together."""
+"""Cases for the laws with scores, relative biases and sinks, alone and together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian
 from saccade.testing import shared_masks
 from saccade.testing.case import Case, seeded
 
-# Positions: sequences of different lengths, a cache with evicted keys, and any order.
+# Sizes and positions of sequences of different lengths, a cache with evicted keys, and shuffled tokens.
 RAGGED: dict[str, Any] = {
     "q_len": 3,
     "kv_len": 5,
@@ -43,7 +43,7 @@ _SCORES = (
 
 
 def _relative(name: str, build: Callable[[], Bias], **options: Any) -> Iterator[Case]:
-    """Return cases of one relative bias at many kinds of positions."""
+    """Yield the cases of one relative bias at several kinds of positions."""
     bias = seeded(build)
     yield Case(name, *shared_masks.window(2, 3), relative=bias, **options)
     yield Case(f"{name}-extend", None, None, q_len=3, kv_len=9, relative=bias, **options)
