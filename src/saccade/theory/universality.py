@@ -40,7 +40,7 @@ def built(tokens: Tensor, wanted: Tensor, attend: Callable[..., Tensor] = attent
 
 
 def unexplained_share(wanted: Tensor, *seen: Tensor) -> float:
-    """Return the least share of the squares of ``wanted`` that no function of ``seen`` can approximate."""
+    """Return the share of the squares of ``wanted`` that even the best function of ``seen`` cannot explain."""
     groups = torch.unique(torch.stack([one.flatten() for one in seen], 1), dim=0, return_inverse=True)[1]
     rows = wanted.flatten(0, 1)
     counts = torch.bincount(groups).to(rows)[:, None]
