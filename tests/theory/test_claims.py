@@ -125,9 +125,7 @@ def test_an_unknown_ingredient():
 
 
 def test_an_unknown_claim():
-    with pytest.raises(
-        ValueError, match=r"^find: name must be that of a claim; got 'jacobian'\.\nHint: did you"
-    ):
+    with pytest.raises(ValueError, match=r"^find: name must be that of a claim; got 'jacobian'\.\nHint: did you"):
         theory.find("jacobian")
     with pytest.raises(ValueError, match=r"Hint: theory\.CLAIMS has them all"):
         theory.find("perpetual motion")

@@ -132,9 +132,9 @@ class Stepwise:
         """Repeat keys or values for all heads; consecutive heads share a group."""
         return x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
-    def read_parameters(self, option: Any) -> Any:
+    def read_parameters(self, module: Any) -> Any:
         """Return a score, bias or sink unchanged; a mutant may detach its gradient."""
-        return option
+        return module
 
     def factor(self, scale: float | None, query: Tensor, score: Score | None) -> float:
         """Return the factor of the scores: the explicit scale, or the default of the score."""

@@ -12,6 +12,7 @@ def _unless(reason: str, holds: Callable[[Case], bool]) -> Callable[[Subject, Ca
     """Build a condition of laws from a property of cases and the reason for cases without it."""
 
     def condition(subject: Subject, case: Case) -> str | None:
+        """Return the reason why a law does not apply to the case, or None if it does."""
         return None if holds(case) else reason
 
     return condition
