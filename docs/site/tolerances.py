@@ -46,18 +46,18 @@ _TABLE = re.compile(r"^\|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
 
 
 def tables(language: str) -> list[str]:
-    """The tables of a page, in its order."""
+    """Return the tables of a page, in its order."""
     return [_limits(language), _reasons(language), _elsewhere(language)]
 
 
 def with_tables(text: str, language: str) -> str:
-    """A page with the tables as the code has them."""
+    """Return a page with the tables of the code."""
     made = iter(tables(language))
     return _TABLE.sub(lambda _: next(made), text)
 
 
 def _limits(language: str) -> str:
-    """Of each dtype what is allowed of each quantity, and how many units of rounding that is."""
+    """Return the allowed error of each dtype and quantity, and its size in units of rounding."""
     names = COLUMNS[language]
     quantities = ("output", "lse", "gradient")
     lines = [f"| {names['']} | {' | '.join(names[one] for one in quantities)} |", "|---|---|---|---|"]

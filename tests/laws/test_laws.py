@@ -14,8 +14,8 @@ from saccade.engine import dispatch
 from saccade.engine.kernels.block_mask import blocks_of
 from saccade.engine.kernels.flex import Flex, _modified
 from saccade.engine.kernels.kernel import Request, Verdict
+from saccade.testing.cases import INGREDIENTS, LARGE_INGREDIENTS
 from saccade.testing.pattern_cases import PATTERNS
-from saccade.testing.score_and_bias_cases import INGREDIENTS, LARGE_INGREDIENTS
 from saccade.testing.subject import OPTIONS
 
 HALF = (torch.bfloat16, torch.float16)
