@@ -91,7 +91,7 @@ def why_not(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[s
 
 
 def _verdict(kernel: Kernel, inputs: AttentionInputs, request: Request) -> Verdict:
-    """Return a kernel's verdict; one whose first run went wrong cannot run."""
+    """Return a kernel's verdict on a product; a kernel whose first run was wrong cannot run."""
     verdict = kernel.verdict(inputs, request)
     if verdict.cannot or not kernel.is_checked:
         return verdict
@@ -113,7 +113,7 @@ def _requested(inputs: AttentionInputs, request: Request) -> Kernel:
 
 
 def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor]:
-    """Return the output, in the dtype of the query, and the lse.
+    """Return the attention output, in the dtype of the query, and the lse.
 
     Args:
         inputs: the ingredients.
@@ -126,7 +126,7 @@ def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = D
 
 
 def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor | None]:
-    """Return the output and the lse; the lse may be None unless ``request.needs_lse``.
+    """Return the attention output and the lse; the lse may be None unless ``request.needs_lse``.
 
     Some kernels are faster when they need not return the lse.
     """
@@ -163,7 +163,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -
 def _run(
     inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, kernel: Kernel
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return output and lse; None if the kernel failed its check, which is then recorded."""
+    """Return the output and the lse of a kernel; None if the kernel failed its first-use check, which is recorded."""
     if not has_values(inputs.query):
         if autograd.is_recorded(inputs, value):
             return autograd.differentiable(_TILED, inputs, value, None)
@@ -207,7 +207,7 @@ def _run_if_finite(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tu
 def _run_by_autograd(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None
 ) -> tuple[Tensor, Tensor]:
-    """Run a kernel without a backward pass; under ``vmap``, once for all samples."""
+    """Run a kernel that autograd differentiates; under `vmap`, once for all samples."""
     if not are_mapped(inputs, value):
         return nonfinite.forward(kernel, inputs, value, dropped)
     if dropped is not None:
@@ -218,7 +218,7 @@ def _run_by_autograd(
 
 
 def check_dropout(dropout_p: float, seed: int | None) -> None:
-    """Raise unless both are valid options of a product."""
+    """Raise an error unless the dropout probability and the seed are valid."""
     dropout.check(dropout_p)
     dropout.check_seed(seed)
 

@@ -1,4 +1,4 @@
-"""How many bytes are held at once: reckoned step by step, or counted while something small is run."""
+"""Memory accounting: peak bytes computed step by step, or measured while a small part of a product runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch.utils._pytree import tree_leaves
 
 
 class Held(NamedTuple):
-    """Bytes that a step holds at most while it is taken, what comes of it included, and those of what comes of it."""
+    """Peak bytes of one step, its result included, and the bytes of the result."""
 
     most: int
     left: int
 
 
 class Cost(NamedTuple):
-    """Return the cost of a forward product.
+    """The cost of a kernel's forward product: tiles, query-key pairs and bytes.
 
     Attributes:
         tiles: boxes of the plan that it runs.
@@ -35,44 +35,44 @@ class Cost(NamedTuple):
 
 
 def bytes_widened(entries: int, dtype: torch.dtype) -> int:
-    """Return the bytes that torch holds while it sums half precision: a copy in float32."""
+    """Return the bytes of the float32 copy that torch makes to sum half-precision numbers; 0 for other dtypes."""
     return 4 * entries if dtype in (torch.float16, torch.bfloat16) else 0
 
 
 class Ledger:
-    """Bytes that are held now, and the most that ever were: what a run would take and give back, without the run."""
+    """A simulated memory account: current and peak bytes of a run that does not take place."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
 
     def take(self, size: float) -> None:
-        """Add bytes that are held from now on."""
+        """Add allocated bytes."""
         self.now += int(size)
         self.most = max(self.most, self.now)
 
     def give(self, size: float) -> None:
-        """Subtract bytes that are no longer held."""
+        """Subtract freed bytes."""
         self.now -= int(size)
 
     def touch(self, size: float) -> None:
-        """Taken, and given back at once."""
+        """Account for bytes that are allocated and freed at once."""
         self.most = max(self.most, self.now + int(size))
 
     def step(self, held: Held) -> None:
-        """Something is done, and what comes of it is kept."""
+        """Account for a step: its peak, and the result that stays allocated."""
         self.touch(held.most)
         self.take(held.left)
 
     @contextmanager
     def holding(self, size: float) -> Iterator[None]:
-        """Bytes that are held for a while."""
+        """Account for bytes that stay allocated within a ``with`` block."""
         self.take(size)
         yield
         self.give(size)
 
 
 def counted(run: Callable[[], object]) -> Held:
-    """Count the bytes of tensors while a function runs, and of its result; inputs are not counted."""
+    """Return the peak bytes of tensors while a function runs, and the bytes of its result; inputs are not counted."""
     with Watch() as watch:
         result = run()
     left = watch.now
@@ -81,7 +81,7 @@ def counted(run: Callable[[], object]) -> Held:
 
 
 class Watch(TorchDispatchMode):
-    """Counts storages from the operation that returns them until nothing refers to them.
+    """A dispatch mode that counts the bytes of tensor storages from their allocation until they are freed.
 
     Attributes:
         now, most: bytes that are held, and the most that ever were.
@@ -98,14 +98,14 @@ class Watch(TorchDispatchMode):
         return made
 
     def note(self, made: object, given: object) -> None:
-        """Tensors that an operation has returned, of those that it was given."""
+        """Count the storages of an operation's results, except for those of its inputs."""
         known = {id(x.untyped_storage()) for x in tree_leaves(given) if isinstance(x, Tensor)}
         for x in tree_leaves(made):
             if isinstance(x, Tensor):
                 self._note(x.untyped_storage(), known)
 
     def touch(self, size: int) -> None:
-        """So many more bytes are held for a moment, unseen."""
+        """Account for bytes that an operation allocates and frees internally."""
         self.most = max(self.most, self.now + size)
 
     def _note(self, storage: torch.UntypedStorage, given: set[int]) -> None:

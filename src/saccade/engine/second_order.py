@@ -1,4 +1,7 @@
-"""Derivatives of a product's gradients, in torch operations: for gradient penalties, MAML and Hessians.
+"""Second derivatives of attention, in torch operations: for gradient penalties, MAML and Hessians.
+
+Kernels compute the gradients themselves. Their derivatives are taken here, by autograd, from the definition of a few
+complete rows at a time, so that no kernel needs a formula of its own for them.
 
 The gradients themselves are computed by the kernel. Their derivatives are taken here, by autograd, from the definition
 of a few complete rows at a time, so that no kernel needs a formula of its own for them.
@@ -28,7 +31,7 @@ CALLED_AS = "attention"  # in errors
 
 
 class Backward(NamedTuple):
-    """Inputs and results of a product, from which its gradients are computed.
+    """The inputs and results of a product, whose gradients are to be differentiated.
 
     Attributes:
         inputs, value, dropped: of the product.
@@ -45,7 +48,7 @@ class Backward(NamedTuple):
 
 
 def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_graph: bool = False) -> Tensors:
-    """Return the gradients of `AttentionInputs.sources`, ``grad_out`` and ``grad_lse`` from those of the first pass.
+    """Return the second derivatives: gradients of `AttentionInputs.sources`, ``grad_out`` and ``grad_lse``.
 
     Args:
         of: what the first gradients were computed from.
@@ -72,7 +75,7 @@ def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_
 
 
 class _Slices:
-    """The parts of all tensors that a tile reads: query, key, value, bias, parameters, captured, then two gradients.
+    """The parts of all tensors that a tile reads: query, key, value, bias, parameters, captured tensors, two gradients.
 
     Args:
         inputs: the ingredients.
@@ -124,7 +127,7 @@ class _Slices:
 def _of_tile(
     of: Backward, slices: _Slices, tensors: Tensors, grads: Tensors, needed: Sequence[bool], create_graph: bool
 ) -> Tensors:
-    """Compute the parts of the result that the rows of a tile contribute to."""
+    """Return the second derivatives that the rows of one tile contribute."""
     with torch.enable_grad():
         captured = range(4 + len(of.inputs.parameters), len(tensors) - 2)
         leaves = [
@@ -138,12 +141,12 @@ def _of_tile(
 
 
 def _leaf(x: Tensor, create_graph: bool) -> Tensor:
-    """Return a leaf for gradients; with ``create_graph``, a node computed from ``x``."""
+    """Return a leaf tensor for autograd; with ``create_graph``, a node computed from ``x``."""
     return x.view_as(x) if create_graph and x.requires_grad else x.detach().requires_grad_()
 
 
 def _results(of: Backward, tile: Tile, sources: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-    """Output and lse of the rows of a tile."""
+    """Return the output and the lse of the rows of a tile, recorded by autograd."""
     query, key, value = cast("Sequence[Tensor]", sources[:3])
     bias, *parameters = sources[3 : 4 + len(of.inputs.parameters)]
     inputs = of.inputs.replaced(parameters=tuple(parameters))
@@ -162,7 +165,7 @@ def _gradients(
     needed: Sequence[bool],
     create_graph: bool,
 ) -> Tensors:
-    """`torch.autograd.grad` of what has a gradient, with respect to what is needed; None elsewhere."""
+    """Return `torch.autograd.grad` for the results with a gradient and the needed leaves; None elsewhere."""
     pairs = [
         (x, grad)
         for x, grad in zip(results, grads, strict=False)

@@ -1,4 +1,4 @@
-"""Checks of the inputs of a score matrix, before any work is done."""
+"""Checks of the arguments of attention: query, key, value, score, scale, softcap and sink."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FOR_FEWER = {
 
 
 def check_query_key(query: Tensor, key: Tensor, score: Score | None) -> tuple[int, int, int, int]:
-    """Return the matrix's shape, ``(batch, heads, q_len, kv_len)``; raise if query and key do not fit together."""
+    """Return the matrix's shape, ``(batch, heads, q_len, kv_len)``; raise an error if query and key do not match."""
     if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
         for name, x in (("query", query), ("key", key)):
             check_type(name, x, Tensor, "be a tensor")
@@ -46,7 +46,7 @@ def check_query_key(query: Tensor, key: Tensor, score: Score | None) -> tuple[in
 
 
 def _explained(query: Tensor, key: Tensor, score: Score | None) -> Exception:
-    """Why this query and key do not fit: found out only once it is known that they do not."""
+    """Return the error for a query and a key that do not match."""
     facts = [describe("query", query), describe("key", key)]
     for name, x in (("query", query), ("key", key)):
         if x.dim() != 4:
@@ -65,7 +65,7 @@ def _explained(query: Tensor, key: Tensor, score: Score | None) -> Exception:
 
 
 def as_score(score: Score | ScoreMod) -> Score:
-    """Return a score as it is; a function becomes the dot product changed by it."""
+    """Return the score argument as a `Score`; a function changes the scores of dot products."""
     if isinstance(score, Score):
         return score
     if callable(score) and not isinstance(score, type | Mask | Bias):
@@ -77,7 +77,7 @@ def as_score(score: Score | ScoreMod) -> Score:
 
 
 def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Cast a tensor to the type that autocast gives to the arguments of attention, where it is switched on.
+    """Return a tensor in the dtype that autocast gives to arguments of attention, if it is on.
 
     That is torch's rule for ``F.scaled_dot_product_attention``: single and half precision become the half precision of
     autocast (or ``dtype``), float64 stays.
@@ -89,7 +89,7 @@ def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def check_alike(**tensors: Tensor) -> None:
-    """Raise unless all tensors have one dtype and one device."""
+    """Raise an error unless all tensors have the same dtype and device."""
     first, *others = tensors.values()
     dtype, device = first.dtype, first.device
     for other in others:
@@ -101,7 +101,7 @@ def check_alike(**tensors: Tensor) -> None:
 
 
 def check_value(value: Tensor, query: Tensor, key: Tensor, dtype: torch.dtype) -> None:
-    """Raise unless ``value`` is ``[batch, kv_heads, kv_len, value_dim]`` of the key's device, and of a dtype."""
+    """Raise an error unless ``value`` is ``[batch, kv_heads, kv_len, value_dim]``, of a dtype and the key's device."""
     if not isinstance(value, Tensor):
         raise type_error("value", "be a tensor", type(value).__name__)
     if value.is_nested:
@@ -115,17 +115,17 @@ def check_value(value: Tensor, query: Tensor, key: Tensor, dtype: torch.dtype) -
 
 
 def checked_scale(scale: float | None) -> float:
-    """Return a finite number; 1 for None, which is used only where every score is 0."""
+    """Return the scale as a finite number; 1 for None, which is used only if every score is 0."""
     return 1.0 if scale is None else check_number("scale", scale)
 
 
 def checked_softcap(softcap: float) -> float:
-    """Return a finite number above 0."""
+    """Return the softcap as a finite number above 0."""
     return check_number("softcap", softcap, above=0.0, hint="None means no cap")
 
 
 def checked_sink(sink: Tensor, query: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """Return a logit for each head, in the dtype of the lse."""
+    """Return the sink logit of each head, in the dtype of the lse."""
     check_type("sink_logit", sink, Tensor, "be a tensor or None")
     if sink.shape != (shape[1],):
         raise value_error("sink_logit", f"have shape [{shape[1]}], one for each head", list(sink.shape))

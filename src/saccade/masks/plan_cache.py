@@ -1,4 +1,4 @@
-"""Cached plans of masks: of any size, and of the last rows that decoding needs one by one."""
+"""Cache of the plans of masks: of any size, and of the last rows that decoding needs one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes: the patterns of well-known papers, built from masks."""
+"""Recipes: the attention patterns of well-known papers, built from masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lazy matrices: exact softmax attention, parts of it, and matrices derived from others."""
+"""Lazy matrices: exact softmax attention, its scores, parts of it, and sums and products of matrices."""
 
 from saccade.matrix.attention_matrix import AttentionMatrix, Impl, matrix_from_inputs
 from saccade.matrix.functions import attention, attention_with_lse

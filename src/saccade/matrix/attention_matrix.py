@@ -1,4 +1,4 @@
-"""AttentionMatrix, the matrix of exact softmax attention."""
+"""AttentionMatrix: the lazy matrix of exact softmax attention."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ Impl = Literal["auto", "native", "fused", "sdpa", "varlen", "flex", "tiled", "re
 
 
 class AttentionMatrix(OfInputs):
-    r"""The matrix of exact softmax attention, held as its ingredients: O(n·d) memory, nothing is computed yet.
+    r"""The matrix of exact softmax attention, held as its inputs: O(n·d) memory, and nothing is computed yet.
 
     .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in V(i)} \exp(s_{ij'})},\quad j \in V(i), \qquad
               s_{ij} = f(\mathrm{softcap}(\mathrm{scale} \cdot \mathrm{score}(q_i, k_j)),\ b,\ h,\ i,\ j)
               + \mathrm{bias}_{ij}
 
-    where V(i) are the keys that query i may attend to, and f changes nothing unless the score brings a function (see
-    `saccade.scores.Modified`). A row with none is 0. A sink logit adds one more term to the denominator, and no key:
+    with V(i) the keys that query i may attend to; f changes nothing unless the score has a function (see
+    `saccade.scores.Modified`). A row without keys is 0. A sink logit adds one more term to the denominator, and no key:
     rows then sum to less than 1.
 
     Args:
@@ -65,16 +65,16 @@ class AttentionMatrix(OfInputs):
         scale: factor of the scores; ``head_dim ** -0.5`` for dot products and 1 for other scores when None.
         softcap: scores become ``softcap * tanh(score / softcap)``; no cap when None.
         sink_logit: ``[heads]``: the logarithm of a term added to each denominator; none when None.
-        impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. A kernel of your own may be
-            given itself.
-        q_positions, kv_positions: where the tokens stand, for the mask: a range, or int64 ``[len]`` or
-            ``[batch, len]``, also as a list; -1 means that no token stands here. By default key j stands at j and query
-            i at ``kv_len - q_len + i`` (bottom-right).
+        impl: "auto" picks the fastest kernel that is exact for the inputs; see `explain`. Or an instance of your own
+            kernel.
+        q_positions, kv_positions: positions of the tokens, for the mask: a range, or int64 ``[len]`` or ``[batch,
+            len]``, also as a list; -1 marks padding. By default key j is at j and query i at ``kv_len - q_len + i``
+            (bottom-right).
 
     Raises:
-        ValueError, TypeError: ingredients that do not fit together; before any work is done.
+        ValueError, TypeError: arguments that do not fit together; before any work is done.
 
-    Cost: making it costs checks and a (kept) plan. ``A @ value`` runs the chosen kernel.
+    Cost: construction costs checks and a (cached) plan. ``A @ value`` runs the chosen kernel.
 
     Example:
         >>> q = k = torch.ones(1, 2, 4, 8)
@@ -118,7 +118,7 @@ class AttentionMatrix(OfInputs):
 
     @property
     def mask(self) -> Mask:
-        """The mask: who may attend to whom."""
+        """The mask: which query may attend to which key."""
         return self.inputs.rule
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
@@ -145,9 +145,9 @@ class AttentionMatrix(OfInputs):
     def lse(self) -> Tensor:
         """Natural log of each row's denominator, ``[batch, heads, q_len]``; -inf for an empty row.
 
-        A sink's term is in it: results over disjoint keys are merged without one, and the sink's share is taken last.
+        It includes a sink's term. To merge results over disjoint keys, compute them without a sink, and apply it last.
 
-        float32, or float64 for float64 inputs. Cost: one product the first time, kept after that (with gradients,
+        float32, or float64 for float64 inputs. Cost: one product the first time, cached after that (with gradients,
         one product each time).
         """
         if self._lse is not None and not self._wants_grad():
@@ -159,7 +159,7 @@ class AttentionMatrix(OfInputs):
 
     @property
     def scores(self) -> ScoreMatrix:
-        """The matrix before the softmax: scaled, capped and biased, -inf at hidden pairs; lazy like the weights."""
+        """The score matrix before the softmax: scaled, capped and biased, -inf at hidden pairs; lazy too."""
         return ScoreMatrix(self.inputs)
 
     def to(
@@ -169,7 +169,7 @@ class AttentionMatrix(OfInputs):
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether rows sum to 1 (or 0): True, unless a sink takes a share."""
+        """True if rows sum to 1 (or 0), which is the case unless a sink takes a share."""
         return self.inputs.sink_logit is None
 
     def summary(self, parts: Parts | None = None) -> Summary:
@@ -190,7 +190,7 @@ class AttentionMatrix(OfInputs):
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
-        return self._blocks(batch, head, rows)  # what is refused is refused at once, not with the first block
+        return self._blocks(batch, head, rows)  # raise errors at once, not with the first block
 
     def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
         inputs, bad = self.inputs.current(), None
@@ -221,7 +221,7 @@ class AttentionMatrix(OfInputs):
 
 
 def matrix_from_inputs(inputs: AttentionInputs, impl: Impl = "auto") -> AttentionMatrix:
-    """Return the matrix of checked ingredients."""
+    """Return the attention matrix of checked inputs."""
     matrix = object.__new__(AttentionMatrix)
     matrix.inputs, matrix.impl, matrix._lse = inputs, impl, None
     return matrix

@@ -1,4 +1,4 @@
-"""Base of the matrices of weights and of scores of softmax attention, which share their inputs."""
+"""OfInputs: base class of the softmax matrices, of weights and of scores, which share checked inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from saccade.support.errors import unsupported
 
 
 class OfInputs(Matrix):
-    """A matrix that is computed from checked queries, keys and a rule."""
+    """Base class of matrices that are computed from checked attention inputs."""
 
     inputs: AttentionInputs
 
@@ -47,11 +47,11 @@ class OfInputs(Matrix):
         inputs = self.inputs
         return positions(inputs, Tile(slice(0, batch), slice(0, heads), rows, strips, inputs.rule))
 
-    # Under vmap nothing can be read, nor written in place: all samples are then one batch.
+    # Under vmap, values cannot be read or written in place, so all samples are computed as one batch.
 
     @abstractmethod
     def _of(self, inputs: AttentionInputs) -> Self:
-        """Return the same matrix of other ingredients."""
+        """Return the same kind of matrix with other inputs."""
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         if not are_mapped(self.inputs):

@@ -1,4 +1,4 @@
-"""The scores of an attention as a matrix: what its softmax is taken of."""
+"""ScoreMatrix: the lazy matrix of attention scores, before the softmax."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from saccade.statistics.row_block import Block, as_slice
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import without_autocast
 
-_ENTRIES = 1 << 18  # scores that are held at once: a megabyte
+_ENTRIES = 1 << 18  # scores in memory at once: a megabyte
 
 
 class ScoreMatrix(OfInputs):
-    """Scores of an `AttentionMatrix`, scaled, capped and biased; -inf where the mask hides a pair. Lazy, like weights.
+    """The matrix of attention scores: scaled, capped and biased, -inf at hidden pairs. Lazy, like the weights.
 
-    Any part by index, `to_dense`, `topk` and ``pooled(bins, how="max")`` are what one asks of it; sums are -inf where
-    a hidden pair is among them. It has no products: what values are multiplied with are weights.
+    Useful are parts by index, `to_dense`, `topk` and ``pooled(bins, how="max")``; sums that include a hidden pair are
+    -inf. It has no products, since values are multiplied by weights.
 
     Cost: rows over all keys, a megabyte at a time.
 
@@ -76,7 +76,7 @@ class ScoreMatrix(OfInputs):
                     with without_autocast(self.device):
                         found = scores_of(inputs, piece)
                     items_of, heads_of = (
-                        _moved(own, first.start) for own, first in ((piece.batch, b), (piece.heads, h))
+                        _shifted_slice(own, first.start) for own, first in ((piece.batch, b), (piece.heads, h))
                     )
                     own_rows = slice(piece.rows.start - start, piece.rows.stop - start, piece.rows.step)
                     at = 0
@@ -86,7 +86,7 @@ class ScoreMatrix(OfInputs):
             yield Block(b, h, some, (range(kv_len),), scores, hidden=self.hidden)
 
 
-def _moved(own: slice, by: int) -> slice:
+def _shifted_slice(own: slice, by: int) -> slice:
     return slice(own.start - by, own.stop - by)
 
 

@@ -1,4 +1,4 @@
-"""Clipped: a trainable number for each distance up to a reach."""
+"""Clipped: a bias with a trainable number for each distance up to a reach."""
 
 from __future__ import annotations
 

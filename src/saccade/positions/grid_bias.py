@@ -1,4 +1,4 @@
-"""GridTable: a trainable number for each displacement on a grid."""
+"""GridTable: a bias with a trainable number for each displacement on a grid, as in Swin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotations as checkpoints hold them: frequencies, and tables of cosines and sines."""
+"""Rotary embeddings from checkpoints: stored frequencies, and stored tables of cosines and sines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GIVEN = ShapeSpec("cos [positions, pairs]", "sin [positions, pairs]")
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Frequencies(Scaling):
-    """Frequencies one by one, such as the ``inv_freq`` of a checkpoint; the base then plays no part.
+    """Rotary frequencies listed one by one, such as the ``inv_freq`` of a checkpoint; the base has no effect then.
 
     Args:
         radians: per position, of each pair of channels: ``rotary_dim // 2`` numbers, in a sequence or a tensor.
@@ -73,7 +73,7 @@ class Frequencies(Scaling):
 
 
 class RotaryTables(Rotary):
-    """A rotation read from tables, such as the ``cos_cache`` and ``sin_cache`` of an ONNX model.
+    """A rotation read from stored tables, such as the ``cos_cache`` and ``sin_cache`` of an ONNX model.
 
     Tables hold one number for each position and pair of channels. Those with two, as transformers hands them from layer
     to layer, hold each twice: ``cos[:, : cos.shape[1] // 2]`` is the table. They stay float32, or float64 if given

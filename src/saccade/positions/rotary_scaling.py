@@ -1,4 +1,4 @@
-"""Rotary frequencies for sequences longer than those trained on."""
+"""Rotary scaling: changed frequencies for sequences longer than those trained on (linear, NTK, Llama 3, YaRN)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Device = torch.device | None
 
 
 def plain_frequencies(base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
-    """Return radians per position of each pair of channels: ``base ** (-2 i / rotary_dim)``, ``[rotary_dim // 2]``."""
+    """Return unscaled rotary frequencies, ``base ** (-2 i / rotary_dim)``, ``[rotary_dim // 2]``."""
     return 1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=dtype, device=device) / rotary_dim)
 
 
 class Scaling(ABC):
-    """A change of the frequencies of a rotation.
+    """Base class of changes of rotary frequencies, for sequences longer than those trained on.
 
     A scaling is a frozen value. It never looks at the length of a call: keys in a cache were turned when they came, so
     frequencies that change with length would give a prefill and its decoding steps two different rotations.
@@ -33,7 +33,7 @@ class Scaling(ABC):
 
     @abstractmethod
     def frequencies(self, base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
-        """Radians per position of each pair of channels, ``[rotary_dim // 2]``, computed in ``dtype``."""
+        """Return radians per position of each pair of channels, ``[rotary_dim // 2]``, in ``dtype``."""
 
     def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
         """Return why the scaling does not work with these sizes; an empty tuple if it does."""
@@ -118,7 +118,7 @@ class NTK(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class Llama3(Scaling):
-    """Long waves are interpolated, short ones kept, with a smooth passage between the two.
+    """Rotary scaling of Llama 3: interpolate long waves, keep short ones, with a smooth transition.
 
     A wave is long if fewer than ``low_freq_factor`` of its periods fit into the trained length, and short if more than
     ``high_freq_factor`` do.
@@ -161,7 +161,7 @@ class Llama3(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class YaRN(Scaling):
-    """Long waves are interpolated, short ones kept, along a ramp over the pairs of channels; and scores are sharpened.
+    """Rotary scaling by YaRN: interpolate long waves, keep short ones, and sharpen the scores.
 
     Pairs that turn more than ``beta_fast`` times within the trained length are kept, pairs that turn fewer than
     ``beta_slow`` times are interpolated; in between, by the pair's number.

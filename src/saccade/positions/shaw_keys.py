@@ -1,4 +1,4 @@
-"""ShawKeys: a trainable vector for each distance, added to the keys."""
+"""ShawKeys: relative positions as a trainable vector for each distance, added to the keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.support.validation import check_int
 
 
 class ShawKeys(Bias):
-    r"""A trainable vector for each distance, added to the keys: the term of a distance depends on the query.
+    r"""A bias from a trainable vector for each distance, added to the keys; it depends on the query.
 
     .. math:: s\, q_i^\top (k_j + a_{j-i}) = s\, q_i^\top k_j + s\, q_i^\top a_{j-i}, \qquad
               a_d = w_{\mathrm{clip}(d,\, -r,\, r) + r}

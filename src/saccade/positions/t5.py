@@ -1,4 +1,4 @@
-"""T5: a trainable number for each bucket of distances."""
+"""T5: a bias with a trainable number for each bucket of distances."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.support.validation import check_bool, check_int
 
 
 class T5(Bias):
-    r"""A trainable number for each head and *bucket* of distances; buckets widen with distance.
+    r"""The T5 bias: a trainable number for each head and *bucket* of distances; buckets widen with distance.
 
     Of the n buckets of a side, the first :math:`n/2` hold one distance each; the others grow by a constant factor up to
     ``max_distance``, and the last one holds everything beyond:

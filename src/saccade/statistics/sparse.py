@@ -1,4 +1,4 @@
-"""The weights of a matrix as a sparse tensor, for masks that leave few of them."""
+"""Export of a matrix's weights as a sparse tensor, for masks that leave few of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPARSE_LIMIT = 1 << 24
 
 
 def sparse_of(matrix: MatrixLike, limit: int) -> Tensor:
-    """Implement `saccade.Matrix.to_sparse`."""
+    """Return the nonzero weights of a matrix as a sparse tensor; see `saccade.Matrix.to_sparse`."""
     check_int("limit", limit, None)
     dtype = MatrixInfo.of(matrix).dtype
     indices = [torch.zeros(4, 0, dtype=torch.int64, device=matrix.device)]

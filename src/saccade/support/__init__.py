@@ -1,3 +1,3 @@
-"""Errors, validation, numerics and lazy imports that every layer uses."""
+"""Errors, validation, argument hints, numerics and lazy imports that every layer uses."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Conversion of a user's bias into a term that is added to the scores."""
+"""Conversion of a user's bias argument into a bias term that kernels read tile by tile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bias_term(
     origin: tuple[int, int],
     scale: float,
 ) -> Term:
-    """Check a user's bias, and return it as a term.
+    """Check the bias that a user passed, and return it as a bias term.
 
     Args:
         bias: a tensor that broadcasts to the matrix, or a rule that is read at distances.
@@ -44,7 +44,7 @@ def _dense(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int]) -> Den
     if query.dtype == torch.float64:
         bias = bias.to(torch.float64)
     elif bias.dtype != query.dtype:
-        bias = bias.to(torch.float32)  # which scores are computed in
+        bias = bias.to(torch.float32)  # the dtype of scores
     if bias.device != query.device:
         raise value_error("device", "be the same for query and bias", f"{query.device} and {bias.device}")
     sizes = zip(reversed(bias.shape), reversed(shape), strict=False)

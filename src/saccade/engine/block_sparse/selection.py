@@ -101,6 +101,7 @@ def _select_in_rows(
 
 
 def _check_scores(scores: Tensor, inputs: AttentionInputs, rows: int, widths: tuple[int, int]) -> None:
+    """Raise an error unless the scores that select blocks have the right shape."""
     (batch, heads, _, _), groups, shape = inputs.shape, inputs.key.shape[1], tuple(scores.shape)
     fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, groups, heads) and shape[2] == rows
     if not fits or shape[3] not in widths:

@@ -1,4 +1,4 @@
-"""Running a kernel, and comparing a few of its rows with those of the definition."""
+"""The first-use check of a kernel: run it, and compare a few of its rows with the definition."""
 
 from __future__ import annotations
 
@@ -11,56 +11,55 @@ from torch import Tensor
 
 from saccade.engine import autograd
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernel_check.reference_rows import Pick, Truth, picks_of, truth_of
+from saccade.engine.kernel_check.reference_rows import Pick, ReferenceRows, picked_rows, reference_rows
 from saccade.engine.kernel_check.result import Compared, FirstUse
 from saccade.engine.kernels.kernel import Kernel, Request
 
 _LIMITS = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Limits of the largest error, in units of what rounding could move: a few dozen roundings of the dtype."""
-_REDUCED = 1e-2  # of float32 where torch was told that products may be computed in fewer bits
-_FLOOR = 0.1  # a row of less than a tenth of the usual size is judged by that
+_REDUCED = 1e-2  # of float32 if torch's settings allow products in lower precision (TF32)
+_FLOOR = 0.1  # rows smaller than a tenth of the usual size are measured by the usual size
 
 
 def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, gradients: bool) -> FirstUse:
-    """Run a kernel, and compare some rows of some heads with the definition.
+    """Run a kernel, and return how far a few of its rows are from the definition.
 
-    Rows: the first, the last, those at both sides of a block's edge and of some tiles', and a few at random. Heads: the
-    first two and the next group's first, of the first batch item; the last of the last; and one at random. An error is
-    measured in units of what rounding could move: the root of the sum of the squares of the products that a number is
-    the sum of.
+    Rows: the first, the last, those at both sides of block and tile edges, and a few at random. Heads: the first two
+    and the first of the next group, of the first batch item; the last of the last item; and one at random. Errors are
+    measured in units of possible rounding: the root of the sum of squares of the products that add up to a number.
 
     Args:
-        kernel: what is looked at.
+        kernel: the kernel to check.
         inputs, value: finite, and not empty.
-        gradients: whether to go back from these rows, too: to query, key, value and what else wants it.
+        gradients: whether to compare gradients of query, key, value and other tensors that need one, too.
 
-    Cost: one product by the kernel, with gradients there and back; of the definition some rows of five heads.
+    Cost: one product by the kernel, with its backward pass if `gradients`; some rows of five heads by the definition.
     """
     limit = _LIMITS[inputs.dtype]
     if inputs.dtype == torch.float32 and not inputs.query.is_cpu and torch.get_float32_matmul_precision() != "highest":
         limit = _REDUCED
-    picks = list(picks_of(inputs))
+    picks = list(picked_rows(inputs))
     raised: str | None = None
     quantities: tuple[Compared, ...] = ()
     try:
-        quantities = _compared(kernel, inputs, value, picks, gradients)
+        quantities = _largest_errors(kernel, inputs, value, picks, gradients)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # compilers raise whatever they like; it is told, and another kernel runs
-        raised = _told(error)
-    return _found(kernel, inputs, value, sum(len(pick.rows) for pick in picks), limit, quantities, raised)
+    except Exception as error:  # compilers raise errors of any class: report it, and run another kernel
+        raised = _error_text(error)
+    return _first_use(kernel, inputs, value, sum(len(pick.rows) for pick in picks), limit, quantities, raised)
 
 
 def after_error(kernel: Kernel, inputs: AttentionInputs, value: Tensor, error: Exception) -> FirstUse:
-    """Return the result for a kernel that raised."""
-    return _found(kernel, inputs, value, 0, 0.0, (), _told(error))
+    """Return the result of checking a kernel that raised an error."""
+    return _first_use(kernel, inputs, value, 0, 0.0, (), _error_text(error))
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _found(
+def _first_use(
     kernel: Kernel,
     inputs: AttentionInputs,
     value: Tensor,
@@ -83,12 +82,12 @@ def _found(
     )
 
 
-class _Answer(NamedTuple):
-    """Results of a kernel, and the gradients that its backward pass starts from.
+class _KernelResults(NamedTuple):
+    """The results of a kernel under check, and the gradients that its backward pass starts from.
 
     Attributes:
-        out, lse: its results; None for an lse that it says it does not give.
-        of_rows, of_lse: gradients of the rows of each pick, which everything is asked to go back from.
+        out, lse: the kernel's results; the lse is None for a kernel without one.
+        of_rows, of_lse: upstream gradients of the compared rows, for each pick.
     """
 
     out: Tensor
@@ -97,7 +96,7 @@ class _Answer(NamedTuple):
     of_lse: list[Tensor]
 
     @classmethod
-    def of(cls, kernel: Kernel, inputs: AttentionInputs, value: Tensor, picks: list[Pick]) -> _Answer:
+    def of(cls, kernel: Kernel, inputs: AttentionInputs, value: Tensor, picks: list[Pick]) -> _KernelResults:
         if kernel.has_backward and autograd.is_recorded(inputs, value):
             out, lse = autograd.differentiable(kernel, inputs, value, None)
         else:
@@ -109,7 +108,7 @@ class _Answer(NamedTuple):
         return cls(out, lse if gives_lse else None, of_rows, of_lse)
 
     def gradients(self, picks: list[Pick], leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """Return gradients of all leaves, from the picked rows alone."""
+        """Return the kernel's gradients of all leaves, from the compared rows alone."""
         both = [(self.out, self.of_rows), (self.lse, self.of_lse)]
         parts = [(results, own) for results, own in both if results is not None and results.requires_grad]
         if not parts:
@@ -123,50 +122,50 @@ class _Answer(NamedTuple):
         return torch.autograd.grad([results for results, _ in parts], leaves, wholes, allow_unused=True)
 
 
-def _compared(
+def _largest_errors(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, picks: list[Pick], gradients: bool
 ) -> tuple[Compared, ...]:
-    """Return the largest error of each quantity."""
+    """Return the largest error of each quantity of a kernel: output, lse and gradients."""
     sources = inputs.sources(value)
-    known = len(sources) - len(inputs.captured)  # a function of scores reads its tensors itself
+    known = len(sources) - len(inputs.captured)  # a score function reads its captured tensors itself
     wanted = [gradients and x is not None and x.requires_grad for x in sources[:known]]
     leaves = [None if x is None else x.detach().requires_grad_(want) for x, want in zip(sources, wanted, strict=False)]
     own, values = inputs.of_sources((*leaves, *inputs.captured))
-    # Whatever else listens to what autograd keeps (checkpoints do) must not hear of this.
-    with torch.set_grad_enabled(gradients), torch.autograd.graph.saved_tensors_hooks(_same, _same):
-        answer = _Answer.of(kernel, own, values, picks)
+    # Saved-tensor hooks of the caller, such as those of checkpointing, must not see this pass.
+    with torch.set_grad_enabled(gradients), torch.autograd.graph.saved_tensors_hooks(_identity, _identity):
+        answer = _KernelResults.of(kernel, own, values, picks)
         truths = [
-            truth_of(own, values, pick, of_rows, of_lse, gradients=any(wanted))
+            reference_rows(own, values, pick, of_rows, of_lse, gradients=any(wanted))
             for pick, of_rows, of_lse in zip(picks, answer.of_rows, answer.of_lse, strict=True)
         ]
-        found = list(_of_results(answer, picks, truths))
+        found = list(_errors_of_results(answer, picks, truths))
         if any(wanted):
             asked = [x for x in leaves if x is not None and x.requires_grad]
             grads = iter(answer.gradients(picks, asked))
-            found += _of_gradients([next(grads) if want else None for want in wanted], picks, truths, wanted)
+            found += _errors_of_gradients([next(grads) if want else None for want in wanted], picks, truths, wanted)
     names = dict.fromkeys(one.name for one in found)
     return tuple(max((one for one in found if one.name == name), key=lambda one: one.error) for name in names)
 
 
-def _same(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x
 
 
-def _of_results(answer: _Answer, picks: list[Pick], truths: list[Truth]) -> Iterator[Compared]:
-    """Errors of outputs and lse."""
+def _errors_of_results(answer: _KernelResults, picks: list[Pick], truths: list[ReferenceRows]) -> Iterator[Compared]:
+    """Yield the largest errors of a kernel's output and lse."""
     for pick, truth in zip(picks, truths, strict=True):
         where = (pick.item, pick.head, pick.rows)
-        yield _worst("output", answer.out.detach()[where], truth.out, truth.size_of_out, pick, pick.rows)
+        yield _worst_row("output", answer.out.detach()[where], truth.out, truth.size_of_out, pick, pick.rows)
         if answer.lse is not None:
             size = truth.lse.abs().clamp_min(1.0).nan_to_num(posinf=1.0)
             got, want = answer.lse.detach()[where], truth.lse
-            yield _worst("lse", got[:, None], want[:, None], size[:, None], pick, pick.rows)
+            yield _worst_row("lse", got[:, None], want[:, None], size[:, None], pick, pick.rows)
 
 
-def _of_gradients(
-    grads: list[Tensor | None], picks: list[Pick], truths: list[Truth], wanted: list[bool]
+def _errors_of_gradients(
+    grads: list[Tensor | None], picks: list[Pick], truths: list[ReferenceRows], wanted: list[bool]
 ) -> Iterator[Compared]:
-    """Errors of the gradients that go back from the rows that were picked."""
+    """Yield the largest errors of a kernel's gradients, with respect to each tensor that needs one."""
     for place, name in enumerate(("query", "key", "value")):
         if not wanted[place]:
             continue
@@ -183,7 +182,7 @@ def _of_gradients(
             rows = pick.rows if place == 0 else list(range(len(grad)))
             of_all = grads[place]
             got = torch.zeros_like(grad) if of_all is None else of_all[item, head, rows]
-            yield _worst(f"gradient of {name}", got, grad, size, pick, rows)
+            yield _worst_row(f"gradient of {name}", got, grad, size, pick, rows)
     for number, place in enumerate([place for place in range(3, len(wanted)) if wanted[place]]):
         parts = [x for truth in truths if (x := truth.grads[3 + number]) is not None]
         want = torch.stack(parts).sum(0) if parts else torch.zeros(())
@@ -194,8 +193,8 @@ def _of_gradients(
         yield Compared(name, math.inf if math.isnan(error) else error, "all rows")
 
 
-def _worst(name: str, got: Tensor, want: Tensor, size: Tensor, pick: Pick, rows: list[int]) -> Compared:
-    """Return the row whose error is the largest part of its own size."""
+def _worst_row(name: str, got: Tensor, want: Tensor, size: Tensor, pick: Pick, rows: list[int]) -> Compared:
+    """Return the compared row with the largest error relative to its own size."""
     got = got.to(want.dtype)
     missed = torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     sizes = size.norm(dim=-1)

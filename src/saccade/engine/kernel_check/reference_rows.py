@@ -1,4 +1,4 @@
-"""A few complete rows of a product by the definition: outputs, gradients, and how far rounding could move each."""
+"""Reference rows for the first-use check of kernels: outputs, gradients and possible rounding, by the definition."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from saccade.engine.tiles.tile_scores import allowed, normalised, visible_scores
 from saccade.plan import ColumnRange, Tile
 from saccade.support.numerics import widest_dtype
 
-_BLOCK, _RANDOM, _CUTS = 128, 4, 4  # rows that kernels take at once; rows at random, and at edges of tiles
+_BLOCK, _RANDOM, _CUTS = 128, 4, 4  # rows that kernels process at once; rows at random, and at edges of tiles
 
 
 class Pick(NamedTuple):
-    """Rows of one head of one batch item."""
+    """Rows of one head of one batch item that the first-use check compares."""
 
     item: int
     head: int
@@ -27,8 +27,8 @@ class Pick(NamedTuple):
     rows: list[int]
 
 
-def picks_of(inputs: AttentionInputs) -> Iterator[Pick]:
-    """Rows at which kernels tend to err, and some at random, of a few heads."""
+def picked_rows(inputs: AttentionInputs) -> Iterator[Pick]:
+    """Yield the rows of a few heads to compare: those at which kernels tend to be wrong, and some at random."""
     batch, heads, q_len, _ = inputs.shape
     drawn = torch.Generator().manual_seed(0)
     rows = {0, q_len - 1, _BLOCK - 1, _BLOCK, (q_len - 1) // _BLOCK * _BLOCK - 1, (q_len - 1) // _BLOCK * _BLOCK}
@@ -38,15 +38,15 @@ def picks_of(inputs: AttentionInputs) -> Iterator[Pick]:
     rows |= {row + side for row in starts[:: max(1, len(starts) // _CUTS)] for side in (-1, 0)}
     inside = sorted(row for row in rows if 0 <= row < q_len)
     share = heads // inputs.key.shape[1]
-    # A kernel that mistakes one group for another is right about the first head and the last.
+    # A kernel that confuses groups of heads is right for the first and the last head.
     chosen = {(0, 0), (0, 1 % heads), (0, share % heads), (batch - 1, heads - 1)}
     chosen.add((int(torch.randint(batch, (), generator=drawn)), int(torch.randint(heads, (), generator=drawn))))
     for item, head in sorted(chosen):
         yield Pick(item, head, head // share, inside)
 
 
-class Truth(NamedTuple):
-    """The rows of a pick by the definition, what rounding could move of each number, and gradients from them alone."""
+class ReferenceRows(NamedTuple):
+    """The reference rows of a pick: results and gradients by the definition, and how far rounding could move them."""
 
     out: Tensor
     lse: Tensor
@@ -56,10 +56,10 @@ class Truth(NamedTuple):
     size_of_scores: float
 
 
-def truth_of(
+def reference_rows(
     inputs: AttentionInputs, value: Tensor, pick: Pick, of_rows: Tensor, of_lse: Tensor, *, gradients: bool
-) -> Truth:
-    """Compute the rows of a pick by the definition, in float64 where the device has it.
+) -> ReferenceRows:
+    """Return the reference rows of a pick by the definition, in float64 if the device has it.
 
     Args:
         inputs, value: of the product.
@@ -79,7 +79,7 @@ def truth_of(
         bias=None if inputs.bias is None else inputs.bias.of(others[0]), parameters=tuple(others[len(bias) :])
     )
     with torch.set_grad_enabled(gradients):
-        parts = [_row(own, leaves, pick, number) for number in range(len(pick.rows))]
+        parts = [_reference_row(own, leaves, pick, number) for number in range(len(pick.rows))]
         out, lse, weights = (torch.stack([part[i] for part in parts]) for i in range(3))
     p, g = weights.detach(), of_rows.to(wide)
     seen = (lse.detach() > -math.inf).to(wide)
@@ -98,11 +98,13 @@ def truth_of(
             of_q, of_k = (moved @ k.square() * scale).sqrt(), (moved.T @ q.square() * scale).sqrt()
             sizes = (of_q, of_k, (p.square().T @ g.square()).sqrt())
             size_of_scores = float(moved.sum().sqrt())
-    return Truth(out.detach(), lse.detach(), size_of_out, grads, sizes, size_of_scores)
+    return ReferenceRows(out.detach(), lse.detach(), size_of_out, grads, sizes, size_of_scores)
 
 
-def _row(inputs: AttentionInputs, leaves: list[Tensor], pick: Pick, number: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, lse and weights of one complete row."""
+def _reference_row(
+    inputs: AttentionInputs, leaves: list[Tensor], pick: Pick, number: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output, lse and weights of one complete reference row."""
     q, k, v = (x[None, None] for x in (leaves[0][number : number + 1], *leaves[1:]))
     row, kv_len = pick.rows[number], inputs.shape[3]
     one = (slice(pick.item, pick.item + 1), slice(pick.head, pick.head + 1))

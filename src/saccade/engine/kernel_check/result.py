@@ -1,4 +1,4 @@
-"""Result of a kernel's first run: errors, and whether they are rounding."""
+"""The result of a kernel's first-use check: the largest error of each quantity, and whether rounding explains it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Compared(NamedTuple):
-    """One quantity: its largest error among all rows, in parts of the row's own size, and where that is."""
+    """The largest relative error of one quantity among the compared rows of a kernel, and its position."""
 
     name: str
     error: float
@@ -18,15 +18,15 @@ class Compared(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FirstUse:
-    """Result of comparing some rows of a kernel's product with the definition.
+    """The result of a first-use check: a few rows of a kernel's product compared with the definition.
 
     Attributes:
-        kernel: its name.
-        place: what it ran on.
-        rows: how many were compared.
+        kernel: name of the kernel.
+        place: device on which it ran.
+        rows: number of compared rows.
         limit: the largest error that counts as rounding.
-        quantities: output, lse and gradients, as far as they were asked for.
-        raised: what it raised instead of an answer; None if it answered.
+        quantities: errors of output, lse and gradients, as far as they were compared.
+        raised: the error that the kernel raised; None if it returned results.
         shapes: of query, key and value.
         mask: as text.
         dtype, device: of the tensors.
@@ -45,12 +45,12 @@ class FirstUse:
 
     @property
     def ok(self) -> bool:
-        """Whether it answered, and every error is rounding."""
+        """True if the kernel returned results whose errors are all within rounding."""
         return not self.fault
 
     @property
     def fault(self) -> str:
-        """The error, in a sentence; empty if there was none."""
+        """The kernel's error in one sentence; empty if there was none."""
         if self.raised is not None:
             return f"a product for {self._kind} on {self.place} raised {self.raised}"
         worst = max(self.quantities, key=lambda one: one.error)
@@ -63,7 +63,7 @@ class FirstUse:
 
     @property
     def warning(self) -> str:
-        """The error, what happens now, and code that reproduces it."""
+        """The warning for a wrong kernel: the error, the consequence, and code that reproduces it."""
         kind = f"device={str(self.device)!r}, dtype={self.dtype}"
         shapes = zip(("query", "key", "value"), self.shapes, strict=True)
         lines = [
@@ -77,7 +77,7 @@ class FirstUse:
         return "\n    ".join(lines)
 
     def raise_if_wrong(self) -> FirstUse:
-        """Itself, if all is well.
+        """Return this result, or raise an error if the kernel was wrong.
 
         Raises:
             AssertionError: something was wrong; the sentence says what.

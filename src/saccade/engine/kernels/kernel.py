@@ -1,4 +1,4 @@
-"""Base classes of kernels. A kernel knows ingredients and plans, never masks or scores by class, nor NaN."""
+"""Base classes of kernels. A kernel knows checked inputs and plans, but no classes of masks or scores, and no NaN."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tensors = tuple[Tensor | None, ...]
 
 
 class Request(NamedTuple):
-    """Options of one product, and what it must return.
+    """Options of one product, and which results it must return.
 
     Attributes:
         dropout_p: probability that a weight is dropped.
@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Answer of a kernel to a request.
+    """A kernel's answer to a request: whether it can run the inputs, and whether it should.
 
     Attributes:
         cannot: every reason why it cannot run these inputs exactly; empty if it can.
@@ -54,7 +54,10 @@ CAN_RUN = Verdict()
 
 
 class Backward(NamedTuple):
-    """Inputs of a backward pass; the lse of a row that sees nothing is +inf, so that its weights are 0."""
+    """Results and upstream gradients for a kernel's backward pass.
+
+    The lse of an empty row is +inf, so that its weights are 0.
+    """
 
     out: Tensor
     lse: Tensor
@@ -85,7 +88,7 @@ def left_out(inputs: AttentionInputs) -> tuple[str, ...]:
 
 
 class Kernel(ABC):
-    """One way to run a product. `saccade.engine.dispatch` chooses a kernel, and contains NaN and inf.
+    """Base class of kernels: one way to run a product. `saccade.engine.dispatch` chooses one and contains NaN.
 
     A subclass must define `forward`. Autograd differentiates what it computes, unless it is a `KernelWithBackward`.
 
@@ -112,7 +115,7 @@ class Kernel(ABC):
     is_checked = False
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why it cannot run these inputs, and why ``impl="auto"`` should rather pass it over.
+        """Return why the kernel cannot run these inputs, and why ``impl="auto"`` should pass it over.
 
         Where ``request.impl`` is "auto" and a reason of either kind is known, the other reasons may be left out: they
         are requested once more, by the kernel's name, before it runs or an error names them. By default, it can run.
@@ -124,7 +127,7 @@ class Kernel(ABC):
         return inputs.plan.pairs
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return what the forward product computes and holds, without running it."""
+        """Return the cost of a forward product of the kernel, without running it."""
         reason = "it does not say what it costs: define Kernel.cost"
         raise unsupported(f'impl="{self.name}"', [reason])
 
@@ -137,7 +140,7 @@ class Kernel(ABC):
 
 
 class KernelWithBackward(Kernel):
-    """A kernel that computes its gradients itself."""
+    """Base class of kernels that compute their gradients themselves."""
 
     has_backward = True
 
@@ -146,7 +149,7 @@ class KernelWithBackward(Kernel):
         """Return the output ``[batch, heads, q_len, value_dim]`` and the lse ``[batch, heads, q_len]``."""
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the most bytes that the backward pass holds beside what the forward pass keeps, gradients included."""
+        """Return the peak bytes of the kernel's backward pass beside saved tensors, gradients included."""
         reason = "it does not say what its backward pass holds: define KernelWithBackward.backward_bytes"
         raise unsupported(f'impl="{self.name}"', [reason])
 

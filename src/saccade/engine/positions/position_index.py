@@ -1,4 +1,4 @@
-"""TokenOrder: an index of a table of positions, from rows to positions and from positions to columns."""
+"""TokenOrder: an index of a table of positions, which finds the columns of the tokens at given positions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_RUNS = 16  # most runs of neighbouring tokens in an item for which every h
 
 
 class Among(NamedTuple):
-    """The range of positions among the tokens of each group of rows; all of shape ``[groups]``.
+    """The range of positions among the tokens of each group of rows, ``[groups]`` each.
 
     Attributes:
         first, last: positions of the first and the last token; 0 without tokens.
@@ -31,7 +31,7 @@ class Among(NamedTuple):
 
 
 class TokenOrder:
-    """The tokens of all batch items in one sequence; in each item, positions never decrease from row to row.
+    """An index of token positions that never decrease from row to row of a batch item.
 
     Padding may be anywhere, positions may repeat and leave gaps. The tokens at positions ``start`` to ``stop`` are then
     neighbours, and bisection finds them.
@@ -75,7 +75,7 @@ class TokenOrder:
         return KeyDomain(*self._ends(low, high, 1))
 
     def among(self, item: Ints, first: Ints, last: Ints) -> Among:
-        """Describe the tokens in the rows ``first`` to ``last`` (inclusive)."""
+        """Return the range of positions of the tokens in the rows ``first`` to ``last`` (inclusive)."""
         offset = item * self._len
         low, high = np.searchsorted(self._seats, (offset + first, offset + last + 1))
         return Among(*self._ends(low, high, 0), low < high, high - low == last - first + 1)
@@ -123,7 +123,7 @@ class TokenOrder:
 
     @cached_property
     def _runs(self) -> tuple[Ints, Ints] | None:
-        """First and last + 1 indices of neighbouring tokens, ``[items, runs]``; None if an item has too many."""
+        """Return first and last + 1 indices of adjacent tokens, ``[items, runs]``; None for items with too many."""
         item = np.repeat(np.arange(self.items), np.diff(self._begins))
         is_new = np.ones(len(self._seats), dtype=bool)
         is_new[1:] = (np.diff(self._seats) != 1) | (np.diff(item) != 0)

@@ -90,7 +90,7 @@ def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: i
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PositionedMask(Mask):
-    """A mask on *indices*: a mask on positions, with the positions of the tokens.
+    """A mask on the *indices* of a matrix: a mask on positions, with the positions of the tokens.
 
     If positions never decrease from token to token of an item (padding may lie between them), the bounds of the mask
     tell which keys a row needs. For other tables every pair is evaluated.
@@ -107,7 +107,7 @@ class PositionedMask(Mask):
 
     @classmethod
     def of(cls, mask: Mask, q: Positions, kv: Positions, device: torch.device) -> PositionedMask:
-        """Build one from copied tables: the plan is made from their values now, and products may come later."""
+        """Return a positioned mask with copies of the position tables, since products may run later."""
         return cls(mask, *(x.on(device) if x.table is None else x.on(device).clone() for x in (q, kv)))
 
     @property
@@ -143,7 +143,7 @@ class PositionedMask(Mask):
             return Bounds.unknown(keys)
         if self._items == 1 or not is_shared.any():
             return self._bounds(groups, keys)
-        # Needed: the keys that any item needs. Sure: the keys that all items are sure of.
+        # any_row: the keys that any item needs; all_rows: the keys that all items see.
         count, items = len(groups.first), self._items
         first, last, *universe = (edge.repeat(items) for edge in (groups.first, groups.last, *keys))
         each = KeyDomain(*universe)

@@ -1,4 +1,4 @@
-"""Grid: masks on the cells of a grid, whose positions number the cells row by row."""
+"""Grid: base class of masks on the cells of a grid, whose positions number the cells row by row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_RANGES = 1 << 22  # over all groups; with more, the keys of each group are
 
 
 class Rectangle(NamedTuple):
-    """Cells of rows ``top <= y < bottom`` and columns ``left <= x < right``: ints, arrays or tensors."""
+    """Cells of a grid in rows ``top <= y < bottom`` and columns ``left <= x < right``: ints, arrays or tensors."""
 
     top: Any
     bottom: Any
@@ -29,14 +29,14 @@ class Rectangle(NamedTuple):
 
 
 class Hulls(NamedTuple):
-    """Smallest and largest rows and columns of groups of cells, int64 ``[groups]``, both ends included.
+    """Smallest and largest grid rows and columns of groups of cells, int64 ``[groups]``, both ends included.
 
     ``some`` marks groups with at least one cell of the grid, ``all`` groups with cells of the grid only.
     """
 
     @property
     def first_ends(self) -> tuple[int, int, int, int] | None:
-        """Top, bottom, left and right of the first group, as ints; None if it has no cell."""
+        """Return top, bottom, left and right of the first group's hull, as ints; None if it has no cell."""
         if not self.some[0]:
             return None
         return int(self.top[0]), int(self.bottom[0]), int(self.left[0]), int(self.right[0])
@@ -50,7 +50,7 @@ class Hulls(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """The rows of one box.
+    """The grid cells of the rows of one box.
 
     Attributes:
         ends: top, bottom, left and right of the cells on the grid, both ends included; None if there are none.
@@ -77,7 +77,7 @@ class Squares(NamedTuple):
 
 
 class Grid(Mask):
-    """A mask on cells: position p is the cell in row ``p // width`` and column ``p % width``.
+    """Base class of masks on a grid: position p is the cell in row ``p // width`` and column ``p % width``.
 
     A subclass defines in `_sight` the rectangles of keys that a cell sees; everything else follows. Queries and keys
     are on the same grid; positions outside of it neither see nor are seen.
@@ -120,7 +120,7 @@ class Grid(Mask):
         return self.bounds_of(self._hulls(groups.first, groups.last), keys)
 
     def bounds_of(self, hulls: Hulls, keys: KeyDomain) -> Bounds:
-        """Return the `bounds` of groups of any cells."""
+        """Return the `bounds` of groups of any grid cells."""
         bounds = Bounds.exactly(Spans.nothing(keys))
         on_or_off = bool((hulls.all | ~hulls.some).all())
         for low, high in self._ends(hulls):
@@ -146,7 +146,7 @@ class Grid(Mask):
         return self.residual_of(Cells(hull.first_ends, bool(hull.all[0]), (y, x), pattern, rows), box.keys)
 
     def residual_of(self, cells: Cells, keys: range) -> bool | Hashable:
-        """Return the `partial` of any cells."""
+        """Return the `partial` of any grid cells."""
         least, most = max(keys[0], 0), min(keys[-1], self.height * self.width - 1)
         if least > most or cells.ends is None:
             return False
@@ -210,7 +210,7 @@ class Grid(Mask):
 
 
 def check_grid(grid: Grid) -> None:
-    """Accept only a height and a width of at least 1 that make fewer than 2**40 cells.
+    """Raise an error unless a grid's height and width are at least 1 and make fewer than 2**40 cells.
 
     Raises:
         ValueError: anything else.

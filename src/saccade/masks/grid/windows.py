@@ -1,4 +1,4 @@
-"""ShiftedWindows: a grid divided into windows."""
+"""ShiftedWindows: a mask by which a grid is divided into windows, as in Swin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.support.errors import value_error
 
 @dataclasses.dataclass(frozen=True)
 class ShiftedWindows(Grid):
-    r"""A grid is divided into windows; a cell sees the cells of its window.
+    r"""A mask on a grid divided into windows: a cell sees the cells of its window.
 
     Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys; positions outside of
     the grid neither see nor are seen.

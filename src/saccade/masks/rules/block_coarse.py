@@ -17,7 +17,7 @@ from saccade.support.validation import check_type
 
 @dataclasses.dataclass(frozen=True)
 class Coarse(Mask):
-    """Positions are rounded down to blocks of ``block_size``; ``rule`` is the mask between blocks.
+    """A mask between blocks: positions are rounded down to blocks of ``block_size``, which ``rule`` masks.
 
     >>> from saccade.masks import Causal
     >>> print(Coarse(Causal(), 2).picture(4))

@@ -1,4 +1,4 @@
-"""Global: a few tokens that see all keys, and that all queries see."""
+"""Global: a mask of a few tokens that see all keys, and that all queries see."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from saccade.support.validation import check_bool
 @argument_hints(positions="Global([0]): the tokens that see all and are seen by all")
 @dataclasses.dataclass(frozen=True)
 class Global(Mask):
-    """Tokens at ``positions`` see all keys, and all queries see them. Meant to be joined: ``window | Global([0])``.
+    """A mask of global tokens, which see all keys and which all queries see; join it: ``window | Global([0])``.
 
     >>> print(Global([1]).picture(4))
     . 1 . .
@@ -109,7 +109,7 @@ class Global(Mask):
         return tokens[low] == x
 
     def _runs(self) -> Ints:
-        """Return the start and end of runs of adjacent positions, ``[2, runs]``: better cuts than single positions."""
+        """Start and end of runs of adjacent global positions, ``[2, runs]``: better cuts than single positions."""
         where = np.asarray(self.positions, dtype=np.int64)
         is_new = np.diff(where, prepend=-2) != 1
         return np.stack([where[is_new], where[np.roll(is_new, -1)] + 1])

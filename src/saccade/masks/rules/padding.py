@@ -1,4 +1,4 @@
-"""Padding: hides the keys that are not tokens."""
+"""Padding: a mask that hides the keys that are not tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from saccade.support.validation import check_choice, check_int
 @argument_hints(lengths="Padding([3, 5]): how many tokens each item has; from_attention_mask takes a tensor of 0 and 1")
 @dataclasses.dataclass(frozen=True)
 class Padding(Mask):
-    """Only tokens may be attended to: batch item b has ``lengths[b]`` of them.
+    """A mask that hides padding: only the ``lengths[b]`` tokens of batch item b may be attended to.
 
     Pass it with the call, to be joined with the pattern of a module: ``mha(x, mask=Padding(lengths))``. It hides keys
     only; the caller ignores the rows of padding.

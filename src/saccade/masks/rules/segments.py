@@ -1,4 +1,4 @@
-"""Segments: causal, up to some tokens before the segment of the query."""
+"""Segments: a causal mask that reaches some tokens before the segment of the query (Transformer-XL)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from saccade.support.argument_hints import argument_hints
 )
 @dataclasses.dataclass(frozen=True)
 class Segments(Mask):
-    """A query sees the earlier tokens of its segment, and the last ``memory`` tokens before that segment.
+    """A mask of segments: a query sees earlier tokens of its segment, and the ``memory`` tokens before it.
 
     Segments are ``segment`` positions long and begin at 0. The number of visible keys grows from token to token and
     drops at the next segment, whereas a window moves with the query.

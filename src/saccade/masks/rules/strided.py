@@ -1,4 +1,4 @@
-"""Strided: every step-th position."""
+"""Strided: a mask of every step-th position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from saccade.support.argument_hints import argument_hints
 @argument_hints()
 @dataclasses.dataclass(frozen=True)
 class Strided(Mask):
-    """A query sees the positions whose distance from it is a multiple of ``step``, itself included.
+    """A strided mask: a query sees the positions whose distance is a multiple of ``step``, itself included.
 
     >>> print(Strided(2).picture(4))
     1 . 1 .
