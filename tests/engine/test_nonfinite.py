@@ -178,7 +178,7 @@ def test_hidden_pairs_can_be_computed_pair_by_pair():
     want = torch.zeros(1, 4, 12, 12)
     want[0, 1, 3] = want[0, 2:, :, 5] = -math.inf
     places = torch.arange(4)[:, None, None], torch.arange(12)[:, None], torch.arange(12)
-    assert torch.equal(sanitized.given.bias.at(torch.tensor(0), *places), want[0].double())
+    assert torch.equal(sanitized.inputs.bias.at(torch.tensor(0), *places), want[0].double())
 
 
 def test_rows_beside_one_that_its_bias_makes_nan_drop_the_same_weights():

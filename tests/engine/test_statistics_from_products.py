@@ -38,7 +38,8 @@ def test_they_are_those_of_a_sweep(dtype):
         if "received" in found:
             torch.testing.assert_close(found["received"], received.float(), atol=2e-5, rtol=1e-5)
             torch.testing.assert_close(
-                statistics_from_products.statistics_from_products(given, "auto", {"received"})["received"], found["received"]
+                statistics_from_products.statistics_from_products(given, "auto", {"received"})["received"],
+                found["received"],
             )
             tried.add(str(given.rule))
     assert len(tried) > 20

@@ -175,10 +175,10 @@ def test_tensors_captured_by_a_function_are_detected():
     """A leaf that comes after what needs no gradient, and one by two ways."""
     first, last = (torch.ones(3, requires_grad=True) for _ in range(2))
     place = (torch.zeros(1, 1, 1, 1, dtype=torch.int64),) * 4
-    made = Modification.of(lambda score, b, h, q, kv: (first * last * score + last)[..., :1], place, torch.float32, "f")
+    made = Modification.of(lambda score, b, h, q, kv: (first * last * score + last)[..., :1], place, torch.float32)
     assert {id(x) for x in made.leaves} == {id(first), id(last)}
     assert len(made.leaves) == 2
-    assert Modification.of(lambda score, b, h, q, kv: score, place, torch.float32, "f").leaves == ()
+    assert Modification.of(lambda score, b, h, q, kv: score, place, torch.float32).leaves == ()
 
 
 @pytest.mark.parametrize("own", [torch.float16, torch.float32, torch.float64])
@@ -189,7 +189,7 @@ def test_answers_are_taken_in_the_dtype_of_the_scores(own, dtype):
     )
     given = torch.randn(1, 2, 3, 4, dtype=dtype)
     kept = Modification(lambda score, b, h, q, kv: (h * q).to(own))
-    answer = kept(given, place, "f")
+    answer = kept(given, place)
     assert (answer.dtype, answer.shape) == (dtype, given.shape)
     assert torch.equal(answer, (place[1] * place[2]).to(dtype).expand(1, 2, 3, 4))
 

@@ -304,7 +304,7 @@ def folded_into_batch(
         raise unsupported("vmap", reasons, hint="put the mapped axis into the batch yourself")
     folded = [into_batch(x, dim, size) for x, dim in zip(tensors, dims, strict=True)]
     bias = folded[3]
-    if bias is not None:  # one for all batch items becomes one for each, so that every mapped one has its own
+    if bias is not None:  # expand a tensor that batch items share, so that each sample has its own
         bias = bias.unflatten(0, (size, -1)).expand(-1, inputs.shape[0], *bias.shape[1:])
         folded[3] = bias.flatten(0, 1)
     batch, *others = inputs.shape

@@ -3,10 +3,6 @@
 Only numbers and tensors may be arguments of an operator, so the mask is passed as a program of integers
 (`saccade.masks.convert.serialize`). Planning and tiling happen inside the operator: a compiler sees one node, with
 static or dynamic shapes.
-
-Only numbers and tensors may cross into an operation: the mask goes as a program of integers
-(`saccade.masks.convert.serialize`). Planning and tiles stay behind it, so that a compiler sees one node, with static
-or dynamic shapes.
 """
 
 from __future__ import annotations
@@ -23,10 +19,10 @@ from saccade.engine import autograd, nonfinite, second_order
 from saccade.engine import dispatch as eager
 from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import DenseTerm, Term
+from saccade.engine.check_inputs import autocast, check_value
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Request
-from saccade.engine.validation import autocast, check_value
 from saccade.masks.convert.as_mask import check_told_apart
 from saccade.masks.convert.recognise_tensor import recognise_tensors
 from saccade.masks.convert.serialize import decode, encode

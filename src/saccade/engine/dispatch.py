@@ -13,6 +13,7 @@ from torch import Tensor
 
 from saccade.engine import autograd, dropout, kernel_check, nonfinite
 from saccade.engine.bias.sink_logit import with_sink
+from saccade.engine.check_inputs import autocast, check_value
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.flex import Flex
@@ -25,7 +26,6 @@ from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.kernels.varlen import Varlen
 from saccade.engine.positions.row_permutation import FEWEST, reordered
 from saccade.engine.samples import are_mapped, of_all_samples
-from saccade.engine.validation import autocast, check_value
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import any_autocast, has_values, is_autocast, without_autocast
 
@@ -73,7 +73,7 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
 
 
 def why_not(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
-    """Return for every other kernel why ``impl="auto"`` chose `kernel` instead; empty for a kernel chosen by name."""
+    """Return why ``impl="auto"`` passed over each other kernel; empty for a kernel chosen by name."""
     passed_over: dict[str, tuple[str, ...]] = {}
     if request.impl != "auto":
         return passed_over
@@ -116,9 +116,9 @@ def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = D
     """Return the attention output, in the dtype of the query, and the lse.
 
     Args:
-        inputs: the ingredients.
-        value: as the user passed it; see `AttentionMatrix.matmul`.
-        request: as the user passed it.
+        inputs: the checked inputs.
+        value: unchecked; see `AttentionMatrix.matmul`.
+        request: unchecked.
     """
     out, lse = attend(inputs, value, request._replace(needs_lse=True))
     assert lse is not None  # kernels without one are passed over
@@ -147,7 +147,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -
     if dropout_p and has_values(inputs.query):
         drawn = dropout.draw() if seed is None else None
         dropped = Dropped(dropout_p, cast("int", seed)) if drawn is None else Dropped.of(dropout_p, drawn)
-        if drawn is not None and dropped.levels:  # samples that share all inputs have results of their own, too
+        if drawn is not None and dropped.levels:  # samples with the same inputs may still drop different weights
             inputs = inputs.replaced(query=inputs.query + torch.zeros_like(drawn).to(inputs.query))
     result = None
     while result is None:  # a kernel that failed its check is excluded from the next choice

@@ -9,12 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.engine.bias.as_bias_term import bias_term
 from saccade.engine.bias.score_mod import Modification
 from saccade.engine.bias.term import Term
+from saccade.engine.check_inputs import (
+    as_score,
+    autocast,
+    bias_term,
+    check_query_key,
+    checked_scale,
+    checked_sink,
+    checked_softcap,
+)
 from saccade.engine.positions.positioned_mask import PositionedMask, checked_positions, resolve_positions
 from saccade.engine.to_device import moved
-from saccade.engine.validation import as_score, autocast, check_query_key, checked_scale, checked_sink, checked_softcap
 from saccade.masks import Full, Mask, as_mask
 from saccade.masks.convert.as_mask import from_causal_bias
 from saccade.masks.convert.recognise_tensor import recognise_tensors

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from saccade.engine.inputs import AttentionInputs
+from saccade.plan import ColumnRange, Plan, Tile
 
 
 class Held(NamedTuple):
@@ -26,7 +30,7 @@ class Cost(NamedTuple):
     Attributes:
         tiles: boxes of the plan that it runs.
         pairs: query-key pairs whose scores it computes, over batch and heads.
-        held: bytes beside its inputs; its output and lse are what is left.
+        held: peak bytes beside its inputs, and the bytes of output and lse.
     """
 
     tiles: int
@@ -119,3 +123,74 @@ class Watch(TorchDispatchMode):
 
     def _forget(self, number: int) -> None:
         self.now -= self._seen.pop(number)
+
+
+_SIDE, _ENTRIES = 256, 1 << 18  # rows and columns of the measured part, and its pairs over batch and heads
+_SHARES = 8  # shares of partial columns are rounded up to multiples of 1 / _SHARES
+
+
+class Probe:
+    """Measures on a small part of a tile how many bytes a function would allocate for the whole tile.
+
+    Queries and keys are replaced by zeros that take no memory.
+
+    Args:
+        inputs: the checked inputs.
+        is_narrow: queries and keys in products may have width 1, since they are few beside their pairs.
+    """
+
+    def __init__(self, inputs: AttentionInputs, *, is_narrow: bool = False):
+        self._given = _with_zeros(inputs, 1 if is_narrow and inputs.tile_function is None else None)
+        self._found: dict[Hashable, tuple[float, float]] = {}
+
+    def held(self, name: str, tile: Tile, run: Callable[[AttentionInputs, Tile], object]) -> Held:
+        """Return the peak bytes of ``run`` on a tile, assumed to grow with its pairs; each name is measured once."""
+        if tile.height * tile.width == 0:
+            return Held(0, 0)
+        copies = (tile.batch.stop - tile.batch.start, tile.heads.stop - tile.heads.start)
+        key = (name, id(tile.rule), copies, min(tile.height, _SIDE), _memory_class(tile))
+        if key not in self._found:
+            part = _small_part(tile, math.prod(copies))
+            inputs = self._given.replaced(plan=Plan(self._given.shape, ()))  # do not cache parts of tiles with the plan
+            with torch.no_grad():
+                found = counted(lambda: run(inputs, part))
+            pairs = part.height * part.width
+            self._found[key] = found.most / pairs, found.left / pairs
+        most, left = (int(each * tile.height * tile.width) for each in self._found[key])
+        return Held(most, left)
+
+
+def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
+    """Return the inputs with zeros for their tensors, on the CPU if the true ones have no memory."""
+
+    def zeros(x: Tensor, width: int | None = None) -> Tensor:
+        shape = x.shape if width is None else (*x.shape[:-1], width)
+        return torch.zeros((), dtype=x.dtype, device="cpu" if x.is_meta else x.device).expand(shape)
+
+    bias = inputs.bias
+    return inputs.replaced(
+        query=zeros(inputs.query, width),
+        key=zeros(inputs.key, width),
+        parameters=tuple(zeros(x) for x in inputs.parameters),
+        bias=bias.of(zeros(bias.source)) if bias is not None and bias.source.is_meta else bias,
+    )
+
+
+def _memory_class(tile: Tile) -> Hashable:
+    """Return a key that is equal for tiles with about the same bytes per pair: shares of partial columns, and steps."""
+    unsure = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
+    shares = (-(-_SHARES * size // tile.width) for size in (sum(unsure), max(unsure, default=0)))
+    return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)
+
+
+def _small_part(tile: Tile, copies: int) -> Tile:
+    """Return a small part of a tile: some rows, and a share of the columns of each range."""
+    side = max(16, min(_SIDE, math.isqrt(_ENTRIES // copies)))
+    share = min(1.0, side / tile.width)
+    columns = tuple(
+        ColumnRange(
+            strip.keys[: math.ceil(share * len(strip.keys))], strip.partial if strip.partial is True else "some"
+        )
+        for strip in tile.columns
+    )
+    return tile._replace(rows=tile.rows[:side], columns=columns)

@@ -1,8 +1,6 @@
 """Nested tensors as packed sequences: all items in one sequence, and a mask that separates them.
 
 Both of torch's layouts work, jagged and strided. Axis legend: items B · tokens of all items T.
-
-Both of torch's layouts are taken, jagged and strided. Axis legend: items B · tokens of all items T.
 """
 
 from __future__ import annotations
@@ -103,7 +101,7 @@ class Nested(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Number of items, and their greatest lengths."""
+        """Number of nested items, and their greatest lengths (queries, keys)."""
         return len(self.q_lengths), max(self.q_lengths, default=0), max(self.kv_lengths, default=0)
 
     def mask(self, mask: object, heads: int) -> Mask:

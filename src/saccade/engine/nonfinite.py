@@ -7,15 +7,6 @@ weight 0, whatever its key and value contain.
 
 Hidden keys and values may also be finite and so large that products with them overflow: inf - inf and 0 * inf are NaN.
 Then the product runs once more without them, if no query may attend to them, on a kernel that skips hidden scores.
-
-In a product of matrices 0 * NaN is NaN, so masking the given alone does not keep them apart. Kernels therefore run on
-ingredients in which such rows are zeroed and hidden, and afterwards mark with NaN the queries that are affected: those
-that may attend to such a key or value, and those that hold it themselves and may attend to anything. A pair whose score
-is -inf has weight 0, whatever its key and value hold.
-
-What is hidden may also be finite and so large that products with it overflow: inf - inf and 0 * inf are NaN. There
-the product is run once more without such keys and values, if nobody may attend to them, and by a kernel that leaves
-hidden scores out.
 """
 
 from __future__ import annotations

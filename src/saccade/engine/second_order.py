@@ -2,9 +2,6 @@
 
 Kernels compute the gradients themselves. Their derivatives are taken here, by autograd, from the definition of a few
 complete rows at a time, so that no kernel needs a formula of its own for them.
-
-The gradients themselves are computed by the kernel. Their derivatives are taken here, by autograd, from the definition
-of a few complete rows at a time, so that no kernel needs a formula of its own for them.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_
     """Return the second derivatives: gradients of `AttentionInputs.sources`, ``grad_out`` and ``grad_lse``.
 
     Args:
-        of: what the first gradients were computed from.
+        of: the inputs and results that the first gradients were computed from.
         grads: gradients with respect to the first gradients, one for each source; None where there is none.
         needed: for each source, for ``grad_out`` and for ``grad_lse``, whether its gradient is needed.
         create_graph: whether the result can be differentiated again.
@@ -78,7 +75,7 @@ class _Slices:
     """The parts of all tensors that a tile reads: query, key, value, bias, parameters, captured tensors, two gradients.
 
     Args:
-        inputs: the ingredients.
+        inputs: the checked inputs.
         tile: complete rows.
     """
 
@@ -92,7 +89,7 @@ class _Slices:
         return bias.term if isinstance(bias, MaskedTerm) else bias
 
     def of(self, tensors: Tensors) -> list[Tensor | None]:
-        """Return the parts, in the compute dtype; what a function of scores captures is read whole, as it is."""
+        """Return the parts of tensors that a tile reads, in the compute dtype; captured tensors stay whole."""
         query, key, value, bias, *others, grad_out, grad_lse = tensors
         parameters, captured = others[: len(self.inputs.parameters)], others[len(self.inputs.parameters) :]
         term = None if bias is None or self._term is None else self._term.of(bias).read(self.tile)
@@ -103,7 +100,7 @@ class _Slices:
         return [*found, *captured, *both]
 
     def add(self, totals: list[Tensor | None], parts: Tensors) -> None:
-        """Add the parts to the whole tensors, in place."""
+        """Add the parts of a tile to the whole tensors, in place."""
         names = ["rows", "keys", "keys", "bias", *["whole"] * (len(totals) - 6), "rows", "rows"]
         for kind, total, part in zip(names, totals, parts, strict=True):
             if total is None or part is None:

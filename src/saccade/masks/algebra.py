@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from saccade.masks.mask import Domain, Mask
-from saccade.masks.validation import SIZE_BITS, check_field, items_of
+from saccade.masks.mask_fields import SIZE_BITS, check_field, items_of
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.errors import kind, type_error, value_error

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from saccade import masks
+from saccade.masks.mask_fields import size_of, written_out
 from saccade.masks.plan_cache import plan_of
-from saccade.masks.validation import size_of, written_out
 from saccade.plan import Box, Groups, Plan
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain
 from saccade.positions.token_positions import GivenPositions
@@ -275,10 +275,10 @@ class Mask(_NoArithmetic, ABC):
         return "\n".join(" ".join("1" if allowed else "." for allowed in row) for row in rows[batch, head].tolist())
 
     def after(self, length: int) -> Mask:
-        """Return the mask behind ``length`` other positions, such as class tokens: position p counts as p - length.
+        """Return the mask shifted by ``length`` positions, such as class tokens: position p counts as p - length.
 
         The first ``length`` positions are outside of the mask: they neither see nor are seen. Join it with a mask for
-        them: ``Neighborhood(8, 8, 1).after(1) | Global([0])`` is a grid behind a class token.
+        them: ``Neighborhood(8, 8, 1).after(1) | Global([0])`` is a grid after a class token.
 
         >>> from saccade.masks import Causal, Global
         >>> print((Causal().after(1) | Global([0])).picture(4))

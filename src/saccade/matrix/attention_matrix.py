@@ -1,39 +1,187 @@
-"""AttentionMatrix: the lazy matrix of exact softmax attention."""
+"""AttentionMatrix: the lazy matrix of exact softmax attention; and ScoreMatrix, its scores before the softmax."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from saccade.engine import custom_op, dropout
 from saccade.engine.dispatch import attend, attend_with_lse, choose_kernel
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.nonfinite import is_clean, sanitize
+from saccade.engine.samples import are_mapped, of_all_samples
 from saccade.engine.tiles.grouped_heads import joined
-from saccade.engine.tiles.tile_scores import softmax_rows
+from saccade.engine.tiles.tile_scores import positions, scores_of, softmax_rows
 from saccade.engine.tiles.tile_splitting import part_of
 from saccade.engine.to_device import target_of
 from saccade.masks import Mask
-from saccade.matrix.from_inputs import OfInputs
-from saccade.matrix.score_matrix import ScoreMatrix
+from saccade.matrix.indexing import Index
+from saccade.matrix.matrix import Matrix
+from saccade.plan import ColumnRange, Ranges, Tile
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import ScoreMod
 from saccade.statistics.fused_sweep import compute_by_sweep
 from saccade.statistics.row_block import Block, as_slice
-from saccade.statistics.statistic import MatrixInfo, Statistic
+from saccade.statistics.statistic import DENSE_LIMIT, MatrixInfo, Statistic
 from saccade.support.argument_hints import argument_hints
+from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_plain, is_tracing, wants_gradient, without_autocast
 
 if TYPE_CHECKING:
     from saccade.engine.explanation import Explanation
     from saccade.statistics import Parts, Summary
+
+
+class OfInputs(Matrix):
+    """Base class of matrices that are computed from checked attention inputs."""
+
+    inputs: AttentionInputs
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.inputs.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inputs.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs.query.device
+
+    @property
+    def kv_heads(self) -> int:
+        return self.inputs.key.shape[1]
+
+    def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
+        batch, heads, _, _ = self.shape
+        strips = tuple(ColumnRange(span, True) for span in columns)
+        inputs = self.inputs
+        return positions(inputs, Tile(slice(0, batch), slice(0, heads), rows, strips, inputs.rule))
+
+    # Under vmap, values cannot be read or written in place, so all samples are computed as one batch.
+
+    @abstractmethod
+    def _of(self, inputs: AttentionInputs) -> Self:
+        """Return the same kind of matrix with other inputs."""
+
+    def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
+        if not are_mapped(self.inputs):
+            return super().compute(*statistics)
+        made: list[Any] = []
+
+        def question(inputs: AttentionInputs) -> tuple[Tensor, ...]:
+            tensors, spec = tree_flatten(self._of(inputs).compute(*statistics))
+            for x in tensors:
+                if not isinstance(x, Tensor) or x.shape[:1] != (inputs.shape[0],):
+                    reason = "an answer is no tensor with the batch as its first axis"
+                    raise unsupported("vmap", [reason], hint="put the mapped axis into the batch")
+            made.append(spec)
+            return tuple(tensors)
+
+        with torch.no_grad():
+            tensors = of_all_samples(self.inputs, question)
+        return cast("tuple[Any, ...]", tree_unflatten(tensors, made[-1]))
+
+    def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
+        if not are_mapped(self.inputs):
+            return super().to_dense(limit=limit)
+        return of_all_samples(self.inputs, lambda inputs: (self._of(inputs).to_dense(limit=limit),))[0]
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        if not are_mapped(self.inputs, x):
+            return super().rmatmul(x)
+        return of_all_samples(self.inputs, lambda inputs, own: (self._of(inputs).rmatmul(own),), x)[0]
+
+    def __getitem__(self, index: Index) -> Tensor:
+        return self.to_dense()[index] if are_mapped(self.inputs) else super().__getitem__(index)
+
+
+_ENTRIES = 1 << 18  # scores in memory at once: a megabyte
+
+
+class ScoreMatrix(OfInputs):
+    """The matrix of attention scores: scaled, capped and biased, -inf at hidden pairs. Lazy, like the weights.
+
+    Useful are parts by index, `to_dense`, `topk` and ``pooled(bins, how="max")``; sums that include a hidden pair are
+    -inf. It has no products, since values are multiplied by weights.
+
+    Cost: rows over all keys, a megabyte at a time.
+
+    Example:
+        >>> from saccade import AttentionMatrix, masks
+        >>> x = torch.eye(2)[None, None]
+        >>> AttentionMatrix(x, x, masks.Causal(), scale=1.0).scores[0, 0]
+        tensor([[1., -inf],
+                [0., 1.]])
+    """
+
+    def __init__(self, inputs: AttentionInputs):
+        self.inputs = inputs
+
+    @property
+    def is_stochastic(self) -> bool:
+        return False
+
+    @property
+    def hidden(self) -> float:
+        return -math.inf
+
+    def _of(self, inputs: AttentionInputs) -> ScoreMatrix:
+        return ScoreMatrix(inputs)
+
+    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
+        raise _no_product()
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        raise _no_product()
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        self._check_part(batch, head, rows)
+        return self._blocks(batch, head, rows)
+
+    def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
+        inputs = self.inputs.current()
+        items, heads, q_len, kv_len = self.shape
+        b, h = (slice(0, size) if one is None else slice(one, one + 1) for one, size in ((batch, items), (head, heads)))
+        rows = range(q_len) if rows is None else range(q_len)[as_slice(rows)]
+        each = (b.stop - b.start) * (h.stop - h.start)
+        step = max(1, _ENTRIES // max(each * kv_len, 1))
+        for start in range(rows.start, rows.stop, step):
+            some = range(start, min(start + step, rows.stop))
+            shape = (b.stop - b.start, h.stop - h.start, len(some), kv_len)
+            scores = torch.full(shape, -math.inf, dtype=inputs.compute_dtype, device=self.device)
+            for tile in inputs.row_plan.tiles:
+                for piece in part_of(tile, batch, head, some):
+                    with without_autocast(self.device):
+                        found = scores_of(inputs, piece)
+                    items_of, heads_of = (
+                        _shifted_slice(own, first.start) for own, first in ((piece.batch, b), (piece.heads, h))
+                    )
+                    own_rows = slice(piece.rows.start - start, piece.rows.stop - start, piece.rows.step)
+                    at = 0
+                    for span in joined(piece.spans):
+                        scores[items_of, heads_of, own_rows, as_slice(span)] = found[..., at : at + len(span)]
+                        at += len(span)
+            yield Block(b, h, some, (range(kv_len),), scores, hidden=self.hidden)
+
+
+def _shifted_slice(own: slice, by: int) -> slice:
+    return slice(own.start - by, own.stop - by)
+
+
+def _no_product() -> Exception:
+    return unsupported("a product", ["values are multiplied with weights"], hint="A @ value")
+
 
 Impl = Literal["auto", "native", "fused", "sdpa", "varlen", "flex", "tiled", "reference"] | Kernel
 

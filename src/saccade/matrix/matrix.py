@@ -12,15 +12,14 @@ from torch import Tensor
 
 from saccade import statistics
 from saccade.engine import dropout
+from saccade.engine.check_inputs import autocast
 from saccade.engine.tiles.grouped_heads import groups_of, product, take
 from saccade.engine.to_device import moved, target_of
-from saccade.engine.validation import autocast
-from saccade.matrix.indexing import Index, part_of
+from saccade.matrix.indexing import SPARSE_LIMIT, Index, part_of, sparse_of
 from saccade.matrix.operators import Operators
 from saccade.plan import Ranges
 from saccade.statistics.row_block import Block, as_slice
-from saccade.statistics.sparse import DENSE_LIMIT, SPARSE_LIMIT, sparse_of
-from saccade.statistics.statistic import MatrixInfo, Statistic, blocks_for
+from saccade.statistics.statistic import DENSE_LIMIT, MatrixInfo, Statistic, blocks_for
 from saccade.statistics.transposed import Transposed
 from saccade.support.errors import describe, kind, type_error, unsupported, value_error
 from saccade.support.numerics import wide_dtype
@@ -257,7 +256,7 @@ class Matrix(Operators, ABC):
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         """Return positions of queries and keys, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``.
 
-        By default key j stands at j and query i at ``kv_len - q_len + i``.
+        By default key j is at position j and query i at ``kv_len - q_len + i``.
         """
         first = self.shape[3] - self.shape[2]
         q = torch.arange(rows.start + first, rows.stop + first, rows.step, device=self.device)

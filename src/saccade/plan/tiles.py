@@ -40,7 +40,7 @@ class Groups(NamedTuple):
 
 
 class Box(NamedTuple):
-    """Rows × keys of one batch item (or of `ALL`), in positions; both ranges have the same step."""
+    """A box of rows × keys of one batch item (or of `ALL`), in positions; both ranges have the same step."""
 
     batch: int
     rows: range
@@ -77,7 +77,7 @@ class Rule(Protocol):
         ...
 
     def partial(self, box: Box) -> bool | Hashable:
-        """Return True or False if the rule is constant on the box; else a key: equal keys mean equal contents."""
+        """Return True or False if the mask is constant on a box; else a key that is equal for equal contents."""
         ...
 
     def cuts(self, batch: int, rows: range) -> Ints:

@@ -12,7 +12,7 @@ from saccade.support.validation import check_int
 
 
 class Learned(ArgumentHints, nn.Module):
-    """A trainable vector for each position up to ``max_len``, added to token embeddings.
+    """Position embeddings: a trainable vector for each position up to ``max_len``, added to token embeddings.
 
     Args:
         max_len: number of positions.

@@ -30,9 +30,9 @@ class Tables(NamedTuple):
 
 
 class Rotary(ArgumentHints, nn.Module):
-    r"""A rotation of queries and keys by their positions, so that their product depends only on their distance.
+    r"""Rotary embeddings: rotate queries and keys by position, so that their product depends on distance only.
 
-    Channels are taken in pairs, and pair i of a token at position p is turned by the angle :math:`p\,\theta_i`:
+    Channels form pairs, and pair i of a token at position p is rotated by the angle :math:`p\,\theta_i`:
 
     .. math:: \begin{pmatrix} x' \\ y' \end{pmatrix} = \begin{pmatrix} \cos p\theta_i & -\sin p\theta_i \\
               \sin p\theta_i & \cos p\theta_i \end{pmatrix} \begin{pmatrix} x \\ y \end{pmatrix}, \qquad
@@ -47,14 +47,15 @@ class Rotary(ArgumentHints, nn.Module):
     Args:
         head_dim: width of queries and keys of one head.
         base: of the frequencies.
-        rotary_dim: how many channels, from the first on, are turned; the others pass unchanged. ``head_dim`` when None.
+        rotary_dim: number of channels, from the first on, that are rotated; the others pass unchanged. ``head_dim``
+            when None.
         layout: which channels make a pair: ``"half"``, channel i of the first half with channel i of the second
             (GPT-NeoX, Llama); ``"interleaved"``, neighbours (the paper, GPT-J). Weights trained with one do not fit the
             other.
-        scaling: other frequencies, for texts longer than those trained on; plain ones when None.
+        scaling: changed frequencies, for sequences longer than those trained on; plain ones when None.
 
     Raises:
-        ValueError: sizes that do not fit, on use a wrong shape or a position below -1.
+        ValueError: sizes that do not fit; on use, a wrong shape or a position below -1.
         TypeError: a scaling, an x or positions of the wrong kind.
         UnsupportedError: a scaling that does not allow these sizes.
 
@@ -101,7 +102,7 @@ class Rotary(ArgumentHints, nn.Module):
 
         Args:
             x: queries or keys, ``[batch, heads, len, head_dim]``.
-            positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is turned as if at 0.
+            positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is rotated as if at 0.
 
         Returns:
             As x, in its dtype.
@@ -128,12 +129,12 @@ class Rotary(ArgumentHints, nn.Module):
     def tables(
         self, positions: range | Tensor, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
     ) -> Tables:
-        """Return the cosines and sines that rotate pairs of channels, multiplied by the magnitude of a scaling.
+        """Return the cosines and sines that rotate pairs of channels, times the magnitude of a scaling.
 
         Args:
             positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is read as 0.
             dtype: float32 or float64, in which angles are computed.
-            device: where the tables are; where positions are when None.
+            device: of the tables; that of the positions when None.
 
         Returns:
             ``(cos, sin)``, each ``[len, rotary_dim // 2]``, or ``[batch, len, rotary_dim // 2]``.

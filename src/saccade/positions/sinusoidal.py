@@ -51,7 +51,7 @@ class Sinusoidal(ArgumentHints, nn.Module):
         if embed_dim % 2:
             hint = "each wave has a sine and a cosine"
             raise value_error("embed_dim", "be even", embed_dim, hint=hint)
-        # Empty and not stored: it moves with the module and gives the dtype of the output.
+        # An empty buffer, not in the state: it follows the module's dtype, which is that of the output.
         self.register_buffer("_like", torch.empty(0), persistent=False)
 
     def forward(self, positions: range | Tensor) -> Tensor:

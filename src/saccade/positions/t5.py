@@ -86,7 +86,7 @@ class T5(Bias):
         )
 
     def _bucket_of(self, distance: Tensor) -> Tensor:
-        """Return the bucket of a distance of at least 0 on its side."""
+        """Return the T5 bucket of a distance of at least 0 on its side."""
         # Float32 and this order of operations for every dtype: buckets must have the bounds that they had in training.
         far = torch.log(distance.clamp(min=1).float() / self._single) / math.log(self.max_distance / self._single)
         wide = self._single + (far * (self._per_side - self._single)).to(torch.int64)

@@ -13,7 +13,7 @@ from saccade.support.errors import describe, hidden_by_vmap, type_error, value_e
 from saccade.support.torch_modes import has_values, is_mapped, is_tracing, is_transformed
 from saccade.support.validation import is_integer
 
-_LARGEST = 1 << 62  # sums of positions must fit int64
+_LARGEST = 1 << 62  # sums of positions must fit into int64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class Positions:
         if isinstance(given, range):
             if length is not None and len(given) != length:
                 raise value_error(name, f"hold {length} positions", len(given))
-            if given and min(given[0], given[-1]) < 0:  # not min(given), which walks through it
+            if given and min(given[0], given[-1]) < 0:  # min() would walk through the whole range
                 raise value_error(name, "start at 0 or later", given)
             return cls(given)
         table = _from_list(given, name) if isinstance(given, list | tuple) else given
@@ -84,7 +84,7 @@ class Positions:
 
     @classmethod
     def between(cls, start: int, stop: int) -> Positions:
-        """Return consecutive positions; as a table while tracing, since a range would fix the length."""
+        """Return consecutive positions, as a table while tracing, since a range would fix the length."""
         if is_tracing():
             return cls(None, torch.arange(start, stop))
         return cls(range(start, stop))
@@ -115,7 +115,7 @@ class Positions:
 
     @property
     def ends(self) -> tuple[int, int] | None:
-        """The lowest and the highest position of a token; None without tokens, or if the table cannot be read here."""
+        """The lowest and the highest position of a token; None without tokens, or if the table cannot be read now."""
         if self.run is not None:
             run = self.run
             return (min(run[0], run[-1]), max(run[0], run[-1])) if run else None

@@ -30,7 +30,7 @@ class Scorer(ArgumentHints, ABC):
         return None
 
     def with_index_key(self, index_key: Tensor) -> Scorer:
-        """Return this scorer with the index keys of more tokens."""
+        """Return this scorer with the index keys of other tokens, such as cached ones."""
         raise NotImplementedError(f"{type(self).__name__} has no index keys")
 
     @abstractmethod

@@ -185,7 +185,7 @@ def _of_range(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _ramps(length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return distances 0, 1, 2, … and length, length - 1, … 1."""
+    """Return the distances 0, 1, 2, … and length, length - 1, … 1."""
     up = torch.arange(length, dtype=dtype, device=device)
     return up, length - up
 

@@ -26,7 +26,7 @@ class Head(NamedTuple):
 
 
 def rank_heads(values: Tensor, *, layer: int | None = None, head: int | None = None) -> list[Head]:
-    """Rank heads by a number each, the largest first; of equals the first layer, then the first head.
+    """Return all heads ranked by a number each, the largest first; ties by layer, then head.
 
     Args:
         values: ``[layers, heads]``, such as one batch item of `saccade.recording.Recording.by_head`.

@@ -54,7 +54,7 @@ class _Pending(NamedTuple):
 
 
 class IndexerLoss(Statistic[_State, Tensor]):
-    r"""Mean over queries of ``KL(p ‖ softmax(scores))``: the loss that trains scores which select keys.
+    r"""A loss that trains scores which select keys: the mean over queries of ``KL(p ‖ softmax(scores))``.
 
     .. math:: p_t = \frac{1}{H} \sum_h A_{ht}, \qquad
               L = \frac{1}{n} \sum_t \sum_{s \in S_t} p_{ts} \log \frac{p_{ts}}{\mathrm{softmax}_{S_t}(I_t)_s}, \qquad

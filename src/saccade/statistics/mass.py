@@ -21,7 +21,7 @@ PARTS = ("sink", "local", "anchor", "rest")
 class SinkMass(PerRow):
     """The sum of each query's weights on the first tokens, ``[batch, heads, q_len]``.
 
-    Trained decoders park attention on the first token that needs nothing. Under a causal mask the first queries see
+    Trained decoders put attention that they do not need on the first token. Under a causal mask the first queries see
     little else and give much to it in any case; compare with uniform attention (`Matrix.summary` does).
 
     Args:

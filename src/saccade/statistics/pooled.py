@@ -27,8 +27,7 @@ class _Cells(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pooled(Statistic[_Cells, Tensor]):
-    """The matrix pooled into at most ``bins`` × ``bins`` cells: ``[batch, heads, min(bins, q_len), min(bins,
-    kv_len)]``.
+    """The matrix pooled to at most ``bins`` × ``bins`` cells: ``[batch, heads, min(bins, q_len), min(bins, kv_len)]``.
 
     Neighbouring queries share a row of cells, neighbouring keys a column; bins are as even as can be (their sizes
     differ by one at most), and a side that is shorter than ``bins`` is not pooled.

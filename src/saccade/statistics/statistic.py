@@ -19,6 +19,9 @@ _ROWS = 32  # rows of which all heads come before the next rows, for statistics 
 State = TypeVar("State")
 Result = TypeVar("Result")
 
+DENSE_LIMIT = 1 << 26
+"""Default limit of `Matrix.to_dense`: 64 million weights, 256 MB in float32."""
+
 
 class MatrixInfo(NamedTuple):
     """Properties of a matrix that a statistic knows before the first block.
@@ -129,15 +132,15 @@ class Statistic(ABC, Generic[State, Result]):
 
 
 class MatrixLike(Protocol):
-    """The interface of a `saccade.Matrix` that statistics need, which `Matrix` implements."""
+    """The interface of `saccade.Matrix` that statistics read from."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, q_len, kv_len)."""
+        """The matrix's shape, (batch, heads, q_len, kv_len)."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of products."""
+        """The dtype of the matrix's products."""
 
     @property
     def device(self) -> torch.device:
@@ -145,11 +148,11 @@ class MatrixLike(Protocol):
 
     @property
     def is_stochastic(self) -> bool:
-        """True if rows are distributions."""
+        """True if the matrix's rows are distributions."""
 
     @property
     def hidden(self) -> float:
-        """The value of pairs in no block."""
+        """The matrix's entry at pairs in no block."""
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         """Return the positions of some queries and keys of the matrix."""

@@ -6,8 +6,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from saccade.statistics.sparse import DENSE_LIMIT
-from saccade.statistics.statistic import MatrixLike
+from saccade.statistics.statistic import DENSE_LIMIT, MatrixLike
 
 M = TypeVar("M", bound=MatrixLike)
 

@@ -21,7 +21,7 @@ _PAIRS = 1 << 20  # pairs that a mask is evaluated at, at a time
 
 
 class Uniform(NamedTuple):
-    """Statistics of queries and keys under uniform attention.
+    """The statistics of queries and keys under uniform attention.
 
     Batch and heads are 1 if the mask does not distinguish them.
 
@@ -147,7 +147,7 @@ def _uniform_rows(block: Block) -> Block:
 
 
 class Seen(NamedTuple):
-    """The rows that see a range of keys.
+    """A range of keys, and which rows see how much of it.
 
     Attributes:
         keys: the range.

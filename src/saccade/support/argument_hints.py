@@ -1,8 +1,6 @@
 """Argument hints: errors for calls that do not fit a signature, such as arguments named as in another library.
 
 Python's own message names the unexpected keyword, but not the one that was meant.
-
-Python's own message names the unexpected keyword, but not the one that was meant.
 """
 
 from __future__ import annotations
@@ -78,7 +76,7 @@ FOREIGN_NAMES: Mapping[str, str] = {
 
 
 def argument_hints(foreign_names: Mapping[str, str] | None = None, /, **hints: str) -> Callable[[F], F]:
-    """Decorate a function or a class so that a call with wrong arguments raises an error of ours, with a hint.
+    """Decorate a function or a class so that calls with wrong arguments raise an error with a hint.
 
     A function on a hot path takes ``**unknown`` instead and raises `unexpected_argument`: that adds no frame.
 
@@ -120,7 +118,7 @@ def unexpected_argument(unknown: Mapping[str, object], function: Callable[..., A
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function, or of the class that it constructs or calls."""
+    """Return the name of a called function, or of the class that it constructs or calls."""
     name = function.__qualname__.rpartition("<locals>.")[2]
     return name.removesuffix(".__init__").removesuffix(".forward")
 

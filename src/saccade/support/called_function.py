@@ -2,8 +2,6 @@
 
 The stack is read only when an error is built, so a call without an error costs nothing, and checks need no argument for
 the name.
-
-The stack is read only when an error is built: a call without an error costs nothing.
 """
 
 from __future__ import annotations

@@ -9,16 +9,6 @@ A message names the function, the argument, the rule and the value received; fac
 
 Values of tensors never appear in a message: reading them would wait for the device. Text from outside (names in a file,
 paths) may appear; characters that are no letters, marks or symbols are escaped, so that a message is safe to display.
-
-A message names the function, the argument, the rule and the value received; facts (shapes) and one hint follow:
-
-    attention: key heads must divide query heads; got 12 query heads and 5 key heads.
-        query  [2, 12, 128, 64]  float32  cpu
-        key    [2, 5, 128, 64]  float32  cpu
-    Hint: ...
-
-Values of tensors never appear in a message: reading them would wait for the device. Text from outside (names in a file,
-paths) may appear; characters that are no letters, marks or symbols are escaped, so that a message is safe to display.
 """
 
 import reprlib
@@ -51,7 +41,7 @@ class ArgumentTypeError(TypeError, ValueError):
 
 
 def escaped(text: str) -> str:
-    """Return the text with escapes for characters that are invisible or that a terminal might obey."""
+    """Return text for an error message, with escapes for invisible characters and those a terminal might obey."""
     if text.isprintable():
         return text
     return "".join(
@@ -119,7 +109,7 @@ def hidden_by_vmap(name: str) -> UnsupportedError:
 
 
 def missing_extra(package: str, extra: str) -> ImportError:
-    """Return an ``ImportError`` that names the extra of saccade for a missing package."""
+    """Return an ``ImportError`` for a missing package, which names the extra of saccade that installs it."""
     return ImportError(
         f"{called_function()}: {package} must be installed; got no such package.\nHint: pip install 'saccade[{extra}]'",
         name=package,

@@ -11,7 +11,10 @@ _WITHOUT_FLOAT64 = frozenset(["mps"])  # Apple's GPUs
 
 
 def is_finite(*tensors: Tensor) -> bool:
-    """Return whether no element is NaN or inf. A sum that overflows counts as not finite, which is slower but safe."""
+    """Return whether no element of the tensors is NaN or inf.
+
+    A sum that overflows counts as not finite, which is slower but safe.
+    """
     if len(tensors) > 1 and not tensors[0].is_cpu:  # wait for the device only once
         totals = torch.stack([_sum_of_entries(x).to(torch.float32) for x in tensors])
         return math.isfinite(totals.sum().item())

@@ -2,9 +2,6 @@
 
 Each check returns the value, so it can be used where the value is first needed. A value of a wrong type raises a
 ``TypeError`` that is also a ``ValueError``: one except clause catches every refused argument.
-
-Each check returns the value, so it can be used where the value is first needed. A value of a wrong type raises a
-``TypeError`` that is also a ``ValueError``: one except clause catches every refused argument.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ class DistanceTerm(Term):
         source: ``[B | 1, H | 1, L | 1, T]``: values at distances ``lowest``, ``lowest + 1``, …; beyond the ends, the
             value at the end.
         lowest: the first distance.
-        first: distance of query 0 and key 0, where both follow one by one.
-        q_addresses, kv_addresses: int64 ``[B | 1, L]`` and ``[B | 1, S]`` where they do not; distances are differences.
+        first: distance of query 0 and key 0, if both are consecutive.
+        q_addresses, kv_addresses: int64 ``[B | 1, L]`` and ``[B | 1, S]`` if not; distances are differences.
     """
 
     is_written_out = False

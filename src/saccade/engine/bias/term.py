@@ -1,8 +1,6 @@
 """Bias terms: matrices added to the scores, of which any tile can be read, and its gradient collected, on its own.
 
 Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
-
-Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
 """
 
 from __future__ import annotations
@@ -88,9 +86,9 @@ class MaskedTerm(Term):
     """A bias term, or none, with -inf for some queries and some keys.
 
     Args:
-        term: what is added elsewhere.
+        term: the term that is added elsewhere.
         queries, keys: bool ``[B, H, L]`` and ``[B, H, S]``, True where the term is -inf.
-        nothing: zeros ``[1, 1, 1, 1]``, read where there is no term.
+        nothing: zeros ``[1, 1, 1, 1]``, read if there is no term.
     """
 
     is_written_out = False

@@ -110,7 +110,7 @@ def _check_scores(scores: Tensor, inputs: AttentionInputs, rows: int, widths: tu
 
 
 def _over_sharing_heads(x: Tensor, sharing: int, heads: int) -> Tensor:
-    """Reduce ``[items, heads | 1, ...]`` over heads that share a selection: any, or the least and the largest count."""
+    """Reduce ``[items, heads | 1, ...]`` over heads that share a selection: any, or the least and the largest."""
     if x.shape[1] == 1:
         return x
     per_group = x.unflatten(1, (sharing, heads // sharing))

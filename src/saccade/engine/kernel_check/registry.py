@@ -3,14 +3,11 @@
 The result of a compiler or a driver is known only on the machine where it runs. So the first product of each kind
 (kernel, device, dtype, kinds of mask and bias, widths and lengths) is checked and the result recorded: `explain`
 reports it, and a kernel that was wrong is not used for that kind again.
-
-What a compiler or a driver makes of a kernel is known only where it runs. So the first product of each kind (kernel,
-device, dtype, kinds of mask and bias, widths and lengths) pays for a look, and what was seen is kept: `explain` tells
-it, and a kernel that was wrong is not asked for that kind again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from typing import NamedTuple
@@ -19,12 +16,101 @@ import torch
 from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernel_check.result import FirstUse
 from saccade.engine.kernels.kernel import Kernel
 from saccade.masks import Mask
 from saccade.support.errors import value_error
 from saccade.support.numerics import is_finite
 from saccade.support.torch_modes import is_plain, unobserved
+
+
+class Compared(NamedTuple):
+    """The largest relative error of one quantity among the compared rows of a kernel, and its position."""
+
+    name: str
+    error: float
+    place: str
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstUse:
+    """The result of a first-use check: a few rows of a kernel's product compared with the definition.
+
+    Attributes:
+        kernel: name of the kernel.
+        place: device on which it ran.
+        rows: number of compared rows.
+        limit: the largest error that counts as rounding.
+        quantities: errors of output, lse and gradients, as far as they were compared.
+        raised: the error that the kernel raised; None if it returned results.
+        shapes: of query, key and value.
+        mask: as text.
+        dtype, device: of the tensors.
+    """
+
+    kernel: str
+    place: str
+    rows: int
+    limit: float
+    quantities: tuple[Compared, ...]
+    raised: str | None
+    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    mask: str
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def ok(self) -> bool:
+        """True if the kernel returned results whose errors are all within rounding."""
+        return not self.fault
+
+    @property
+    def fault(self) -> str:
+        """The kernel's error in one sentence; empty if there was none."""
+        if self.raised is not None:
+            return f"a product for {self._kind} on {self.place} raised {self.raised}"
+        worst = max(self.quantities, key=lambda one: one.error)
+        if worst.error <= self.limit:
+            return ""
+        return (
+            f"its first product for {self._kind} on {self.place} differed from the definition: {worst.name} of "
+            f"{worst.place} by {worst.error:.2g} of its size, where {self.limit:g} is rounding"
+        )
+
+    @property
+    def warning(self) -> str:
+        """The warning for a wrong kernel: the error, the consequence, and code that reproduces it."""
+        kind = f"device={str(self.device)!r}, dtype={self.dtype}"
+        shapes = zip(("query", "key", "value"), self.shapes, strict=True)
+        lines = [
+            f"{self.kernel}: {self.fault}. Another kernel runs such products from now on. To see it again:",
+            "import torch",
+            "from saccade import testing",
+            "from saccade.masks import *",
+            *(f"{name} = torch.randn({list(shape)}, {kind})" for name, shape in shapes),
+            f"print(testing.first_use({self.kernel!r}, query, key, value, {self.mask}))",
+        ]
+        return "\n    ".join(lines)
+
+    def raise_if_wrong(self) -> FirstUse:
+        """Return this result, or raise an error if the kernel was wrong.
+
+        Raises:
+            AssertionError: the kernel was wrong; the message says how.
+        """
+        if self.fault:
+            raise AssertionError(f"{self.kernel}: {self.fault}")
+        return self
+
+    def __str__(self) -> str:
+        if self.fault:
+            return f"{self.kernel}: {self.fault}"
+        told = ", ".join(f"{one.name} {one.error:.1g}" for one in self.quantities)
+        return f"{self.rows} rows on {self.place} were right within {self.limit:g} of their size ({told})"
+
+    @property
+    def _kind(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} with {self.mask}"
+
 
 _VARIABLE, _CHOICES = "SACCADE_FIRST_USE", ("on", "off")
 _BLOCK = 128
@@ -69,7 +155,7 @@ def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: Attention
     if record is not None and (not record.found.ok or _covers(record, wanted)):
         return record.found.ok
     try:
-        from saccade.engine.kernel_check.compare import check_kernel  # noqa: PLC0415  no processor's kernel needs it
+        from saccade.engine.kernel_check.check_kernel import check_kernel  # noqa: PLC0415  GPU kernels only
 
         with unobserved():
             if not is_finite(inputs.query, inputs.key, value):
@@ -83,7 +169,7 @@ def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: Attention
 
 def failed(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs, error: Exception) -> None:
     """Record and warn that a kernel raised an error in a product whose kind had passed its first-use check."""
-    from saccade.engine.kernel_check.compare import after_error  # noqa: PLC0415  as above
+    from saccade.engine.kernel_check.check_kernel import after_error  # noqa: PLC0415  as above
 
     _record(_kind_of(kernel, inputs), _Record(after_error(kernel, own, value, error), frozenset()))
 

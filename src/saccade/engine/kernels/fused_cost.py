@@ -20,8 +20,7 @@ from saccade.engine.kernels.fused_calls import (
     with_bias,
 )
 from saccade.engine.kernels.fused_threads import threads_for
-from saccade.engine.kernels.memory_probe import Probe
-from saccade.engine.memory_accounting import Cost, Held, Ledger
+from saccade.engine.memory_accounting import Cost, Held, Ledger, Probe
 from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.plan import Tile
 

@@ -28,7 +28,7 @@ class Request(NamedTuple):
         impl: "auto", the name of a kernel, or a kernel.
         seed: of the dropout; drawn from torch's generator when None.
         needs_lse: whether the lse is used; a sink uses it.
-        needs_backward: whether only kernels with a backward pass of their own may run.
+        needs_backward: whether only kernels that compute their own gradients may run.
     """
 
     dropout_p: float = 0.0
@@ -76,7 +76,7 @@ def reasons_of_dot_products(inputs: AttentionInputs) -> list[str]:
 
 
 def left_out(inputs: AttentionInputs) -> tuple[str, ...]:
-    """Return why ``impl="auto"`` passes over all kernels but `tiled` on a GPU: ``SACCADE_GPU=tiled`` says so.
+    """Return why ``impl="auto"`` skips a kernel on a GPU: ``SACCADE_GPU=tiled`` leaves only `tiled`.
 
     Raises:
         ValueError: the variable is neither "auto" nor "tiled".
@@ -97,8 +97,8 @@ class Kernel(ABC):
         has_backward: whether it computes its gradients itself.
         has_second_derivatives: whether autograd can differentiate its backward pass. Otherwise, and for kernels with a
             backward pass of their own, `saccade.engine.second_order` computes second derivatives.
-        leaves_to: name of the kernel that is faster where this one's `verdict` says "rather not", if it is one in
-            particular: where that one cannot run, ``impl="auto"`` takes this one.
+        leaves_to: name of a kernel that is faster if this one's `verdict` says "rather not", if there is a particular
+            one: if that kernel cannot run, ``impl="auto"`` takes this one.
         supports_masked_rows: whether it leaves out queries and keys that a term of the bias masks. Where it does not,
             `tiled` runs instead if NaN or inf could spread. A kernel that may return no lse must set this to False.
         adds_to_masked: whether it computes the scores of masked pairs too and adds -inf to them. A score that
@@ -133,7 +133,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
-        """Return the output ``[batch, heads, q_len, value_dim]`` and the lse ``[batch, heads, q_len]``.
+        """Run the kernel: return output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``.
 
         The lse may be None only if `verdict` refuses requests that need it, and `supports_masked_rows` is False.
         """
@@ -146,7 +146,7 @@ class KernelWithBackward(Kernel):
 
     @abstractmethod
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Return the output ``[batch, heads, q_len, value_dim]`` and the lse ``[batch, heads, q_len]``."""
+        """Run the kernel: return output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
         """Return the peak bytes of the kernel's backward pass beside saved tensors, gradients included."""
@@ -162,4 +162,4 @@ class KernelWithBackward(Kernel):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Return gradients of query, key, value, the bias's source and the score's parameters; None if not wanted."""
+        """Return the gradients of query, key, value, the bias's source and parameters; None for unwanted ones."""

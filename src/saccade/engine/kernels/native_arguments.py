@@ -16,8 +16,7 @@ from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import MaskedTerm, Term
 from saccade.engine.dropout import Dropped, Words
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.memory_probe import Probe
-from saccade.engine.memory_accounting import Cost, Held, Ledger
+from saccade.engine.memory_accounting import Cost, Held, Ledger, Probe
 from saccade.engine.tiles.tile_scores import allowed, index_of, positions
 from saccade.plan import ALL, ColumnRange, Groups, Tile
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans

@@ -10,8 +10,7 @@ from saccade.engine import dropout
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
-from saccade.engine.kernels.memory_probe import Probe
-from saccade.engine.memory_accounting import Cost, Held
+from saccade.engine.memory_accounting import Cost, Held, Probe
 from saccade.engine.tiles.grouped_heads import product
 from saccade.engine.tiles.tile_scores import index_of, normalised, positions, scores_of
 from saccade.plan import Tile

@@ -232,7 +232,7 @@ class _Block(NamedTuple):
         own.baddbmm_(folded(left, groups)[0].mT, folded(right, groups)[0])
 
     def add_columns(self, total: Tensor, part: Tensor) -> None:
-        """Add ``[batch, groups, columns, width]`` to the columns of ``[batch, kv_heads, kv_len, width]``."""
+        """Add ``[batch, groups, columns, width]`` to the block's columns of ``[batch, kv_heads, kv_len, width]``."""
         add_at(total[self.tile.batch, self.groups], part, self.tile.spans, 2)
 
     def words(self, of_all: dropout.Words | None, scratch: _Scratch) -> Tensor | None:

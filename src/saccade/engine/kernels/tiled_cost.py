@@ -8,8 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.memory_probe import Probe
-from saccade.engine.memory_accounting import Cost, Held, Ledger, bytes_widened
+from saccade.engine.memory_accounting import Cost, Held, Ledger, Probe, bytes_widened
 from saccade.engine.tiles.grouped_heads import at, groups_of, joined, take
 from saccade.engine.tiles.tile_scores import ROOM_FOR_HIDDEN, caches_hidden, compared, hidden, key_of_hidden, modified
 from saccade.engine.tiles.tile_splitting import Cut, cut, few_rows

@@ -55,7 +55,7 @@ class TokenOrder:
 
     @classmethod
     def of(cls, table: Tensor) -> TokenOrder | None:
-        """Return the order of a table; None if positions decrease or the table is on another device."""
+        """Return the index of a table of positions; None if positions decrease or are on another device."""
         if table.device.type != "cpu":
             return None
         rows = table.detach().numpy()
@@ -81,7 +81,7 @@ class TokenOrder:
         return Among(*self._ends(low, high, 0), low < high, high - low == last - first + 1)
 
     def columns(self, item: Ints, positions: Spans, keys: KeyDomain) -> Bounds:
-        """Return the columns of the tokens at these positions; exact unless tokens and padding alternate too often."""
+        """Return the columns of the tokens at some positions; inexact if tokens and padding alternate too often."""
         if not len(self._seats):
             return Bounds.exactly(Spans.nothing(keys))
         place, offset = (item * self._step)[:, None], (item * self._len)[:, None]
@@ -99,7 +99,7 @@ class TokenOrder:
         return Bounds.exactly(hull.intersection(Spans.of(run_starts[item], run_ends[item], keys), keys))
 
     def one_by_one(self, item: int, indices: range) -> range | None:
-        """Return the positions of the tokens with these indices if they are consecutive without padding, else None."""
+        """Return the positions of the tokens with some indices if consecutive and without padding, else None."""
         offset = item * self._len
         low, high = np.searchsorted(self._seats, (offset + indices.start, offset + indices.stop)).tolist()
         if high - low != len(indices) or indices.step != 1:
@@ -115,7 +115,7 @@ class TokenOrder:
         return range(int(first[0]), int(stop[0]))
 
     def edges(self, item: int, cuts: Ints) -> Ints:
-        """Return indices at which runs of tokens begin and end, and those of the first tokens at or after `cuts`."""
+        """Return the indices at which runs of tokens begin and end, and of the first tokens at or after `cuts`."""
         low, high = self._begins[item : item + 2].tolist()
         at_cuts = low + np.searchsorted(self._positions[low:high], cuts)
         inner = self._seats[at_cuts[at_cuts < high]] - item * self._len

@@ -55,7 +55,7 @@ def resolve_positions(
 def checked_positions(
     q_given: GivenPositions, kv_given: GivenPositions, shape: tuple[int, int, int, int]
 ) -> tuple[Positions, Positions | None]:
-    """Return the positions of queries and keys, of which at least one is not None; raise unless they fit the matrix."""
+    """Return checked positions of queries and keys, of which at least one is not None."""
     batch, _, q_len, kv_len = shape
     if q_given is None:
         hint = "without it the last query stands at the last key's index, which kv_positions may contradict"
@@ -67,7 +67,7 @@ def checked_positions(
 
 
 def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: int, kv_len: int) -> None:
-    """Raise unless the mask covers the positions of all queries and keys; padding does not count."""
+    """Raise an error unless the mask covers the positions of all queries and keys; padding does not count."""
     domain = mask.domain
     if domain == EVERYWHERE:
         return
@@ -191,7 +191,7 @@ class PositionedMask(Mask):
 
     @cached_property
     def _orders(self) -> tuple[TokenOrder, TokenOrder] | None:
-        """The token orders of queries and keys; None if one is unordered or unreadable, or planning does not pay."""
+        """Position indexes of queries and keys; None if unordered or unreadable, or if planning does not pay."""
         if self._items * self.kv_positions.shape[1] * (self.q_positions.shape[1] + 256) < _FEWEST:
             return None
         q = TokenOrder.of(self.q_positions)

@@ -2,9 +2,6 @@
 
 Head h reads group ``h // (heads // kv_heads)``: the heads of one group are neighbours, so they fold into the rows.
 Axis legend: batch B · heads H · kv_heads G · rows R · columns C · width D.
-
-Head h reads group ``h // (heads // kv_heads)``: the heads of one group are neighbours, so they fold into the rows.
-Axis legend: batch B · heads H · kv_heads G · rows R · columns C · width D.
 """
 
 from collections.abc import Callable
@@ -70,7 +67,7 @@ def take(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
 
 
 def add_at(total: Tensor, part: Tensor, ranges: Ranges, dim: int) -> None:
-    """Add to ``total`` at ``ranges`` along ``dim``, in place: the transpose of `take`."""
+    """Add to ``total`` at ranges along ``dim``, in place: the transpose of `take`."""
     start = 0
     for span in ranges:
         at(total, span, dim).add_(part.narrow(dim, start, len(span)))

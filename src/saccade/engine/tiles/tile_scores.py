@@ -1,8 +1,6 @@
 """Scores of one tile, and the softmax of its complete rows.
 
 The order of operations: scale, softcap, the user's score function, bias, mask.
-
-Their order is this: scale, softcap, a function of the user's, bias, mask.
 """
 
 from __future__ import annotations

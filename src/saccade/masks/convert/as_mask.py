@@ -21,7 +21,7 @@ _FULL = Full()
 
 
 def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
-    """Return a `Mask` for any accepted value.
+    """Return a `Mask` for any accepted mask argument.
 
     Args:
         mask: None, a `Mask`, a bool tensor, a function ``(b, h, q, kv) -> bool``, or torch's ``causal_lower_right``

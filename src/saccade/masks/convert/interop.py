@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks.mask import Mask
+from saccade.masks.mask_fields import check_readable
 from saccade.masks.rules.blocks import Blocks
 from saccade.masks.rules.causal import Causal
 from saccade.masks.rules.dense import Dense
@@ -16,7 +17,6 @@ from saccade.masks.rules.full import Full
 from saccade.masks.rules.padding import Padding
 from saccade.masks.rules.predicate import Predicate
 from saccade.masks.rules.window import Window
-from saccade.masks.validation import check_readable
 from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import check_int, check_type, is_integer
 

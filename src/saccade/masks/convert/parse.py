@@ -58,7 +58,7 @@ _NAMES: Mapping[str, _Name] = {
 
 
 def parse(text: str) -> Mask:
-    """Return the mask that a text describes; the text is not executed.
+    """Return the mask that a text describes; the text is never executed as code.
 
     Names are joined by ``&`` (both), ``|`` (either) and ``~`` (not) and grouped by brackets; ``~`` binds closest, then
     ``&``, then ``|``, as in Python. Numbers are whole, and mean the same as in the constructors of the masks:
@@ -171,7 +171,7 @@ class _Reader:
             ) from error
 
     def numbers(self) -> list[int]:
-        """Read the numbers in brackets; the opening bracket is already consumed."""
+        """Read the numbers in brackets after a mask's name; the opening bracket is already consumed."""
         numbers: list[int] = []
         if self.takes(")"):
             return numbers

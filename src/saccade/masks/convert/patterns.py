@@ -172,7 +172,7 @@ class RowRanges(NamedTuple):
 
     @property
     def position(self) -> Ints:
-        """Position of each row."""
+        """Position of each row of the ranges."""
         rows = self.starts.shape[1]
         return np.arange(self.columns - rows, self.columns)
 

@@ -20,9 +20,9 @@ from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.plan.key_ranges import Ints
 from saccade.support.torch_modes import is_plain
 
-_MIN_PAIRS = 1 << 20  # of a product, over batch and heads; below this, reading a tensor takes longer than it saves
-_MAX_RANGES = 16  # in a row; with more of them the bits are smaller
-_SAMPLE = 16  # rows that are read before all others
+_MIN_PAIRS = 1 << 20  # pairs of a product; with fewer, reading a tensor takes longer than it saves
+_MAX_RANGES = 16  # ranges in a row; with more of them, bits take less memory
+_SAMPLE = 16  # rows that are read first, as a sample
 _CHUNK = 1 << 22  # entries: 4 MB
 _MAX_VIEWS = 8  # cached views of one tensor
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from saccade.masks.mask import Domain, Mask
-from saccade.masks.validation import SIZE_BITS, check_field
+from saccade.masks.mask_fields import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.errors import value_error
@@ -88,7 +88,7 @@ class Grid(Mask):
 
     @abstractmethod
     def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
-        """Return the rectangles that the cell (y, x) sees; for ints, arrays and tensors.
+        """Return the rectangles of the grid that the cell (y, x) sees; for ints, arrays and tensors.
 
         They may reach beyond the grid. Each edge must be nondecreasing in y and x.
         """
@@ -96,11 +96,11 @@ class Grid(Mask):
     @property
     @abstractmethod
     def depends_on_displacement(self) -> bool:
-        """True if one cell sees another depending on their displacement alone."""
+        """True if it depends on the displacement of two cells alone whether one sees the other."""
 
     @property
     def squares(self) -> Squares | None:
-        """Rectangles whose cells see nearly the same keys, unless adjacent rows do so anyway."""
+        """Rectangles of the grid whose cells see nearly the same keys, unless adjacent rows do so anyway."""
         return None
 
     @property
@@ -169,7 +169,7 @@ class Grid(Mask):
         return (self, cells.pattern, displacement, keys.step, len(keys), goes_on)
 
     def _ends(self, hulls: Hulls) -> list[tuple[Rectangle, Rectangle]]:
-        """Return the rectangles of the first and the last corner of each hull, cut to the grid."""
+        """Return the rectangles that the first and the last corner of each hull see, restricted to the grid."""
         firsts, lasts = self._sight(hulls.top, hulls.left), self._sight(hulls.bottom, hulls.right)
         return [(self._clipped(low), self._clipped(high)) for low, high in zip(firsts, lasts, strict=True)]
 
@@ -191,7 +191,7 @@ class Grid(Mask):
         return Hulls(top, bottom, left, right, some, (first >= 0) & (last < cells))
 
     def _spans(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans | None:
-        """Return the keys of a rectangle per group, a range for each row of it, if ``which``; None if too many."""
+        """Return the keys of a rectangle for each group with ``which``, a range per grid row; None if too many."""
         count = np.where(which & (r.left < r.right), np.maximum(r.bottom - r.top, 0), 0)
         is_wide = (r.left == 0) & (r.right == self.width)
         ranges = np.where(is_wide, np.minimum(count, 1), count)
@@ -204,7 +204,7 @@ class Grid(Mask):
         return Spans.of(starts, np.where(np.arange(max(most, 1)) < ranges[:, None], ends, starts), keys)
 
     def _one_range(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans:
-        """Return the range from the first to the last key of a rectangle per group, if ``which``."""
+        """Return the range from the first to the last key of a rectangle for each group with ``which``."""
         start, stop = r.top * self.width + r.left, (r.bottom - 1) * self.width + r.right
         return Spans.within(keys, start, np.where(which & (r.left < r.right) & (r.top < r.bottom), stop, 0))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from saccade.masks.grid.grid import Grid, Rectangle, Squares, check_grid
-from saccade.masks.validation import SIZE_BITS
+from saccade.masks.mask_fields import SIZE_BITS
 from saccade.support.errors import shown, value_error
 from saccade.support.validation import check_int
 

@@ -164,13 +164,13 @@ class InOrder(Mask):
         return str(self.mask)
 
     def _grid(self) -> Grid | None:
-        """Return the mask if it is on the grid of the order, else None."""
+        """Return the mask as a `Grid` if it is on the grid of the row order, else None."""
         grid, grounds = _grid_of(self.mask)
         return grid if grounds == self.order.grounds else None
 
 
 def _hulls(tables: _Tables, first: Ints, last: Ints) -> Hulls:
-    """Return the hulls of the rows at places ``first`` to ``last``."""
+    """Return the hulls of the grid cells at places ``first`` to ``last`` of a row order."""
     top, left = (_extreme_per_group(np.minimum, edge, first, last) for edge in (tables.top, tables.left))
     bottom, right = (_extreme_per_group(np.maximum, edge, first, last) for edge in (tables.bottom, tables.right))
     some = bottom >= 0
@@ -181,7 +181,7 @@ def _hulls(tables: _Tables, first: Ints, last: Ints) -> Hulls:
 
 @lru_cache(maxsize=256)
 def _cells(order: RowOrder, rows: range) -> Cells:
-    """Return the cells of the rows of one tile; cached, since a tile has several ranges of keys."""
+    """Return the grid cells of the rows of one tile; cached, since a tile has several ranges of keys."""
     tables = _tables(order)
     hull = _hulls(tables, np.asarray([rows[0]]), np.asarray([rows[-1]]))
     square = int(np.searchsorted(tables.edges, rows[0], side="right")) - 1
@@ -194,7 +194,7 @@ def _cells(order: RowOrder, rows: range) -> Cells:
 
 
 def in_order(mask: Mask, order: RowOrder) -> Mask:
-    """Return the mask on rows in that order; each part of a join is ordered and preserves its structure."""
+    """Return the mask with its rows in a row order; each part of a join is ordered and keeps its structure."""
     return mask.with_atoms(lambda atom: InOrder(atom, order))
 
 

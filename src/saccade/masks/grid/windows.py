@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from saccade.masks.grid.grid import Grid, Rectangle, Squares, check_grid
-from saccade.masks.validation import SIZE_BITS, check_field
+from saccade.masks.mask_fields import SIZE_BITS, check_field
 from saccade.plan.key_ranges import Ints
 from saccade.support.errors import value_error
 

@@ -11,9 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from saccade.masks.device_constant import Table
 from saccade.masks.mask import Domain, Mask
-from saccade.masks.validation import SIZE_BITS, check_readable
+from saccade.masks.mask_fields import SIZE_BITS, Table, check_readable
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints

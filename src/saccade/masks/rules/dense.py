@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.masks.mask import EVERYWHERE, Domain, Mask
-from saccade.masks.validation import check_readable
+from saccade.masks.mask_fields import check_readable
 from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.torch_modes import is_plain, is_tracing

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from saccade.masks.algebra import And
-from saccade.masks.device_constant import Table
 from saccade.masks.mask import Domain, Mask
+from saccade.masks.mask_fields import Table, ints_of, items_of
 from saccade.masks.rules.full import Full
-from saccade.masks.validation import ints_of, items_of
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.masks.device_constant import Table
 from saccade.masks.mask import Mask
-from saccade.masks.validation import ints_of
+from saccade.masks.mask_fields import Table, ints_of
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.masks.device_constant import Table
 from saccade.masks.mask import EVERYWHERE, Domain, Mask
+from saccade.masks.mask_fields import Table
 from saccade.plan import ALL, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 

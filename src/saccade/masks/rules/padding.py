@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.masks.device_constant import Table
 from saccade.masks.mask import Mask
-from saccade.masks.validation import POSITION_BITS, ints_of
+from saccade.masks.mask_fields import POSITION_BITS, Table, ints_of
 from saccade.plan import ALL, Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints

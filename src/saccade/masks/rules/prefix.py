@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from saccade.masks.mask import Mask
-from saccade.masks.validation import check_field
+from saccade.masks.mask_fields import check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from saccade.masks.mask import Mask
-from saccade.masks.validation import SIZE_BITS, check_field
+from saccade.masks.mask_fields import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 

@@ -1,10 +1,12 @@
-"""Checks of the arguments of attention: query, key, value, score, scale, softcap and sink."""
+"""Checks of the arguments of attention: query, key, value, bias, score, scale, softcap and sink."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from saccade.engine.bias.relative import distance_term
+from saccade.engine.bias.term import DenseTerm, Term
 from saccade.engine.nested import check_dense
 from saccade.masks import Mask
 from saccade.positions import Bias
@@ -13,7 +15,7 @@ from saccade.scores.base import ScoreMod
 from saccade.support.errors import describe, kind, type_error, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_autocast
-from saccade.support.validation import check_number, check_type
+from saccade.support.validation import check_holds_values, check_number, check_type
 
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -134,3 +136,43 @@ def checked_sink(sink: Tensor, query: Tensor, shape: tuple[int, int, int, int]) 
     if sink.device != query.device:
         raise value_error("device", "be the same for query and sink_logit", f"{query.device} and {sink.device}")
     return sink.to(wide_dtype(query.dtype))
+
+
+def bias_term(
+    bias: Tensor | Bias,
+    query: Tensor,
+    shape: tuple[int, int, int, int],
+    rule: Mask,
+    origin: tuple[int, int],
+    scale: float,
+) -> Term:
+    """Check the bias that a user passed, and return it as a bias term.
+
+    Args:
+        bias: a tensor that broadcasts to the matrix, or a rule that is read at distances.
+        query: as the user gave it.
+        shape: (batch, heads, q_len, kv_len).
+        rule, origin: as `saccade.engine.positions.positioned_mask.resolve_positions` returns them.
+        scale: factor of the scores.
+    """
+    if isinstance(bias, Bias):
+        return distance_term(bias, query, shape, rule, origin, scale)
+    return _dense(bias, query, shape)
+
+
+def _dense(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int]) -> DenseTerm:
+    check_type("bias", bias, Tensor, "be a tensor, a saccade positions.Bias or None")
+    check_holds_values("bias", bias)
+    if not bias.is_floating_point():
+        hint = "True = may attend is a mask: pass it as mask=" if bias.dtype == torch.bool else None
+        raise type_error("bias", "be a float tensor", str(bias.dtype).removeprefix("torch."), hint=hint)
+    if query.dtype == torch.float64:
+        bias = bias.to(torch.float64)
+    elif bias.dtype != query.dtype:
+        bias = bias.to(torch.float32)  # the dtype of scores
+    if bias.device != query.device:
+        raise value_error("device", "be the same for query and bias", f"{query.device} and {bias.device}")
+    sizes = zip(reversed(bias.shape), reversed(shape), strict=False)
+    if bias.dim() > 4 or any(own not in (1, size) for own, size in sizes):
+        raise value_error("bias", f"broadcast to {list(shape)}", list(bias.shape))
+    return DenseTerm(bias.reshape((1,) * (4 - bias.dim()) + bias.shape))

@@ -1,4 +1,4 @@
-"""Checks of the fields of masks: lists of whole numbers, tensors, lengths and positions."""
+"""Fields of masks: checks of lists, tensors, lengths and positions, and constant tensors on each device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import hidden_by_vmap, shown, type_error, value_error
-from saccade.support.torch_modes import is_mapped
+from saccade.support.torch_modes import is_mapped, is_tracing
 from saccade.support.validation import check_holds_values, check_int, is_integer
 
 POSITION_BITS = 62
@@ -100,3 +100,26 @@ def written_out(given: GivenPositions, name: str, first: int, length: int, batch
         check_readable(name, given)
         given = given.clamp(min=-1) if given.dtype == torch.int64 else given
     return Positions.of(given, name, length=length, batch=batch).on()
+
+
+class Table:
+    """A constant tensor of a mask.
+
+    A compiler that traces ``allows`` into a kernel needs tensors that exist already: call `on` for the device before.
+
+    Args:
+        values: the tensor, on the CPU.
+    """
+
+    def __init__(self, values: Tensor):
+        self._on = {"cpu": values}
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the constant tensor on a device."""
+        name = device.type if device.index is None else f"{device.type}:{device.index}"
+        copied = self._on.get(name)
+        if copied is None:
+            copied = self._on["cpu"].to(device)
+            if type(copied) is Tensor and not is_tracing():
+                self._on[name] = copied
+        return copied
