@@ -230,7 +230,8 @@ class AttentionInputs:
     def sources(self, value: Tensor) -> tuple[Tensor | None, ...]:
         """Return all inputs of a product, sinks aside: query, key, value, bias, parameters, captured tensors."""
         bias = None if self.bias is None else self.bias.source
-        return (self.query, self.key, value, bias, *self.parameters, *self.captured)
+        captured = () if self.modification is None else self.modification.leaves  # `captured` would be one more call
+        return (self.query, self.key, value, bias, *self.parameters, *captured)
 
     def of_sources(self, sources: tuple[Tensor | None, ...]) -> tuple[AttentionInputs, Tensor]:
         """Return the inputs with other `sources`, and the value among these."""

@@ -14,7 +14,7 @@ _FEWEST_ROWS = 16  # rows of a piece: products of fewer rows are slow
 
 
 class Cut(NamedTuple):
-    """How a tile is split: each combination of batch items, heads and rows is one piece.
+    """The split of a tile: each combination of batch items, heads and rows is one piece.
 
     Attributes:
         batch, heads: slices of both, largest first.
