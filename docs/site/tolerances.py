@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from saccade.auditing.rounding_noise import FACTOR
-from saccade.engine.kernel_check import compare
+from saccade.engine.kernel_check import check_kernel
 from saccade.testing import TOLERANCES
 from saccade.theory.measurement import SIGMAS, equal
 
@@ -87,7 +87,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _elsewhere(language: str) -> str:
-    first = ", ".join(f"{_name(dtype)} {limit:g}" for dtype, limit in compare._LIMITS.items())
+    first = ", ".join(f"{_name(dtype)} {limit:g}" for dtype, limit in check_kernel._LIMITS.items())
     rounding = f"{inspect.signature(equal).parameters['tolerance'].default:.0e}"
     rows = {
         "en": [

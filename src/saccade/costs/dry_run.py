@@ -107,7 +107,7 @@ class DryRun(Watch):
     def _attend(self, arguments: Any, results: Any, *, is_backward: bool) -> None:
         """Record an attention product or its gradients by the forecast of the kernel."""
         with _real_tensors():
-            inputs, value_dim, request = custom_op.asked([stand_in(x) for x in arguments])
+            inputs, value_dim, request = custom_op.operator_inputs([stand_in(x) for x in arguments])
             if self._past and inputs.shape[2] == inputs.shape[3]:
                 inputs = _with_past_keys(inputs, self._past)
             request = request._replace(needs_backward=is_backward)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.engine.check_inputs import autocast, check_query_key
 from saccade.engine.positions.positioned_mask import check_domain
-from saccade.engine.validation import autocast, check_query_key
 from saccade.masks import And, Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms.base import Mechanism

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from saccade.engine.check_inputs import check_value
 from saccade.engine.memory_accounting import counted
-from saccade.engine.validation import check_value
 from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax

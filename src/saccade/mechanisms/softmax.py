@@ -7,8 +7,8 @@ from types import NoneType
 import torch
 from torch import Tensor, nn
 
+from saccade.engine.check_inputs import as_score
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.validation import as_score
 from saccade.matrix import AttentionMatrix, Impl, matrix_from_inputs
 from saccade.mechanisms.base import Mechanism
 from saccade.positions import Bias

@@ -1,10 +1,12 @@
-"""Checks of the inputs of a score matrix, before any work is done."""
+"""Checks of the arguments of attention: query, key, value, bias, score, scale, softcap and sink."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from saccade.engine.bias.relative import distance_term
+from saccade.engine.bias.term import DenseTerm, Term
 from saccade.engine.nested import check_dense
 from saccade.masks import Mask
 from saccade.positions import Bias
@@ -13,7 +15,7 @@ from saccade.scores.base import ScoreMod
 from saccade.support.errors import describe, kind, type_error, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_autocast
-from saccade.support.validation import check_number, check_type
+from saccade.support.validation import check_holds_values, check_number, check_type
 
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -25,7 +27,7 @@ _FOR_FEWER = {
 
 
 def check_query_key(query: Tensor, key: Tensor, score: Score | None) -> tuple[int, int, int, int]:
-    """Return the matrix's shape, ``(batch, heads, q_len, kv_len)``; raise if query and key do not fit together."""
+    """Return the matrix's shape, ``(batch, heads, q_len, kv_len)``; raise an error if query and key do not match."""
     if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
         for name, x in (("query", query), ("key", key)):
             check_type(name, x, Tensor, "be a tensor")
@@ -46,7 +48,7 @@ def check_query_key(query: Tensor, key: Tensor, score: Score | None) -> tuple[in
 
 
 def _explained(query: Tensor, key: Tensor, score: Score | None) -> Exception:
-    """Why this query and key do not fit: found out only once it is known that they do not."""
+    """Return the error for a query and a key that do not match."""
     facts = [describe("query", query), describe("key", key)]
     for name, x in (("query", query), ("key", key)):
         if x.dim() != 4:
@@ -65,7 +67,7 @@ def _explained(query: Tensor, key: Tensor, score: Score | None) -> Exception:
 
 
 def as_score(score: Score | ScoreMod) -> Score:
-    """Return a score as it is; a function becomes the dot product changed by it."""
+    """Return the score argument as a `Score`; a function changes the scores of dot products."""
     if isinstance(score, Score):
         return score
     if callable(score) and not isinstance(score, type | Mask | Bias):
@@ -77,7 +79,7 @@ def as_score(score: Score | ScoreMod) -> Score:
 
 
 def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Cast a tensor to the type that autocast gives to the arguments of attention, where it is switched on.
+    """Return a tensor in the dtype that autocast gives to arguments of attention, if it is on.
 
     That is torch's rule for ``F.scaled_dot_product_attention``: single and half precision become the half precision of
     autocast (or ``dtype``), float64 stays.
@@ -89,7 +91,7 @@ def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def check_alike(**tensors: Tensor) -> None:
-    """Raise unless all tensors have one dtype and one device."""
+    """Raise an error unless all tensors have the same dtype and device."""
     first, *others = tensors.values()
     dtype, device = first.dtype, first.device
     for other in others:
@@ -101,7 +103,7 @@ def check_alike(**tensors: Tensor) -> None:
 
 
 def check_value(value: Tensor, query: Tensor, key: Tensor, dtype: torch.dtype) -> None:
-    """Raise unless ``value`` is ``[batch, kv_heads, kv_len, value_dim]`` of the key's device, and of a dtype."""
+    """Raise an error unless ``value`` is ``[batch, kv_heads, kv_len, value_dim]``, of a dtype and the key's device."""
     if not isinstance(value, Tensor):
         raise type_error("value", "be a tensor", type(value).__name__)
     if value.is_nested:
@@ -115,17 +117,17 @@ def check_value(value: Tensor, query: Tensor, key: Tensor, dtype: torch.dtype) -
 
 
 def checked_scale(scale: float | None) -> float:
-    """Return a finite number; 1 for None, which is used only where every score is 0."""
+    """Return the scale as a finite number; 1 for None, which is used only if every score is 0."""
     return 1.0 if scale is None else check_number("scale", scale)
 
 
 def checked_softcap(softcap: float) -> float:
-    """Return a finite number above 0."""
+    """Return the softcap as a finite number above 0."""
     return check_number("softcap", softcap, above=0.0, hint="None means no cap")
 
 
 def checked_sink(sink: Tensor, query: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """Return a logit for each head, in the dtype of the lse."""
+    """Return the sink logit of each head, in the dtype of the lse."""
     check_type("sink_logit", sink, Tensor, "be a tensor or None")
     if sink.shape != (shape[1],):
         raise value_error("sink_logit", f"have shape [{shape[1]}], one for each head", list(sink.shape))
@@ -134,3 +136,43 @@ def checked_sink(sink: Tensor, query: Tensor, shape: tuple[int, int, int, int]) 
     if sink.device != query.device:
         raise value_error("device", "be the same for query and sink_logit", f"{query.device} and {sink.device}")
     return sink.to(wide_dtype(query.dtype))
+
+
+def bias_term(
+    bias: Tensor | Bias,
+    query: Tensor,
+    shape: tuple[int, int, int, int],
+    rule: Mask,
+    origin: tuple[int, int],
+    scale: float,
+) -> Term:
+    """Check the bias that a user passed, and return it as a bias term.
+
+    Args:
+        bias: a tensor that broadcasts to the matrix, or a rule that is read at distances.
+        query: as the user gave it.
+        shape: (batch, heads, q_len, kv_len).
+        rule, origin: as `saccade.engine.positions.positioned_mask.resolve_positions` returns them.
+        scale: factor of the scores.
+    """
+    if isinstance(bias, Bias):
+        return distance_term(bias, query, shape, rule, origin, scale)
+    return _dense(bias, query, shape)
+
+
+def _dense(bias: Tensor, query: Tensor, shape: tuple[int, int, int, int]) -> DenseTerm:
+    check_type("bias", bias, Tensor, "be a tensor, a saccade positions.Bias or None")
+    check_holds_values("bias", bias)
+    if not bias.is_floating_point():
+        hint = "True = may attend is a mask: pass it as mask=" if bias.dtype == torch.bool else None
+        raise type_error("bias", "be a float tensor", str(bias.dtype).removeprefix("torch."), hint=hint)
+    if query.dtype == torch.float64:
+        bias = bias.to(torch.float64)
+    elif bias.dtype != query.dtype:
+        bias = bias.to(torch.float32)  # the dtype of scores
+    if bias.device != query.device:
+        raise value_error("device", "be the same for query and bias", f"{query.device} and {bias.device}")
+    sizes = zip(reversed(bias.shape), reversed(shape), strict=False)
+    if bias.dim() > 4 or any(own not in (1, size) for own, size in sizes):
+        raise value_error("bias", f"broadcast to {list(shape)}", list(bias.shape))
+    return DenseTerm(bias.reshape((1,) * (4 - bias.dim()) + bias.shape))

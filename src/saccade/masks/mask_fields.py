@@ -1,4 +1,4 @@
-"""Checks of what masks are made from: lists of whole numbers, tensors that are read, lengths and positions."""
+"""Fields of masks: checks of lists, tensors, lengths and positions, and constant tensors on each device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import hidden_by_vmap, shown, type_error, value_error
-from saccade.support.torch_modes import is_mapped
+from saccade.support.torch_modes import is_mapped, is_tracing
 from saccade.support.validation import check_holds_values, check_int, is_integer
 
 POSITION_BITS = 62
@@ -31,7 +31,7 @@ def check_field(mask: object, name: str, least: int, *, bits: int = POSITION_BIT
 
 
 def items_of(name: str, given: object, rule: str, *, is_ordered: bool = True, hint: str | None = None) -> list[Any]:
-    """Return the items of a list, tensor, array or other iterable; the items are not checked.
+    """Return the items of a list, tensor, array or other iterable in a mask's field; the items are not checked.
 
     Args:
         where, name, rule, hint: for the error message.
@@ -56,7 +56,7 @@ def items_of(name: str, given: object, rule: str, *, is_ordered: bool = True, hi
 
 
 def ints_of(name: str, given: object, *, is_ordered: bool = True, hint: str | None = None) -> tuple[int, ...]:
-    """Return ints of at least 0 and below 2**62, from a list, tensor, array or other iterable; see `items_of`.
+    """Return the ints of a mask's field, at least 0 and below 2**62, from any iterable; see `items_of`.
 
     Raises:
         TypeError, ValueError: anything else.
@@ -71,7 +71,7 @@ def ints_of(name: str, given: object, *, is_ordered: bool = True, hint: str | No
 
 
 def check_readable(name: str, tensor: Tensor) -> None:
-    """Accept only a tensor that holds its values densely.
+    """Raise an error unless a mask's tensor holds its values densely.
 
     Raises:
         ValueError: a tensor without values (device "meta"), a sparse or a nested one.
@@ -86,17 +86,40 @@ def check_readable(name: str, tensor: Tensor) -> None:
 
 
 def size_of(name: str, size: object) -> int:
-    """Return a length or a number of items or heads; symbols pass while a program is traced."""
+    """Return a checked length or number of items or heads; symbols pass while a program is traced."""
     if isinstance(size, torch.SymInt):
         return size  # type: ignore[return-value]
     return check_int(name, size, 0, below=1 << SIZE_BITS)
 
 
 def written_out(given: GivenPositions, name: str, first: int, length: int, batch: int) -> Tensor:
-    """Return positions as int64 ``[batch | 1, length]``, from ``first`` on if None; negative numbers mean padding."""
+    """Return positions as int64 ``[batch | 1, length]``, from ``first`` on if None; negative numbers are padding."""
     if given is None:
         return torch.arange(first, first + length, device="cpu")[None]
     if isinstance(given, Tensor):
         check_readable(name, given)
         given = given.clamp(min=-1) if given.dtype == torch.int64 else given
     return Positions.of(given, name, length=length, batch=batch).on()
+
+
+class Table:
+    """A constant tensor of a mask.
+
+    A compiler that traces ``allows`` into a kernel needs tensors that exist already: call `on` for the device before.
+
+    Args:
+        values: the tensor, on the CPU.
+    """
+
+    def __init__(self, values: Tensor):
+        self._on = {"cpu": values}
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the constant tensor on a device."""
+        name = device.type if device.index is None else f"{device.type}:{device.index}"
+        copied = self._on.get(name)
+        if copied is None:
+            copied = self._on["cpu"].to(device)
+            if type(copied) is Tensor and not is_tracing():
+                self._on[name] = copied
+        return copied

@@ -1,7 +1,6 @@
-"""What masks are not made of is refused with a sentence; what they are made of makes a mask that answers.
+"""Masks refuse arguments of wrong types and sizes with an error, and accept all others.
 
-Every argument of every mask and recipe is tried with every value of one list. For each kind of argument it is written
-down which values it takes: all others must be refused, also those that Python would put up with.
+Every argument of every mask and recipe is tried with every value of one list, against a table of accepted values.
 """
 
 import functools
@@ -367,10 +366,9 @@ def test_a_function_answers_with_a_bool_tensor(answer: Callable[[torch.Tensor], 
         sc.attention(x, x, x, mask=mask)
 
 
-def test_a_class_is_no_mask() -> None:
-    x = torch.zeros(1, 1, 3, 8)
+def test_classes_are_refused_as_masks() -> None:
     with pytest.raises(TypeError, match=r"attention: mask must be None, .*; got the class Causal\."):
-        sc.attention(x, x, x, mask=masks.Causal)
+        sc.attention(*[torch.zeros(1, 1, 3, 8)] * 3, mask=masks.Causal)
 
 
 @pytest.mark.parametrize("shape", [None, 5, (1, 2, 3), [1, 1, 3, 3], "abcd", torch.ones(4)])
@@ -380,17 +378,11 @@ def test_a_mask_is_made_to_fit_four_sizes(shape: Any) -> None:
 
 
 def test_sums_and_products_of_sizes_stay_within_what_is_counted() -> None:
-    with pytest.raises(
-        ValueError, match=r"Axial: height and width must make fewer than 2\*\*40 cells; got 1048576 and"
-    ):
+    with pytest.raises(ValueError, match=r"Axial: height and width must make fewer than 2\*\*40 cells; got 1048576"):
         masks.Axial(2**20, 2**20)
-    with pytest.raises(
-        ValueError, match=r"bigbird: global_blocks must hold fewer than 2\*\*20 tokens; got 2 of 524288"
-    ):
+    with pytest.raises(ValueError, match=r"bigbird: global_blocks must hold fewer than 2\*\*20 tokens; got 2 of 5242"):
         masks.bigbird(2**19)
-    with pytest.raises(
-        ValueError, match=r"Documents: lengths must add up to less than 2\*\*31; got \[\[1073741824, 10"
-    ):
+    with pytest.raises(ValueError, match=r"Documents: lengths must add up to less than 2\*\*31; got \[\[1073741824"):
         masks.Documents([2**30, 2**30])
 
 
