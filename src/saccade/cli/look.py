@@ -17,7 +17,7 @@ from saccade.cli.loading import FittingModel, fitting_name, shown_name
 from saccade.cli.model_reading import Model, Subject, load_model, subject_of
 from saccade.cli.output_files import all_or_none, folder_for, writing
 from saccade.cli.progress import progress
-from saccade.cli.report import (
+from saccade.cli.look_tables import (
     PARTS_OF_A_TEXT,
     Format,
     Statistic,
