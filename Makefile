@@ -53,7 +53,7 @@ test: $(VENV)/.dev  ## run the tests, but for one in fifty that takes seconds (f
 
 mutants: $(VENV)/.dev  ## change the code in one place at a time, and see that a test notices (hours)
 	$(PIP) --editable '.[all,dev,mutants]'
-	$(OFFLINE) $(BIN)/python tests/mutation/run.py $(MUTANTS)
+	$(OFFLINE) $(BIN)/python tests/project/mutation/run.py $(MUTANTS)
 
 LEVEL_TESTS := native and not slow and not gpu
 
@@ -69,7 +69,7 @@ levels: $(VENV)/.dev  ## run the tests of the compiled kernel at each lower leve
 	done
 
 arm: $(VENV)/.dev  ## compile the kernels for 64-bit ARM and check them in an emulator (three minutes)
-	$(PYTEST) -m slow tests/kernels/test_native_builds.py -k arm
+	$(PYTEST) -m slow tests/engine/kernels/test_native_builds.py -k arm
 
 check-all: check  ## check, the tests as on AVX2 and where `auto` asks the compiled kernels first, and the slow proofs
 	$(MAKE) levels
@@ -108,7 +108,7 @@ lint: $(VENV)/.dev
 
 type: $(VENV)/.dev
 	$(BIN)/mypy
-	$(BIN)/mypy --strict tests/typed/public_calls.py
+	$(BIN)/mypy --strict tests/project/typed/public_calls.py
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports

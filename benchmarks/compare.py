@@ -1,4 +1,4 @@
-"""One problem, as the command line gives it, against any peers."""
+"""A comparison of one problem from the command line with any peers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ _OWN = ("ours", "no-wheel", "native", "fused", "tiled", "reference")
 
 
 def title(its: Problem) -> str:
-    """What is computed."""
+    """Describe the problem."""
     shape = f"[{its.batch}, {its.heads}, {its.n}, {its.dim}]"
     shared = f" on {its.kv_heads} heads of keys" if its.is_grouped else ""
     dropped = f", dropout {its.dropout_p:g}" if its.dropout_p else ""
@@ -22,7 +22,7 @@ def title(its: Problem) -> str:
 
 
 def rows(its: Problem, peers: Sequence[str], referee: Referee, rounds: int, *, is_busy: bool = False) -> Iterator[Row]:
-    """Each of our kernels by its rates, and each peer beside `ours`; again on a busy machine where that is asked."""
+    """Return rows: each of our kernels by its rates, each peer against `ours`; optionally on a busy machine, too."""
     ready = sides(its, ["ours", *peers])
     races = {"": ready.race(referee, rounds)}
     if is_busy:

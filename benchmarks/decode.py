@@ -28,7 +28,7 @@ _CAUSAL, _SOFTMAX = masks.Causal(), Softmax()
 
 
 class Case(NamedTuple):
-    """A cache, the token that is decoded, and the keys and values with that token: in the cache, and copied."""
+    """A cache, the token to decode, and keys and values including that token: in the cache, and copied."""
 
     cache: KVCache
     token: tuple[Tensor, Tensor, Tensor]
@@ -37,29 +37,29 @@ class Case(NamedTuple):
 
     @torch.inference_mode()
     def ours(self) -> Tensor:
-        """A step, taken back so that the next is as long."""
+        """Take a step, then undo it so that the next one has the same length."""
         out = self.cache.attend(_SOFTMAX, *self.token, mask=_CAUSAL)
         self.cache.crop(self.cache.length - 1)
         return out
 
     @torch.inference_mode()
     def theirs(self) -> Tensor:
-        """The product alone, over what our cache holds: SDPA keeps no cache."""
+        """Compute only the product over the content of our cache: SDPA has no cache."""
         return F.scaled_dot_product_attention(self.token[0], *self.held, enable_gqa=True)
 
     @torch.inference_mode()
     def theirs_apart(self) -> Tensor:
-        """The same over ordinary tensors. Each side then finds the other's in the processor's cache, not its own."""
+        """Do the same over ordinary tensors, so that neither side's data is in the processor's cache."""
         return F.scaled_dot_product_attention(self.token[0], *self.copied, enable_gqa=True)
 
     @torch.inference_mode()
     def summed(self) -> tuple[Tensor, Tensor]:
-        """Reading the same bytes once, the fastest that a step could be."""
+        """Read the same bytes once, a lower bound of the time of a step."""
         return self.held[0].sum(), self.held[1].sum()
 
 
 def case(n: int, dtype: torch.dtype, heads: int = HEADS, kv_heads: int = KV_HEADS, dim: int = DIM) -> Case:
-    """Random inputs: n tokens in the cache, the last of which is the one that is decoded."""
+    """Return random inputs: n tokens in the cache, the last of which is the token to decode."""
     torch.manual_seed(0)
     query = torch.randn(1, heads, n, dim).to(dtype)
     key, value = (torch.randn(1, kv_heads, n, dim).to(dtype) for _ in range(2))
@@ -77,7 +77,7 @@ def case(n: int, dtype: torch.dtype, heads: int = HEADS, kv_heads: int = KV_HEAD
 
 
 def check(its: Case) -> None:
-    """Both sides agree."""
+    """Check that both sides agree."""
     ours = its.ours()
     assert_agree(ours, its.theirs())
     assert_agree(ours, its.theirs_apart())
@@ -88,7 +88,7 @@ def _beside(its: Case, call: Call, referee: Referee) -> Pair:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     for dtype, targets in TARGETS.items():
         for n, promised in targets.items():
             target = ELSEWHERE[dtype] if lacking(dtype) else promised

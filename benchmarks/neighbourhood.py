@@ -22,7 +22,7 @@ TARGET = 3.0
 
 
 class Case(NamedTuple):
-    """Inputs, and the mask in the form that each side takes."""
+    """The inputs, and the mask in the form that each side takes."""
 
     tensors: list[Tensor]
     mask: masks.Mask
@@ -30,24 +30,24 @@ class Case(NamedTuple):
     grad: Tensor
 
     def ours(self) -> Tensor:
-        """One side."""
+        """Run this library."""
         return sc.attention(*self.tensors, self.mask)
 
     def sdpa(self) -> Tensor:
-        """The other: SDPA with 0 and -inf to add."""
+        """Run SDPA with an additive mask of 0 and -inf."""
         return F.scaled_dot_product_attention(*self.tensors, attn_mask=self.dense)
 
     def ours_both(self) -> tuple[Tensor, ...]:
-        """Forward and backward."""
+        """Run forward and backward."""
         return torch.autograd.grad(self.ours(), self.tensors, self.grad)
 
     def sdpa_both(self) -> tuple[Tensor, ...]:
-        """Forward and backward."""
+        """Run forward and backward."""
         return torch.autograd.grad(self.sdpa(), self.tensors, self.grad)
 
 
 def case(side: int = SIDE, radius: int = RADIUS) -> Case:
-    """Random inputs, the same for every run."""
+    """Return random inputs, the same in every run."""
     torch.manual_seed(0)
     n = side * side
     mask = masks.Neighborhood(side, side, radius)
@@ -57,14 +57,14 @@ def case(side: int = SIDE, radius: int = RADIUS) -> Case:
 
 
 def check(its: Case) -> None:
-    """Outputs and gradients of both sides agree."""
+    """Check that outputs and gradients of both sides agree."""
     assert_agree(its.ours(), its.sdpa())
     for own, other in zip(its.ours_both(), its.sdpa_both(), strict=True):
         assert_agree(own, other)
 
 
 def _pairs(its: Case) -> Row:
-    """Computed pairs for each visible one, in squares and in the natural order."""
+    """Return the computed pairs per visible pair, in squares and in the natural order."""
     query, key, _ = its.tensors
     n = query.shape[2]
     visible = its.mask.density(n) * n * n
@@ -78,7 +78,7 @@ def _pairs(its: Case) -> Row:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     its = case()
     check(its)
     yield _pairs(its)

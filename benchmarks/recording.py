@@ -21,25 +21,25 @@ TITLE_ZH = f"记录一个 Llama：{LAYERS} 层，宽 {WIDTH}，{HEADS}/{KV_HEADS
 
 
 class Case(NamedTuple):
-    """A model and a text, random."""
+    """A model with random weights and a random text."""
 
     model: LlamaModel
     ids: Tensor
 
     def plain(self) -> Tensor:
-        """The model as it is."""
+        """Run the model alone."""
         with torch.no_grad():
             return self.model(self.ids, use_cache=False).last_hidden_state
 
     def recorded(self, keep: str) -> tuple[Tensor, sc.Recording]:
-        """The same, heard."""
+        """Run the model while it is recorded."""
         with torch.no_grad(), sc.record(self.model, keep=keep) as recording:
             out = self.model(self.ids, use_cache=False).last_hidden_state
         return out, recording
 
 
 def case(tokens: int = TOKENS, width: int = WIDTH, layers: int = LAYERS, implementation: str = "sdpa") -> Case:
-    """Weights as they are drawn."""
+    """Return a model with its initial weights, and a text."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -55,7 +55,7 @@ def case(tokens: int = TOKENS, width: int = WIDTH, layers: int = LAYERS, impleme
 
 
 def check(its: Case) -> None:
-    """Recorded or not, the model says the same to the bit, and every layer was heard."""
+    """Check that recording changes no bit of the output and that every layer was recorded."""
     expected = its.plain()
     for keep in MOST_TIME:
         out, recording = its.recorded(keep)
@@ -65,7 +65,7 @@ def check(its: Case) -> None:
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     its = case()
     check(its)
     for keep, most in MOST_TIME.items():
@@ -89,7 +89,7 @@ def measure(referee: Referee) -> Iterator[Row]:
 
 
 def _ready(implementation: str = "sdpa") -> Case:
-    """Inputs, and what a first call leaves behind."""
+    """Return the inputs after a first call."""
     its = case(implementation=implementation)
     with torch.no_grad(), sc.record(its.model) as _:
         its.model(its.ids[:, :64], use_cache=False)

@@ -1,4 +1,4 @@
-"""What a question answers: rows, printed as one table and written to one file."""
+"""Rows of results, printed as one table and written to one file."""
 
 import json
 import os
@@ -25,7 +25,7 @@ Answers = Mapping[str, Sequence["Row"]]
 
 
 class Row(NamedTuple):
-    """One measured figure beside its target."""
+    """One measured number with its target."""
 
     case: str
     measured: str
@@ -39,12 +39,12 @@ class Row(NamedTuple):
     quiet: bool = True
 
     def is_disturbed(self, referee: Referee) -> bool:
-        """True if the machine was busy; judged by the best rate of the whole run, not only of the time before."""
+        """Return True if the machine was busy, judged by the best rate of the whole run."""
         return not (self.quiet and (self.rate is None or referee.is_quiet(self.rate)))
 
 
 def asked(value: float, target: float | None, but: str = "", form: str = "at least {:g}x") -> tuple[str, bool | None]:
-    """What a row's target says, and whether it is met; a target that is not for this machine says what is lacking."""
+    """Describe the target of a row and whether it is met, or what this machine lacks for it."""
     if target is None:
         return "", None
     told = form.format(target)
@@ -52,7 +52,7 @@ def asked(value: float, target: float | None, but: str = "", form: str = "at lea
 
 
 def ratio_row(case: str, pair: Pair, *, peer: str, target: float | None = None, note: str = "", but: str = "") -> Row:
-    """A row that says how many times faster ours is than a peer; see `asked` for ``but``."""
+    """Make a row with our speed relative to a peer; see `asked` for ``but``."""
     told, met = asked(pair.ratio, target, but)
     figures = {"ratio": pair.ratio, "ours_s": pair.ours, "theirs_s": pair.theirs}
     ratio = f"{pair.ratio:.{1 if pair.ratio >= 3 else 2}f}x"
@@ -68,7 +68,7 @@ def ratio_row(case: str, pair: Pair, *, peer: str, target: float | None = None, 
 
 
 def memory_row(case: str, ours: int, theirs: int, *, peer: str, target: float | None = None, but: str = "") -> Row:
-    """A row that says to what part of a peer's ours brings the memory of a call."""
+    """Make a row with our memory of a call relative to a peer."""
     told, met = asked(theirs / ours, target, but, "at most 1/{:g}")
     part = theirs / ours
     measured = f"1/{part:.{0 if part >= 10 else 1}f}: {ours / 2**20:.0f} MiB, {peer} {theirs / 2**20:.0f} MiB"
@@ -76,19 +76,19 @@ def memory_row(case: str, ours: int, theirs: int, *, peer: str, target: float | 
 
 
 def duration(seconds: float) -> str:
-    """Seconds for a reader, in three digits."""
+    """Format seconds with three digits."""
     unit, factor = ("s", 1.0) if seconds >= 1.0 else ("ms", 1e3) if seconds >= 1e-3 else ("µs", 1e6)
     number = seconds * factor
     return f"{number:.{0 if number >= 100 else 1 if number >= 10 else 2}f} {unit}"
 
 
 def share(flops: float, seconds: float, peak: float) -> str:
-    """How much of the rate of a dense product was reached."""
+    """Format a rate as a share of a dense product's."""
     return f"{flops / seconds / peak:.0%} of matmul peak"
 
 
 def cpu_name() -> str:
-    """The processor, as the system calls it."""
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8").splitlines():
@@ -98,7 +98,7 @@ def cpu_name() -> str:
 
 
 def features() -> list[str]:
-    """Instructions that decide how fast products are; without the last two, bfloat16 is slower than float32."""
+    """Return the processor's instructions that decide the speed of products, such as those for bfloat16."""
     known = {
         "AVX512": torch.backends.cpu.get_cpu_capability() == "AVX512",
         "AVX512-BF16": torch.cpu._is_avx512_bf16_supported(),
@@ -108,7 +108,7 @@ def features() -> list[str]:
 
 
 def machine() -> dict[str, object]:
-    """Where the figures come from."""
+    """Describe the machine of the figures."""
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -121,7 +121,7 @@ def machine() -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that stand on the other side, as far as they are installed."""
+    """Return versions of the peers that are installed."""
     found = {}
     for name in ("transformers", "local-attention", "x-transformers", "performer-pytorch", "saccade-cpu"):
         with suppress(metadata.PackageNotFoundError):
@@ -130,7 +130,7 @@ def versions() -> dict[str, str]:
 
 
 def table(answers: Answers, referee: Referee) -> Table:
-    """All rows, question by question."""
+    """Format all rows as a table, question by question."""
     shown = Table("case", "measured", "target", "met", box=box.SIMPLE)
     for question, rows in answers.items():
         shown.add_row(Text(question, style="bold"))
@@ -155,7 +155,7 @@ def say(answers: Answers, referee: Referee) -> None:
 
 
 def results(answers: Answers, referee: Referee) -> dict[str, object]:
-    """All that was found, and where."""
+    """Return all results, and the machine that they are from."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
@@ -179,13 +179,13 @@ def results(answers: Answers, referee: Referee) -> dict[str, object]:
 
 
 def write(answers: Answers, referee: Referee, folder: Path = OUT, name: str = "results.json") -> Path:
-    """Write what was found: whole or not at all."""
+    """Write the results to a file, completely or not at all."""
     written = json.dumps(results(answers, referee), indent=1, ensure_ascii=False) + "\n"
     return replace(folder / name, written.encode())
 
 
 def replace(path: Path, content: bytes) -> Path:
-    """Write a file beside its place and move it there, so that no reader sees half of it."""
+    """Replace a file atomically, so that no reader sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -33,7 +33,7 @@ TITLE_ZH = f"install() 之下的 transformers 模型，4 层，窗口 {WINDOW}�
 
 
 class Kind(NamedTuple):
-    """A model, the length it is run at, the implementation it is compared with, and what is promised of time."""
+    """A model, its length, the implementation to compare with, and the promised ratio of time."""
 
     model: Any
     config: PreTrainedConfig
@@ -78,25 +78,25 @@ class Pair:
         self.tokens = torch.randint(_SIZES["vocab_size"], (1, n or kind.n))
 
     def forward(self, side: str) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         with torch.no_grad():
             return self.models[side](self.tokens).logits
 
     def gradients(self, side: str) -> dict[str, Tensor]:
-        """Of all weights, of the loss of every next token."""
+        """Return gradients of all weights by the loss of every next token."""
         model = self.models[side]
         model(self.tokens, labels=self.tokens).loss.backward()
         return {name: weight.grad for name, weight in model.named_parameters()}
 
     def step(self, side: str) -> None:
-        """A step of training."""
+        """Run a training step."""
         self.gradients(side)
         self.optimizers[side].step()
         self.optimizers[side].zero_grad()
 
 
 def _no_attention() -> str:
-    """An attention that costs next to nothing: its three inputs are added, so that all weights get gradients."""
+    """Replace attention by the sum of its three inputs, which is cheap and gives all weights gradients."""
 
     def added(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
         shared = (key + value).repeat_interleave(query.shape[1] // key.shape[1], 1)
@@ -108,7 +108,7 @@ def _no_attention() -> str:
 
 
 def check(its: Pair) -> None:
-    """Logits and gradients agree."""
+    """Check that logits and gradients agree."""
     assert_agree(its.forward("ours"), its.forward("theirs"))
     ours, theirs = its.gradients("ours"), its.gradients("theirs")
     for name, other in theirs.items():
@@ -119,13 +119,13 @@ def check(its: Pair) -> None:
 
 
 def memory_of(name: str, side: str, way: str) -> Call:
-    """For `extra_bytes`: one call of one side, its code once run."""
+    """Return one call of one side for `extra_bytes`, after a first run."""
     getattr(Pair(name, 300), way)(side)
     return functools.partial(getattr(Pair(name), way), side)
 
 
 def measure(referee: Referee) -> Iterator[Row]:
-    """Rows of this question."""
+    """Measure this question and return its rows."""
     for name, kind in KINDS.items():
         check(Pair(name, 4 * WINDOW))
         its, peer = Pair(name), f"transformers' {kind.peer}"

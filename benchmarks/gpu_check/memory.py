@@ -94,7 +94,7 @@ def _statistics(context: Context, name: str, mask: masks.Mask) -> Iterator[Findi
             figures = {"seconds": seconds, "forwards": seconds / forward}
             yield Finding(f"{question}, {name}, {length:,} tokens", text, None, figures, headline=True)
         yield _entropies(matrix, (query, key), mask, f"entropy by the definition, {name}")
-        answers = matrix.ask(Entropy(), Received(), TopK(8))
+        answers = matrix.compute(Entropy(), Received(), TopK(8))
         total, rows = float(answers[1].double().sum()), length
         ok = abs(total - rows) <= 1e-3 * rows
         yield Finding(f"received, {name}", f"adds up to {total:.1f} of {rows:,} rows", ok)

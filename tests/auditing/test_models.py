@@ -102,7 +102,7 @@ def test_functions_of_vectors_have_no_modules():
     assert report["reach"].verdict == "broken"
 
 
-def test_outputs_without_gradients_are_not_said_to_see():
+def test_outputs_without_gradients_leave_sight_unanswered():
     x = torch.randn(2, 10, 3)
     report = audit(lambda x: x.cumsum(1).detach(), masks.Causal(), inputs=x)
     assert report["reach"].verdict == "held"
@@ -123,7 +123,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_of_layers_of_unknown_kinds_nothing_is_assumed(name):
+def test_unknown_layers_are_not_assumed(name):
     class Told(torch.nn.Module):
         config = transformers.LlamaConfig(**SIZES, **PARTS, architectures=["LlamaForCausalLM"])
 
@@ -167,7 +167,7 @@ def test_ours_and_a_test_of_it():
         ({"inputs": {"labels": 3}}, ValueError, "inputs must hold token ids"),
     ],
 )
-def test_what_is_wrong_is_said(change, error, message):
+def test_wrong_arguments_are_refused(change, error, message):
     with pytest.raises(error, match=message):
         audit(made("Llama"), **{"rule": masks.Causal()} | change)
 

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 import transformers
 
-from saccade.auditing.equivalence_script import claim_lines
+from saccade.auditing.bug_script import claim_lines
 from saccade.auditing.survey.__main__ import COMMAND, main
 from saccade.auditing.survey.architectures import architectures
-from saccade.auditing.survey.reproduce import LENGTHS, ids, model_lines, printed
-from saccade.auditing.survey.result import measure
+from saccade.auditing.survey.result import LENGTHS, ids, measure, model_lines, printed
 from saccade.auditing.survey.subprocess_pool import each_alone
 from saccade.auditing.survey.table import COLUMNS, LEAST, mark, written
 from saccade.text.generated import generated
@@ -140,7 +139,7 @@ def test_a_table_tells_implementations_apart_and_shows_lines():
     assert rows["one"][place - 1] == "✓✗·"
     assert rows["two"][place - 1] == "✓"
     assert "- three: `ended its process (exit status -11)`" in text
-    assert "model = small\noff(1, 2)\n```\n\nWhat they print, by model: one 1" in text
+    assert "model = small\noff(1, 2)\n```\n\nPrinted difference by model: one 1" in text
     assert text.endswith("```text\none: model = small\n```")
 
 
@@ -177,7 +176,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("column", NAMED)
-def test_what_the_pages_explain_is_in_the_table(column, survey):
+def test_explained_rows_are_in_the_table(column, survey):
     for name in NAMED[column]:
         assert mark(survey["cells"][name]["eager"], column) == "✗", name
     assert all(re.search(rf"\*\*{re.escape(column)}\*\*", page.read_text("utf-8")) for page in PAGES.values())

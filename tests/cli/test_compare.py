@@ -7,7 +7,7 @@ TEXT = "A lizard is not a snake, although a slow worm looks like one and is a li
 
 @pytest.fixture
 def compare(run, monkeypatch):
-    monkeypatch.setattr("saccade.mechanisms.compare._ROUNDS", 1)
+    monkeypatch.setattr("saccade.mechanisms.comparison._ROUNDS", 1)
     return lambda *arguments: run("compare", *arguments)
 
 
@@ -67,7 +67,7 @@ def test_it_draws_error_against_time(compare, tmp_path):
         (["--layer", "-1", TEXT], "saccade compare: --layer must be from 0 to 5; got -1."),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(compare, arguments, sentence):
+def test_wrong_arguments_are_refused_in_one_line(compare, arguments, sentence):
     result = compare(*arguments)
     assert result.exit_code == 2
     assert result.output.strip() == sentence

@@ -129,7 +129,7 @@ def test_several_arguments_are_one_text(run):
     assert len(rows(apart.output)) == 6
 
 
-def test_words_that_occur_twice_are_told_apart(run):
+def test_repeated_words_are_distinguished(run):
     output = run("look", "the cat and the dog", "--layer", "0", "--head", "2").output
     assert "the #2" in output
     assert "the #5" in output
@@ -247,18 +247,19 @@ def test_a_language_model_is_looked_at_too(run, text):
     [
         (
             "Qwen/Qwen3-0.6B",
-            "got Qwen/Qwen3-0.6B, and there is no such folder.\nHint: nothing is downloaded here; if it is on the "
-            "Hugging Face hub, `hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B` makes a folder of it\n",
+            "got Qwen/Qwen3-0.6B, and there is no such folder.\nHint: saccade downloads nothing; if it is on the "
+            "Hugging Face hub, `hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B` downloads it into a folder\n",
         ),
         (
             "bert-base-uncased",
-            "got bert-base-uncased, and there is no such folder.\nHint: nothing is downloaded here; if it is on the "
-            "Hugging Face hub, `hf download bert-base-uncased --local-dir bert-base-uncased` makes a folder of it\n",
+            "got bert-base-uncased, and there is no such folder.\nHint: saccade downloads nothing; if it is on the "
+            "Hugging Face hub, `hf download bert-base-uncased --local-dir bert-base-uncased` downloads it into a "
+            "folder\n",
         ),
         (
             "sentence-transformers/all-minilm-l6-v2",
             "got sentence-transformers/all-minilm-l6-v2, and there is no such folder.\n"
-            "Hint: it comes along: --model all-MiniLM-L6-v2\n",
+            "Hint: it comes with the package: --model all-MiniLM-L6-v2\n",
         ),
         ("./model", "got ./model, and there is no such folder.\n"),
         ("a/b/c", "got a/b/c, and there is no such folder.\n"),
@@ -290,7 +291,7 @@ def test_line_breaks_and_tabs_are_signs_in_table_and_pictures(run, monkeypatch):
     assert drawn[0]["x_labels"] == drawn[0]["y_labels"] == shown
 
 
-def test_chinese_in_one_quote_is_cut_by_the_tokenizer_and_told_as_unknown(run):
+def test_chinese_is_cut_by_the_tokenizer_and_reported_as_unknown(run):
     result = run("look", "--model", "all-MiniLM-L6-v2", "小狗 看见 了 一只 猫")
     assert result.exit_code == 0, result.output
     table = rows(result.output)

@@ -24,7 +24,9 @@ def test_without_its_packages_it_says_how_to_get_them(monkeypatch, package):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(SystemExit, match=rf"^saccade: the command line needs {package}; pip install 'saccade\[cli\]'$"):
+    with pytest.raises(
+        SystemExit, match=rf"^saccade: the command line needs {package}; pip install 'saccade-attention\[cli\]'$"
+    ):
         main()
 
 
@@ -34,7 +36,7 @@ def test_another_missing_module_is_not_blamed_on_them(monkeypatch):
     real = builtins.__import__
 
     def without(name, *args, **kwargs):
-        if name == "saccade.cli.report":
+        if name == "saccade.cli.look_tables":
             raise ModuleNotFoundError("No module named 'else'", name="else")
         return real(name, *args, **kwargs)
 

@@ -45,7 +45,7 @@ def test_products_and_questions_are_those_of_the_dense_form(kv_heads, way):
     x = torch.randn(B, H, N, 3, dtype=torch.float64)
     torch.testing.assert_close(made.mT @ x, dense.mT @ x)
     torch.testing.assert_close(x.mT @ made, x.mT @ dense)
-    torch.testing.assert_close(made.ask(Received())[0].double(), dense.sum(2))
+    torch.testing.assert_close(made.compute(Received())[0].double(), dense.sum(2))
     assert made.is_stochastic == (way == "chain")
 
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from tests.integrations import model_zoo as zoo
-from tests.recording.expected import close, ids_of, weights_of
+from tests.recording.eager_weights import close, ids_of, weights_of
 from torch import nn
 
 import saccade as sc
 from saccade import masks
 from saccade.recording import record
-from saccade.statistics import Entropy, Fold, Pooled, Received, TopK
+from saccade.statistics import Entropy, Pooled, Received, Statistic, TopK
 
 
 def test_statistics(llama):
@@ -18,13 +18,13 @@ def test_statistics(llama):
         llama(ids)
     assert recording.layers == ("model.layers.0.self_attn", "model.layers.1.self_attn")
     for layer, weights in zip(recording, weights_of("llama", ids), strict=True):
-        entropy, received = recording[layer].ask(Entropy(), Received())
+        entropy, received = recording[layer].compute(Entropy(), Received())
         close(entropy, -(weights * weights.clamp_min(1e-30).log()).sum(-1))
         close(received, weights.sum(2))
     assert recording[0] is recording["model.layers.0.self_attn"]
     assert recording[1].shape == (2, 4, 11, 11)
-    asked = recording.ask(Received())
-    assert torch.equal(asked["model.layers.1.self_attn"][0], recording[1].ask(Received())[0])
+    asked = recording.compute(Received())
+    assert torch.equal(asked["model.layers.1.self_attn"][0], recording[1].compute(Received())[0])
 
 
 def test_summaries(llama):
@@ -69,18 +69,18 @@ def test_everything_else_that_has_a_name(llama):
         llama(ids)
     weights = weights_of("llama", ids)[1]
     run = recording[1]
-    close(run.ask(TopK(8))[0].weights, weights.topk(8).values)
-    close(run.ask(Pooled(64))[0], weights)
+    close(run.compute(TopK(8))[0].weights, weights.topk(8).values)
+    close(run.compute(Pooled(64))[0], weights)
     close(run.matrix.to_dense(), weights)
     close(run.matrix.received(), weights.sum(2))
-    close(run.ask(Received())[0], weights.sum(2))  # was not asked, and can be
-    assert run.ask(Pooled(3, "max"))[0].shape == (2, 4, 3, 3)
+    close(run.compute(Received())[0], weights.sum(2))  # was not asked, and can be
+    assert run.compute(Pooled(3, "max"))[0].shape == (2, 4, 3, 3)
 
 
 def test_a_question_of_ones_own(llama):
-    class Largest(Fold):
-        def start(self, outline):
-            return torch.zeros(outline.shape[:2])
+    class Largest(Statistic):
+        def start(self, info):
+            return torch.zeros(info.shape[:2])
 
         def add(self, state, block):
             here = state[block.batch, block.heads]
@@ -96,7 +96,7 @@ def test_a_question_of_ones_own(llama):
     largest, ids = Largest(), ids_of()
     with torch.no_grad(), record(llama, keep=[largest]) as recording:
         llama(ids)
-    close(recording[0].ask(largest)[0], weights_of("llama", ids)[0].amax((-1, -2)))
+    close(recording[0].compute(largest)[0], weights_of("llama", ids)[0].amax((-1, -2)))
 
 
 def test_a_stream(llama):
@@ -112,7 +112,7 @@ def test_a_stream(llama):
         close(weights, expected)
 
 
-def test_what_is_kept_does_not_change_any_more(llama):
+def test_kept_results_do_not_change(llama):
     ids = ids_of()
     with record(llama, keep="qk") as recording:
         llama(ids)
@@ -134,11 +134,11 @@ def test_chosen_layers_and_heads(llama):
     run = recording[0]
     assert run.shape == (2, 2, 11, 11)
     close(run.matrix.to_dense(), weights[1][:, [3, 0]])
-    close(run.ask(Received())[0], weights[1][:, [3, 0]].sum(2))
+    close(run.compute(Received())[0], weights[1][:, [3, 0]].sum(2))
     close(run.matrix[1, 0, 5], weights[1][1, 3, 5])
     with torch.no_grad(), record(llama, layers="*.0.*", heads=2) as recording:
         llama(ids)
-    close(recording["model.layers.0.self_attn"].ask(Received())[0], weights[0][:, [2]].sum(2))
+    close(recording["model.layers.0.self_attn"].compute(Received())[0], weights[0][:, [2]].sum(2))
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "t5", "gemma2"])
@@ -166,7 +166,7 @@ def test_heads_of_our_own_layers():
             layer(x, mask=mask)
         expected = layer.matrix(x, mask=mask).to_dense()[:, [3, 0, 1]]
         close(recording[0].matrix.to_dense(), expected)
-        close(recording[0].ask(Received())[0], expected.sum(2))
+        close(recording[0].compute(Received())[0], expected.sum(2))
         close(recording[0].matrix[1, 1, 5], expected[1, 1, 5])
         assert not recording[0].matrix.to_dense().requires_grad
 
@@ -179,7 +179,7 @@ def test_heads_of_other_mechanisms():
         expected = layer.matrix(x).to_dense()[:, [3, 0]]
     matrix = recording[0].matrix
     close(matrix.to_dense(), expected)
-    close(recording[0].ask(TopK(2))[0].weights, expected.topk(2).values)
+    close(recording[0].compute(TopK(2))[0].weights, expected.topk(2).values)
     value = torch.randn(2, 2, 9, 3)
     close(matrix @ value, expected @ value)
     assert matrix.positions(range(9), (range(9),))[0].shape == (1, 1, 9, 1)
@@ -192,9 +192,9 @@ def test_rows_with_a_sink_are_no_distributions():
         network(ids)
     weights = weights_of("gpt_oss", ids)[0]
     assert weights.sum(-1).max() < 0.999
-    close(recording[0].ask(Received())[0], weights.sum(2))
+    close(recording[0].compute(Received())[0], weights.sum(2))
     with pytest.raises(sc.UnsupportedError, match=r"Entropy\(\) was not asked while recording"):
-        recording[0].ask(Entropy())
+        recording[0].compute(Entropy())
     with torch.no_grad(), record(network, keep=Entropy()), pytest.raises(sc.UnsupportedError, match="do not sum to 1"):
         network(ids)
 

@@ -5,14 +5,14 @@ import warnings
 
 import pytest
 import torch
-from tests.integrations import recurrent_zoo as zoo
-from tests.recording.expected import close
+from tests.integrations import recurrent_models as zoo
+from tests.recording.eager_weights import close
 from transformers.models.mamba2 import modeling_mamba2 as mamba
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 import saccade as sc
 from saccade import caches, masks, mechanisms, nn
-from saccade.recording import UnheardLayersWarning, record
+from saccade.recording import UnrecordedLayersWarning, record
 from saccade.statistics import Entropy, Pooled, Received, TopK
 from saccade.viz import heatmap
 
@@ -41,7 +41,7 @@ def test_a_generation_is_one_matrix(name, monkeypatch):
         torch.testing.assert_close(run.matrix @ value, out, atol=1e-5, rtol=1e-5)
         dense = run.matrix.to_dense()
         close(run.matrix[1, 2, 24], dense[1, 2, 24])
-        close(run.ask(Received())[0].float(), dense.sum(2))
+        close(run.compute(Received())[0].float(), dense.sum(2))
 
 
 @pytest.mark.ci
@@ -62,12 +62,12 @@ def test_statistics_of_rows_of_any_sign(name, keep):
     close(found["squared_norm"], dense.square().sum(3))
     close(found["self_mass"], dense.diagonal(0, 2, 3))
     close(found["first_mass"], dense[..., 0])
-    close(run.ask(Received())[0].float(), dense.sum(2))
-    close(run.ask(TopK(3))[0].weights, dense.topk(3).values)
+    close(run.compute(Received())[0].float(), dense.sum(2))
+    close(run.compute(TopK(3))[0].weights, dense.topk(3).values)
     with pytest.raises(sc.UnsupportedError, match="sum to 1"):
         run.summary()
     with pytest.raises(sc.UnsupportedError, match="sum to 1" if keep == "qk" else "was not asked"):
-        run.ask(Entropy())
+        run.compute(Entropy())
     assert ("statistics" if keep == "statistics" else "queries and keys") in repr(run)
 
 
@@ -79,7 +79,7 @@ def test_all_layers_of_a_hybrid_by_default():
         f"model.layers.{i}.{one}_attn" for i, one in enumerate(("linear", "self", "linear"))
     )
     assert "first_mass" in str(recording[1].summary())
-    with pytest.raises(sc.UnsupportedError, match=r"Run.summary.*\n.*linear_attn do not sum to 1(.|\n)*layers="):
+    with pytest.raises(sc.UnsupportedError, match=r"Recording.by_head.*\n.*linear_attn do not sum to 1(.|\n)*layers="):
         recording.by_head("first_mass")
     with torch.no_grad(), record(network, layers="*self_attn") as recording:
         network(**zoo.batch())
@@ -190,23 +190,23 @@ def test_packed_documents_for_a_kernel_are_refused(monkeypatch):
         mixer(x, cu_seq_lens_q=lengths)
 
 
-def test_a_kernel_that_does_all_at_once_is_not_heard_and_said(monkeypatch):
+def test_a_fused_kernel_is_reported_as_not_recorded(monkeypatch):
     network = zoo.model("bamba").train()
     kernel = lambda *args, **kwargs: torch.zeros(2, 21, 32)  # noqa: E731
     monkeypatch.setattr("transformers.models.bamba.modeling_bamba.mamba2_split_conv1d_scan_combined", kernel)
-    with pytest.warns(UnheardLayersWarning, match=r"layers.0.mamba \(BambaMixer\)"), record(network) as recording:
+    with pytest.warns(UnrecordedLayersWarning, match=r"layers.0.mamba \(BambaMixer\)"), record(network) as recording:
         network(**zoo.batch(), use_cache=False)
     assert recording.layers == ("model.layers.1.self_attn",)
     assert mamba.mamba2_chunk_scan.__name__ == "mamba2_chunk_scan"
 
 
-def test_what_is_heard_is_not_warned_of():
+def test_recorded_layers_raise_no_warning():
     network = zoo.model("kimi_linear")
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("error", UnheardLayersWarning)
+        warnings.simplefilter("error", UnrecordedLayersWarning)
         with record(network) as recording:
             network(**zoo.batch())
-    assert recording.unheard == ()
+    assert recording.not_recorded == ()
 
 
 @pytest.mark.parametrize("bad", ["key", "query"])

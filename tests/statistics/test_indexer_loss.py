@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from saccade import masks, mechanisms
-from saccade.mechanisms.scorers import LightningIndexer
-from saccade.statistics import Entropy, IndexerLoss, Outline
+from saccade.scorers import LightningIndexer
+from saccade.statistics import Entropy, IndexerLoss, MatrixInfo
 from saccade.support.errors import UnsupportedError
 
 
@@ -32,14 +32,14 @@ def test_loss_and_gradient(mask, kind, n):
     softmax = mechanisms.Softmax()
     mechanism = softmax if kind == "all keys" else mechanisms.TopK(indexer, 5)
     matrix = mechanism(q, k, mask=mask)
-    loss, entropy = matrix.ask(IndexerLoss(indexer), Entropy())
+    loss, entropy = matrix.compute(IndexerLoss(indexer), Entropy())
     seen = mask.to_dense(n).expand(2, 1, n, n)[:, 0] if kind == "all keys" else (matrix.to_dense() > 0).any(1)
     expected = _definition(matrix.to_dense(), scores, seen)
     torch.testing.assert_close(loss, expected)
     gradients = torch.autograd.grad(expected, leaves, retain_graph=True)
     torch.testing.assert_close(torch.autograd.grad(2 * loss, leaves), tuple(2 * x for x in gradients))
     written_out = scores.detach().requires_grad_()
-    (own,) = matrix.ask(IndexerLoss(written_out))
+    (own,) = matrix.compute(IndexerLoss(written_out))
     expected = _definition(matrix.to_dense(), written_out, seen)
     torch.testing.assert_close(torch.autograd.grad(own, written_out), torch.autograd.grad(expected, written_out))
     torch.testing.assert_close(entropy, matrix.entropy())
@@ -47,21 +47,21 @@ def test_loss_and_gradient(mask, kind, n):
 
 def test_parts_are_merged():
     q, k = torch.randn(2, 1, 2, 9, 4, dtype=torch.float64)
-    matrix, fold = mechanisms.Softmax()(q, k), IndexerLoss(torch.randn(1, 1, 9, 9, dtype=torch.float64))
+    matrix, statistic = mechanisms.Softmax()(q, k), IndexerLoss(torch.randn(1, 1, 9, 9, dtype=torch.float64))
     states = []
     for head in (0, 1):
-        state = fold.start(Outline.of(matrix))
+        state = statistic.start(MatrixInfo.of(matrix))
         for block in matrix.blocks(head=head):
-            state = fold.add(state, block)
+            state = statistic.add(state, block)
         states.append(state)
-    torch.testing.assert_close(fold.finish(fold.merge(*states)), matrix.ask(fold)[0])
+    torch.testing.assert_close(statistic.finish(statistic.merge(*states)), matrix.compute(statistic)[0])
 
 
-def test_what_it_does_not_take():
+def test_wrong_arguments_are_refused():
     x = torch.randn(1, 2, 4, 8)
     with pytest.raises(ValueError, match="scores must have shape"):
-        mechanisms.Softmax()(x, x).ask(IndexerLoss(torch.zeros(1, 2, 4, 4)))
+        mechanisms.Softmax()(x, x).compute(IndexerLoss(torch.zeros(1, 2, 4, 4)))
     with pytest.raises(TypeError, match="scores must be a tensor or what scores rows"):
         IndexerLoss(3)
     with pytest.raises(UnsupportedError, match="do not sum to 1"):
-        mechanisms.Linear("squared_relu", eps=1e-6)(x, x).ask(IndexerLoss(torch.zeros(1, 1, 4, 4)))
+        mechanisms.Linear("squared_relu", eps=1e-6)(x, x).compute(IndexerLoss(torch.zeros(1, 1, 4, 4)))

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.sampled import sampled
-from tests.statistics.dense import EVERY, dense_of, matrix_of
+from tests.statistics.dense_matrices import EVERY, dense_of, matrix_of
 from torch import Tensor
 
 import saccade as sc
 from saccade import masks
-from saccade.statistics import Block, Entropy, Fold, Outline, Pooled, Received, Strongest, TopK
+from saccade.statistics import Block, Entropy, MatrixInfo, Pooled, Received, Statistic, Strongest, TopK
 from saccade.testing import CASES, LARGE_CASES, Case
 from saccade.testing.laws.memory import largest_tensor
 
@@ -39,15 +39,15 @@ def pooled_of(weights: Tensor, bins: int, how: str) -> Tensor:
 def check(case: Case, dtype: torch.dtype, tolerance: float) -> None:
     dense = dense_of(case, dtype)
     matrix = matrix_of(case, dtype)
-    strongest, received, *maps = matrix.ask(*QUESTIONS[1:])
+    strongest, received, *maps = matrix.compute(*QUESTIONS[1:])
     close = {"rtol": tolerance, "atol": tolerance, "check_dtype": False}
     assert strongest.weights.dtype == received.dtype == maps[0].dtype == dtype
     if matrix.is_stochastic:
         assert matrix.entropy().dtype == dtype
         torch.testing.assert_close(matrix.entropy(), entropy_of(dense), **close)
     torch.testing.assert_close(received, dense.sum(2), **close)
-    for fold, cells in zip(QUESTIONS[3:], maps, strict=True):
-        torch.testing.assert_close(cells, pooled_of(dense, 4, fold.how), **close)
+    for statistic, cells in zip(QUESTIONS[3:], maps, strict=True):
+        torch.testing.assert_close(cells, pooled_of(dense, 4, statistic.how), **close)
     padded = torch.nn.functional.pad(dense, (0, 3))
     torch.testing.assert_close(strongest.weights, padded.sort(-1, descending=True).values[..., :3], **close)
     attended = (dense > 0).sum(-1, keepdim=True)
@@ -72,7 +72,7 @@ def test_every_question_is_its_definition(case: Case, entries: int, monkeypatch:
 def test_and_where_rows_are_cut_into_many_blocks(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.engine.tiles.tile_splitting._BLOCK_ENTRIES", 1 << 12)
     matrix, dense = matrix_of(case), dense_of(case)
-    strongest, received, mean = matrix.ask(TopK(5), Received(), Pooled(32))
+    strongest, received, mean = matrix.compute(TopK(5), Received(), Pooled(32))
     torch.testing.assert_close(matrix.to_dense(), dense)
     if matrix.is_stochastic:
         torch.testing.assert_close(matrix.entropy(), entropy_of(dense))
@@ -108,33 +108,33 @@ def test_methods_are_questions() -> None:
     matrix = matrix_of(CASES[0])
     weights, indices = matrix.topk(2)
     for own, asked in (
-        (matrix.entropy(), matrix.ask(Entropy())),
-        (weights, matrix.ask(TopK(2))[0][:1]),
-        (indices, matrix.ask(TopK(2))[0][1:]),
-        (matrix.received(), matrix.ask(Received())),
-        (matrix.pooled(3), matrix.ask(Pooled(3))),
-        (matrix.pooled(3, how="max"), matrix.ask(Pooled(3, "max"))),
+        (matrix.entropy(), matrix.compute(Entropy())),
+        (weights, matrix.compute(TopK(2))[0][:1]),
+        (indices, matrix.compute(TopK(2))[0][1:]),
+        (matrix.received(), matrix.compute(Received())),
+        (matrix.pooled(3), matrix.compute(Pooled(3))),
+        (matrix.pooled(3, how="max"), matrix.compute(Pooled(3, "max"))),
     ):
         assert torch.equal(own, asked[0])
-    assert matrix.ask() == ()
+    assert matrix.compute() == ()
 
 
 def leaves(answer: Tensor | Strongest) -> tuple[Tensor, ...]:
     return answer if isinstance(answer, tuple) else (answer,)
 
 
-@pytest.mark.parametrize("fold", QUESTIONS, ids=str)
-def test_one_sweep_answers_as_many_do(fold: Fold) -> None:
+@pytest.mark.parametrize("statistic", QUESTIONS, ids=str)
+def test_one_sweep_answers_as_many_do(statistic: Statistic) -> None:
     matrix = matrix_of(LARGE_CASES[1])
-    alone = matrix.ask(fold)[0]
-    together = matrix.ask(*QUESTIONS)[QUESTIONS.index(fold)]
+    alone = matrix.compute(statistic)[0]
+    together = matrix.compute(*QUESTIONS)[QUESTIONS.index(statistic)]
     assert all(torch.equal(a, b) for a, b in zip(leaves(alone), leaves(together), strict=True))
 
 
-def state_of(fold: Fold, outline: Outline, blocks: list[Block]) -> object:
-    state = fold.start(outline)
+def state_of(statistic: Statistic, info: MatrixInfo, blocks: list[Block]) -> object:
+    state = statistic.start(info)
     for block in blocks:
-        state = fold.add(state, block)
+        state = statistic.add(state, block)
     return state
 
 
@@ -147,45 +147,45 @@ SPLITS: dict[str, Callable[[sc.AttentionMatrix], list[list[Block]]]] = {
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("name", ["streaming", "padding-empty-item", "dense", "predicate", "one-strided"])
-@pytest.mark.parametrize("fold", QUESTIONS, ids=str)
-def test_states_of_different_rows_merge_in_any_order_and_grouping(fold: Fold, name: str, split: str) -> None:
+@pytest.mark.parametrize("statistic", QUESTIONS, ids=str)
+def test_states_of_different_rows_merge_in_any_order_and_grouping(statistic: Statistic, name: str, split: str) -> None:
     extra = Case("one-strided", masks.Strided(3))
     matrix = matrix_of(next(case for case in (*CASES, extra) if case.name == name))
-    outline = Outline(matrix.shape, torch.float64, matrix.device)
-    parts = [state_of(fold, outline, blocks) for blocks in SPLITS[split](matrix)]
-    whole = leaves(matrix.ask(fold)[0])
+    info = MatrixInfo(matrix.shape, torch.float64, matrix.device)
+    parts = [state_of(statistic, info, blocks) for blocks in SPLITS[split](matrix)]
+    whole = leaves(matrix.compute(statistic)[0])
     a, b, c = parts[0], parts[1], parts[2]
     rest = parts[3:]
     for start in (
-        fold.merge(fold.merge(a, b), c),
-        fold.merge(a, fold.merge(b, c)),
-        fold.merge(fold.merge(c, a), b),
-        fold.merge(fold.merge(fold.start(outline), c), fold.merge(b, a)),
+        statistic.merge(statistic.merge(a, b), c),
+        statistic.merge(a, statistic.merge(b, c)),
+        statistic.merge(statistic.merge(c, a), b),
+        statistic.merge(statistic.merge(statistic.start(info), c), statistic.merge(b, a)),
     ):
         merged = start
         for other in rest:
-            merged = fold.merge(merged, other)
-        for got, want in zip(leaves(fold.finish(merged)), whole, strict=True):
+            merged = statistic.merge(merged, other)
+        for got, want in zip(leaves(statistic.finish(merged)), whole, strict=True):
             torch.testing.assert_close(got, want)
 
 
 def test_steps_of_decoding_add_up_to_the_whole_run() -> None:
     q, k = torch.randn(2, 4, 6, 8, dtype=torch.float64), torch.randn(2, 2, 6, 8, dtype=torch.float64)
     whole = sc.AttentionMatrix(q, k, masks.Causal())
-    outline = Outline(whole.shape, torch.float64, whole.device)
-    folds = (Entropy(), TopK(2), Received(), Pooled(3))
-    states = [fold.start(outline) for fold in folds]
+    info = MatrixInfo(whole.shape, torch.float64, whole.device)
+    questions = (Entropy(), TopK(2), Received(), Pooled(3))
+    states = [statistic.start(info) for statistic in questions]
     for t in range(6):
         step = sc.AttentionMatrix(q[:, :, t : t + 1], k[:, :, : t + 1], masks.Causal())
         for block in step.blocks():
             here = block._replace(rows=range(t, t + 1))
-            states = [fold.add(state, here) for fold, state in zip(folds, states, strict=True)]
-    for fold, state, want in zip(folds, states, whole.ask(*folds), strict=True):
-        for got, part in zip(leaves(fold.finish(state)), leaves(want), strict=True):
+            states = [statistic.add(state, here) for statistic, state in zip(questions, states, strict=True)]
+    for statistic, state, want in zip(questions, states, whole.compute(*questions), strict=True):
+        for got, part in zip(leaves(statistic.finish(state)), leaves(want), strict=True):
             torch.testing.assert_close(got, part)
 
 
-def test_what_the_numbers_must_add_up_to() -> None:
+def test_statistics_add_up() -> None:
     matrix = matrix_of(next(case for case in CASES if case.name == "padding-empty-item"))
     seeing = (matrix.to_dense().sum(-1) > 0).sum(-1).double()
     torch.testing.assert_close(matrix.received().sum(-1), seeing)
@@ -217,7 +217,7 @@ def test_a_map_of_a_matrix_that_fits_is_the_matrix() -> None:
 def test_matrices_without_entries_have_answers(shape: tuple[int, int, int, int]) -> None:
     batch, heads, q_len, kv_len = shape
     matrix = sc.AttentionMatrix(torch.ones(batch, heads, q_len, 2), torch.ones(batch, heads, kv_len, 2))
-    entropy, strongest, received, mean, largest = matrix.ask(
+    entropy, strongest, received, mean, largest = matrix.compute(
         Entropy(), TopK(2), Received(), Pooled(2), Pooled(2, "max")
     )
     assert entropy.shape == shape[:3]
@@ -271,8 +271,8 @@ def test_other_mechanisms_need_not_give_logs() -> None:
 def test_rows_that_are_no_distributions_are_refused_by_those_who_need_them() -> None:
     weights = torch.tensor([[3.0, -1.0], [-2.0, -1.0]], dtype=torch.float64)[None, None]
     matrix = Given(weights, stochastic=False)
-    with pytest.raises(sc.UnsupportedError, match=r"(?s)Given.ask: Entropy cannot .* Given do not sum to 1"):
-        matrix.ask(Received(), Entropy())
+    with pytest.raises(sc.UnsupportedError, match=r"(?s)Given.compute: Entropy cannot .* Given do not sum to 1"):
+        matrix.compute(Received(), Entropy())
     assert matrix.received().tolist() == [[[1.0, -2.0]]]
     weights, indices = matrix.topk(2)
     assert weights.tolist() == [[[[3.0, 0.0], [0.0, 0.0]]]]
@@ -307,7 +307,7 @@ def test_wide_rows_are_selected_from_in_two_steps() -> None:
 def test_questions_keep_no_graph() -> None:
     q, k = torch.randn(1, 2, 9, 4, requires_grad=True), torch.randn(1, 2, 9, 4, requires_grad=True)
     matrix = sc.AttentionMatrix(q, k, masks.Causal())
-    for answer in matrix.ask(*QUESTIONS):
+    for answer in matrix.compute(*QUESTIONS):
         assert not any(x.requires_grad for x in leaves(answer))
     (matrix.mT @ torch.ones(1, 2, 9, 1)).sum().backward()  # and do not disturb what has one
     assert q.grad is not None
@@ -316,9 +316,9 @@ def test_questions_keep_no_graph() -> None:
 @pytest.mark.usefixtures("either_way")
 def test_autocast_does_not_round_the_questions() -> None:
     matrix = matrix_of(LARGE_CASES[1], torch.float32)
-    want = matrix.ask(*QUESTIONS)
+    want = matrix.compute(*QUESTIONS)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = matrix.ask(*QUESTIONS)
+        got = matrix.compute(*QUESTIONS)
     for a, b in zip(got, want, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
 
@@ -327,7 +327,7 @@ def test_autocast_does_not_round_the_questions() -> None:
 def test_questions_leave_the_ingredients_alone() -> None:
     problem = CASES[0].problem()
     before = problem.query.clone(), problem.key.clone()
-    sc.AttentionMatrix(problem.query, problem.key, softcap=2.0).ask(*QUESTIONS)
+    sc.AttentionMatrix(problem.query, problem.key, softcap=2.0).compute(*QUESTIONS)
     assert torch.equal(problem.query, before[0])
     assert torch.equal(problem.key, before[1])
 
@@ -343,13 +343,13 @@ def test_a_nan_stays_in_the_rows_that_it_reaches(side: str) -> None:
     reached = torch.zeros(1, 2, 9, dtype=torch.bool)
     reached[0, 1, 5 : 6 if side == "query" else 9] = True
     matrix = sc.AttentionMatrix(broken["query"], broken["key"], masks.Causal())
-    entropy, strongest = matrix.ask(Entropy(), TopK(3))
+    entropy, strongest = matrix.compute(Entropy(), TopK(3))
     assert entropy[reached].isnan().all()
     assert strongest.weights[reached].isnan().all()
     assert (strongest.indices[reached] == -1).all()
     torch.testing.assert_close(entropy[~reached], clean.entropy()[~reached])
     torch.testing.assert_close(strongest.weights[~reached], clean.topk(3).weights[~reached])
-    received, mean, largest = matrix.ask(Received(), Pooled(3), Pooled(3, "max"))
+    received, mean, largest = matrix.compute(Received(), Pooled(3), Pooled(3, "max"))
     torch.testing.assert_close(received[0, 0], clean.received()[0, 0])
     assert received[0, 1, :6].isnan().all()
     for cells, how in ((mean, "mean"), (largest, "max")):
@@ -363,7 +363,7 @@ def test_a_nan_stays_in_the_rows_that_it_reaches(side: str) -> None:
 def test_memory_is_that_of_the_answers_and_a_block(mask: masks.Mask | None) -> None:
     q = torch.randn(1, 1, 6000, 4)
     matrix = sc.AttentionMatrix(q, q, mask)
-    assert largest_tensor(lambda: matrix.ask(*QUESTIONS)) < 6000 * 6000 * 4 / 20
+    assert largest_tensor(lambda: matrix.compute(*QUESTIONS)) < 6000 * 6000 * 4 / 20
 
 
 def test_very_long_rows_make_low_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,12 +381,8 @@ def test_very_long_rows_make_low_blocks(monkeypatch: pytest.MonkeyPatch) -> None
         (lambda: Pooled(0), ValueError, "Pooled: bins must be an int of at least 1; got 0"),
         (lambda: Pooled("4"), TypeError, "Pooled: bins must be an int of at least 1; got '4'"),
         (lambda: Pooled(4, "median"), ValueError, "Pooled: how must be one of 'mean', 'sum', 'max'; got 'median'"),
-        (
-            lambda: matrix_of(CASES[0]).ask(Entropy),
-            TypeError,
-            "Matrix.ask: folds must be questions .* got the class Entropy",
-        ),
-        (lambda: matrix_of(CASES[0]).ask("entropy"), TypeError, "Matrix.ask: folds must be questions .* got str"),
+        (lambda: matrix_of(CASES[0]).compute(Entropy), TypeError, "AttentionMatrix.compute: .* got the class Entropy"),
+        (lambda: matrix_of(CASES[0]).compute("entropy"), TypeError, "compute: statistics must be instances .* got str"),
         (lambda: matrix_of(CASES[0]).topk(-1), ValueError, "AttentionMatrix.topk: k must .*; got -1"),
         (
             lambda: list(matrix_of(CASES[0]).blocks(rows=range(0, 4, 2))),

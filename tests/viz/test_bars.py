@@ -59,7 +59,7 @@ def test_more_channels_than_pixels_keep_the_largest_of_each_group():
     assert figure.axes[0].get_xlim() == (-0.5, 4999.5)
 
 
-def test_what_is_not_finite_has_no_bar():
+def test_nonfinite_values_have_no_bar():
     heights = [bar.get_height() for bar in bars(viz.channel_weights([0.5, float("nan"), float("inf")]))]
     assert heights[0] == 0.5
     assert np.isnan(heights[1:]).all()
@@ -104,5 +104,5 @@ def test_a_missing_matplotlib_is_named(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     for draw in (lambda: viz.channel_weights([0.5]), lambda: viz.spatial_map([[0.0, 1.0]], [[0.5]])):
-        with pytest.raises(ImportError, match=r"matplotlib must be installed; .*\n.*saccade\[viz\]"):
+        with pytest.raises(ImportError, match=r"matplotlib must be installed; .*\n.*saccade-attention\[viz\]"):
             draw()

@@ -13,9 +13,9 @@ import saccade as sc
 from answers.examples import CACHES, FEW, LONG, MECHANISMS, SHORT, WIDTH
 from answers.making import cache_named, mechanism_named, tokens
 from answers.mechanisms import mechanisms_told
-from saccade import masks, mechanisms
+from saccade import masks, mechanisms, scorers
 from saccade.masks import Mask
-from saccade.mechanisms import Mechanism, scorers
+from saccade.mechanisms import Mechanism
 from saccade.testing import error
 
 # Which mask is joined with the causal one in the dense run that a cache names; no mask at all for a context.
@@ -65,7 +65,7 @@ def _reasons_in(refused: Exception) -> list[str]:
 
 
 def _rule_of(refused: Exception) -> str:
-    """What an argument must be, without the numbers of this case."""
+    """Return the rule of an argument, without the numbers of this case."""
     return re.sub(r"\b\d+ ", "", str(refused).partition(": ")[2].partition(";")[0])
 
 
@@ -102,7 +102,7 @@ def sizes_of_caches() -> dict[str, CacheSize]:
 
 
 def _narrow(own: str, rows: slice) -> Mechanism:
-    """A mechanism for one head; index keys of 16 numbers."""
+    """Return a mechanism for one head, with index keys of 16 numbers."""
     if own != "TopK of index keys":
         made: Mechanism = mechanism_named(own, heads=1).float()
         return made

@@ -14,7 +14,7 @@ from answers.examples import LONG, MASKS, MECHANISMS, SHORT, WIDTH
 from answers.making import mask_named, mechanism_named, tokens
 from saccade import masks, statistics
 from saccade.engine.kernels import native
-from saccade.statistics import Fold
+from saccade.statistics import Statistic
 from saccade.testing import error, tolerance
 
 
@@ -77,7 +77,7 @@ class MechanismCost(NamedTuple):
 
 @cache
 def costs_of_mechanisms() -> dict[str, MechanismCost | None]:
-    """What `saccade.cost` says of each mechanism, one head; None where it says nothing."""
+    """Return the cost of each mechanism, one head; None if `saccade.cost` does not know it."""
     found: dict[str, MechanismCost | None] = {}
     with mock.patch.object(native, "is_on", return_value=False):
         for name in MECHANISMS:
@@ -101,6 +101,6 @@ def questions() -> dict[bool, list[str]]:
     found: dict[bool, list[str]] = {False: [], True: []}
     for name in statistics.__all__:
         one = getattr(statistics, name)
-        if isinstance(one, type) and issubclass(one, Fold) and not inspect.isabstract(one):
+        if isinstance(one, type) and issubclass(one, Statistic) and not inspect.isabstract(one):
             found[one.needs_distributions is True].append(name)
     return found

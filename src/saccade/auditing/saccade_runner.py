@@ -1,4 +1,4 @@
-"""Our own models, run in every way that they know."""
+"""Run saccade's models in every supported way."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from torch import Tensor
 from saccade.auditing.runner import Beside, Runner, Side, Unanswered
 from saccade.caches import padded_positions
 from saccade.masks import Documents, Padding
+from saccade.masks.convert.patterns import window_size
 from saccade.models import Decoder, Encoder
-from saccade.models.checkpoint_format import window_of
-
-__all__ = ["SaccadeRunner"]
 
 
 class SaccadeRunner(Runner):
@@ -24,7 +22,7 @@ class SaccadeRunner(Runner):
 
     @property
     def window(self) -> int | None:
-        return window_of(self.model.config) if isinstance(self.model, Decoder) else None
+        return window_size(self.model.config.causal_mask) if isinstance(self.model, Decoder) else None
 
     @property
     def vocab_size(self) -> int | None:
@@ -52,7 +50,7 @@ class SaccadeRunner(Runner):
 
     def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
         if beside != "positions":
-            raise Unanswered("texts are told apart by the mask itself")
+            raise Unanswered("texts are separated by the mask itself")
         return self._rows(self.model(ids, mask=Documents(lengths)), ids)
 
     def start(self) -> Any:

@@ -1,4 +1,4 @@
-"""Find the axis of a tensor that counts tokens if its shape is ambiguous; checksums of its rows."""
+"""Find the token axis of a tensor whose shape is ambiguous; checksums of rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-__all__ = ["is_time_first", "names_time_first", "row_sums", "tensors_of"]
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -1,4 +1,4 @@
-"""Positions of batch items that are padded to one length."""
+"""Positions of the tokens of a ragged batch that is padded to one length."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from torch import Tensor
 
 from saccade.masks import Padding
 
-__all__ = ["padded_positions"]
-
 
 def padded_positions(
     lengths: Sequence[int] | Tensor, *, side: Literal["right", "left"] = "right", padded_len: int | None = None
 ) -> Tensor:
-    """Where the tokens of a ragged batch stand: 0, 1, 2, … in every item, and -1 at its padding.
+    """Return the positions of a ragged batch: 0, 1, 2, … in every item, and -1 at its padding.
 
     Args:
         lengths: real tokens per batch item, at least 0.
-        side: where the padding stands.
-        padded_len: the length that the items are padded to; the longest item's when None.
+        side: the side of the padding.
+        padded_len: the length that the items are padded to; that of the longest item when None.
 
     Returns:
         int64 ``[batch, padded_len]``, as ``positions=`` of an attention layer or cache.
@@ -34,11 +32,11 @@ def padded_positions(
         tensor([[ 0,  1,  2],
                 [-1, -1,  0]])
     """
-    given = Padding(lengths).lengths
-    padded_len = max(given) if padded_len is None else padded_len
-    Padding(given, side="left", padded_len=padded_len)  # says what is wrong with side and padded_len
-    real = torch.tensor(given)[:, None]
+    checked = Padding(lengths).lengths
+    padded_len = max(checked) if padded_len is None else padded_len
+    Padding(checked, side="left", padded_len=padded_len)  # checks padded_len
+    valid = torch.tensor(checked)[:, None]
     index = torch.arange(padded_len)[None]
-    if Padding(given, side, padded_len).side == "left":
-        return (index - (padded_len - real)).clamp(min=-1)
-    return torch.where(index < real, index, -1)
+    if Padding(checked, side, padded_len).side == "left":
+        return (index - (padded_len - valid)).clamp(min=-1)
+    return torch.where(index < valid, index, -1)

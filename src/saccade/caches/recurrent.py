@@ -1,34 +1,30 @@
-"""RecurrentCache: the sum over all keys so far, and nothing else."""
+"""RecurrentCache: the running sum over all keys and values of a linear attention or recurrence."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, Like, Traffic
+from saccade.caches.attend_call import Call, KeyValueSpec, Traffic
 from saccade.caches.buffers import usable
-from saccade.caches.cache import LayerCache, Leaf
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int
 
-if TYPE_CHECKING:
-    from saccade.caches.files.record import Contents
-
-__all__ = ["Memory", "Recurrent", "RecurrentCache"]
-
 
 class Memory(NamedTuple):
-    """What is left of the keys and values so far.
+    """The sums over all earlier keys and values: the state of a recurrence.
 
     Attributes:
         state: ``[batch, kv_heads, features, value_dim + 1]``, sums of features times values, and of features alone; or
-            that of a recurrence, which has no denominator: ``[batch, kv_heads, head_dim, value_dim]``.
-        peak: ``[batch, kv_heads]``, the logarithm that was taken out of the sums; None for 0.
+            the state of a recurrence, which has no denominator: ``[batch, kv_heads, head_dim, value_dim]``.
+        peak: ``[batch, kv_heads]``, the logarithm of a factor divided out of the sums; None for 0.
         segment: int64 ``[batch | 1]``, the document of the last token; None without documents.
-        tainted: bool ``[batch, kv_heads]``, where a NaN or inf was remembered; None for nowhere.
+        tainted: bool ``[batch, kv_heads]``, True where a NaN or inf was added; None for nowhere.
         source: equal for states of the same features; None fits all.
     """
 
@@ -40,41 +36,41 @@ class Memory(NamedTuple):
 
     @property
     def peaks(self) -> Tensor:
-        """`peak`, written out."""
+        """`peak` as a tensor, 0 if it is None."""
         return self.state.new_zeros(self.state.shape[:2]) if self.peak is None else self.peak
 
     @property
     def taints(self) -> Tensor:
-        """`tainted`, written out."""
+        """`tainted` as a tensor, False if it is None."""
         whole = self.state
         return self.tainted if self.tainted is not None else whole.new_zeros(whole.shape[:2], dtype=torch.bool)
 
 
 @runtime_checkable
 class Recurrent(Protocol):
-    """A matrix of new tokens only, to which a `Memory` stands for all tokens before."""
+    """The interface of a matrix of new tokens that continues from the `Memory` of all earlier tokens."""
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """The product with the values of old and new tokens, and what is to be remembered of all of them."""
+        """Return the output for the new tokens, and the recurrent memory after them."""
         ...
 
 
 class RecurrentCache(LayerCache):
-    """The sums that causal linear attention needs of the past: constant memory, however long the text.
+    """The running sums of causal linear attention: constant memory for sequences of any length.
 
-    For mechanisms whose matrix is made of features (`saccade.mechanisms.Linear`, `saccade.mechanisms.Performer`) and
-    causal masks that these take. Equals the run with a `saccade.caches.KVCache`, and the full run. The mask must be
-    the same in every call. A sum cannot be taken apart again: `crop` goes back to nothing or nowhere; `fork` before a
+    For mechanisms whose matrix is a product of features (`saccade.mechanisms.Linear`, `saccade.mechanisms.Performer`)
+    and causal masks that these take. Equals the run with a `saccade.caches.KVCache`, and the full run. The mask must be
+    the same in every call. Tokens cannot be subtracted from a sum: `crop` goes back to 0 only; `fork` before a
     guess costs nothing.
 
-    Gradients flow to the keys and values of the call itself; what is remembered is a constant.
+    Gradients flow to the keys and values of the call itself; stored ones are constants.
 
     Args:
         max_len: most tokens; None for any number. The memory is the same.
 
     Raises:
-        ValueError: no causal mask, tokens that stand before earlier ones, or another batch than before.
-        UnsupportedError: a mechanism without features, a crop to somewhere, or dropout.
+        ValueError: no causal mask, tokens at positions before earlier ones, or another batch than before.
+        UnsupportedError: a mechanism without features, a crop to anything but 0, or dropout.
 
     Cost: memory ``batch * kv_heads * features * (value_dim + 1)`` elements; a token costs as many multiplications.
 
@@ -105,7 +101,7 @@ class RecurrentCache(LayerCache):
         self._source: Hashable = None
 
     def advance(self, call: Call) -> Tensor:
-        """The sums are read and written as a whole, however many tokens come."""
+        """Attend to all earlier tokens through the recurrent memory, and update it."""
         if call.dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
             hint = "KVCache() keeps the tokens themselves"
@@ -119,68 +115,68 @@ class RecurrentCache(LayerCache):
             raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)
         out, memory = matrix.advance(call.value, self._memory)
         if call.key.shape[2]:
-            held = memory._replace(state=memory.state.detach())._asdict()
-            self._source = held.pop("source")
-            self._state = {name: x for name, x in held.items() if x is not None}
+            state = memory._replace(state=memory.state.detach())._asdict()
+            self._source = state.pop("source")
+            self._state = {name: x for name, x in state.items() if x is not None}
         self._traffic = Traffic(memory.state.nbytes, memory.state.nbytes)
         return out
 
     @property
     def _memory(self) -> Memory | None:
-        """What is held, of use in the mode of this call."""
+        """The stored recurrent memory, usable in the current gradient mode."""
         if not self._state:
             return None
-        held = {name: usable(x) for name, x in self._state.items()}
-        return Memory(held["state"], held.get("peak"), held.get("segment"), held["tainted"], self._source)
+        stored = {name: usable(x) for name, x in self._state.items()}
+        return Memory(stored["state"], stored.get("peak"), stored.get("segment"), stored["tainted"], self._source)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         numbers, tensors = super().state()
-        if self._like is not None:
-            sizes = {"head_dim": self._like.head_dim, "value_dim": self._like.value_dim}
-            numbers |= {**sizes, "source": _listed(self._source)}
+        if self._spec is not None:
+            sizes = {"head_dim": self._spec.head_dim, "value_dim": self._spec.value_dim}
+            numbers |= {**sizes, "source": _as_lists(self._source)}
         return numbers, tensors
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
         return {name: contents.count(name) for name in ("head_dim", "value_dim")}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        self._source = _hashable(contents)
-        # A denominator, if there is one, is one more column.
+        self._source = _source_in(contents)
+        # The denominator, if there is one, is one more column.
         if state["state"].shape[3] - contents.count("value_dim") not in (0, 1):
             raise contents.misfit("value_dim")
 
     def _why_not_cropped(self, length: int) -> str:
         return f"it holds one sum over {self.length} tokens, from which the last ones cannot be taken"
 
-    def _check_like(self, held: Like, new: Like) -> None:
-        # What is held are sums of features: the width of keys is the mechanism's, and narrower floats are widened.
-        is_wide = held.dtype == torch.float64, new.dtype == torch.float64
-        dtype = held.dtype if is_wide[0] == is_wide[1] else new.dtype
-        super()._check_like(held, new._replace(head_dim=held.head_dim, dtype=dtype))
+    def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:
+        # The state sums features: keys may have any width, and narrower floats are widened.
+        is_wide = stored.dtype == torch.float64, new.dtype == torch.float64
+        dtype = stored.dtype if is_wide[0] == is_wide[1] else new.dtype
+        super()._check_spec(stored, new._replace(head_dim=stored.head_dim, dtype=dtype))
 
 
-def _listed(source: Hashable) -> Any:
-    """A source as JSON: lists for tuples.
+def _as_lists(source: Hashable) -> Any:
+    """Return the source of a recurrent memory as JSON: lists for tuples.
 
     Raises:
         UnsupportedError: something else is in it than numbers, strings and None.
     """
     if isinstance(source, tuple):
-        return [_listed(part) for part in source]
+        return [_as_lists(part) for part in source]
     if not isinstance(source, str | int | float | None):
         reason = f"its features are told apart by a {type(source).__name__}, which no file of a cache holds"
         raise unsupported("RecurrentCache", [reason], hint="features that are told apart by numbers")
     return source
 
 
-def _hashable(contents: Contents) -> Hashable:
-    """The source that a file tells of."""
+def _source_in(contents: Contents) -> Hashable:
+    """Return the source of the recurrent memory in a file: tuples for lists."""
 
-    def made(told: object) -> Hashable:
-        if isinstance(told, list):
-            return tuple(map(made, told))
-        if not isinstance(told, str | int | float | None):
+    def as_tuples(value: object) -> Hashable:
+        if isinstance(value, list):
+            return tuple(map(as_tuples, value))
+        if not isinstance(value, str | int | float | None):
             raise contents.misfit("source")
-        return told
+        return value
 
-    return made(contents.value("source"))
+    return as_tuples(contents.value("source"))

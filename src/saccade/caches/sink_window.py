@@ -1,4 +1,4 @@
-"""SinkWindowCache: the first tokens and the last ones, and constant memory however long the text."""
+"""SinkWindowCache: the first tokens (attention sinks) and a window of the last ones, in constant memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.caches.attend_call import Call, Traffic
-from saccade.caches.cache import Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.files.file_contents import Contents, Leaf
 from saccade.caches.ring_buffer import RingCache
 from saccade.matrix import AttentionMatrix
 from saccade.positions import Rotary
@@ -18,35 +17,33 @@ from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_int, check_type
 
-__all__ = ["SinkWindowCache"]
-
 
 class SinkWindowCache(RingCache):
-    r"""Keys and values of the first ``sink_tokens`` tokens and of the last ``window``; all others are forgotten.
+    r"""A cache of the first ``sink_tokens`` tokens and of the last ``window``; all others are forgotten.
 
     Without ``rotary`` tokens keep their positions, and it equals the dense run with the layer's mask
-    ``& masks.streaming(sink_tokens, window)``: any causal mask, any split of the text into calls, ragged batches too.
-    The first tokens then drift ever farther away from the query.
+    ``& masks.streaming(sink_tokens, window)``: any causal mask, any split of the sequence into calls, ragged batches
+    too. The first tokens then drift ever farther away from the query.
 
-    With ``rotary``, that of the layer, positions are counted inside the cache, as if the text consisted of the tokens
-    held: it equals, for each token, the dense run over these at positions 0, 1, 2, …. No distance is then larger than
-    in a text of ``sink_tokens + window`` tokens, however long the stream. Keys are held as they came and turned once,
-    on reading: the window keeps its distances, and only the first tokens are moved up to it.
+    With ``rotary``, that of the layer, positions are counted inside the cache, as if the sequence consisted of the
+    tokens stored: it equals, for each token, the dense run over these at positions 0, 1, 2, …. No distance is then
+    larger than in a sequence of ``sink_tokens + window`` tokens, however long the stream. Keys are stored unrotated and
+    rotated once, on reading: the window keeps its distances, and only the first tokens are moved up to it.
 
-    It remembers nothing in between: what leaves the window is gone.
+    It stores nothing in between: tokens that leave the window are gone.
 
     Args:
         sink_tokens: positions at the beginning that are kept, at least 0.
         window: last tokens that are kept, the newest included, at least 1.
-        rotary: the layer's own, to count positions inside the cache; None to leave them as they are.
+        rotary: the rotary of the layer, to count positions inside the cache; None to leave them unchanged.
 
     Raises:
-        ValueError: sizes out of range, tokens that stand before earlier ones, or another batch than before.
+        ValueError: sizes out of range, tokens at positions before earlier ones, or another batch than before.
         UnsupportedError: a crop to where tokens are missing; with ``rotary``, a mask that reads more than distances,
-            tokens that do not stand at 0, 1, 2, …, or a long call with anything but a softmax without a sink logit.
+            positions other than 0, 1, 2, …, or a long call with anything but a softmax without a sink logit.
 
-    Cost: memory ``batch * kv_heads * (sink_tokens + window) * (head_dim + value_dim)`` elements, taken at once, and 8
-    bytes for each token held of each item (of all, if they stand alike). A step reads what is held.
+    Cost: memory ``batch * kv_heads * (sink_tokens + window) * (head_dim + value_dim)`` elements, allocated at once, and
+    8 bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -63,11 +60,11 @@ class SinkWindowCache(RingCache):
     settings = ("sink_tokens", "window", "rotary")
     leaves: ClassVar[tuple[Leaf, ...]] = (
         *RingCache.leaves[:2],
-        # With rotary the first keys as they came; in the slots they are turned.
+        # With rotary, the first keys unrotated; in the slots they are rotated.
         Leaf("sinks", "batch kv_heads sink_tokens head_dim", is_optional=True),
         *RingCache.leaves[2:],
     )
-    equals = "the dense run with masks.streaming(sink_tokens, window)"
+    equivalent_run = "the dense run with masks.streaming(sink_tokens, window)"
 
     def __init__(self, sink_tokens: int, window: int, *, rotary: Rotary | None = None):
         rule, hint = "be a saccade Rotary or None", "the layer's own, for instance mha.rotary"
@@ -80,32 +77,32 @@ class SinkWindowCache(RingCache):
             self._check_inside(call, call.table)
         return super().advance(call)
 
-    def _placed(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[masks.Mask | None, Tensor, Tensor]:
+    def _step_mask(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[masks.Mask | None, Tensor, Tensor]:
         if self.rotary is None:
-            return super()._placed(call, q_table, table)
+            return super()._step_mask(call, q_table, table)
         return call.mask, *self._turn_sinks(self.rotary, q_table, table)
 
-    def _held_keys(self) -> Tensor:
+    def _unrotated_keys(self) -> Tensor:
         keys = self._state["keys"]
         return torch.cat([self._state["sinks"], keys[:, :, self.sink_tokens :]], 2) if "sinks" in self._state else keys
 
-    def _long(self, call: Call, table: Tensor) -> Tensor:
-        """Several tokens: each sees its own window, of what is held and of the others."""
+    def _attend_many(self, call: Call, table: Tensor) -> Tensor:
+        """Attend with several tokens, each of which sees the sinks and its own window."""
         if self.rotary is None or not table.numel() or int(table.max()) < self._slots:
-            return super()._long(call, table)
-        keys, values, kv_positions = self._joined(call, table)
+            return super()._attend_many(call, table)
+        keys, values, kv_positions = self._stored_and_new(call, table)
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
         near, first = masks.Causal() & masks.Window(self.window - 1, 0), masks.Prefix(max(1, self.sink_tokens))
         parts: list[tuple[Tensor, masks.Mask, GivenPositions]] = [
             (call.query, near & ~first if self.sink_tokens else near, call.positions)
         ]
         if self.sink_tokens:
-            # To move a key up by so many positions is to move the query back by as many.
+            # Moving a key up by n positions is the same as moving the query back by n.
             inside = table.clamp(max=self._slots - 1)
             parts.append((self.rotary(self.rotary.unrotate(call.query, table), inside), masks.Causal() & first, inside))
         outs, logs = [], []
-        for query, own, q_positions in parts:
-            mask = own if call.mask is None else own & call.mask
+        for query, visible, q_positions in parts:
+            mask = visible if call.mask is None else visible & call.mask
             part = call.mechanism(query, keys, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
             if not isinstance(part, AttentionMatrix) or not part.is_stochastic:
                 reason = "tokens beyond sink_tokens + window are seen from two places, and two softmaxes are merged"
@@ -113,29 +110,29 @@ class SinkWindowCache(RingCache):
                 raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)
             outs.append(part.matmul(values, dropout_p=call.dropout_p))
             logs.append(part.lse)
-        return _merged(outs, logs)
+        return _merge_softmaxes(outs, logs)
 
     def _new_leaves(self, key: Tensor, value: Tensor) -> dict[str, tuple[Tensor, int]]:
-        made = super()._new_leaves(key, value)
-        return made | {"sinks": (key, self.sink_tokens)} if self.rotary is not None and self.sink_tokens else made
+        leaves = super()._new_leaves(key, value)
+        return leaves | {"sinks": (key, self.sink_tokens)} if self.rotary is not None and self.sink_tokens else leaves
 
     def _turn_sinks(self, rotary: Rotary, q_table: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Move the first tokens up to the window; returns positions inside the cache, of the query and of the slots."""
+        """Rotate the sinks up to the window; return the positions of query and slots inside the cache."""
         shift = (q_table - (self._slots - 1)).clamp(min=0)  # [batch | 1, 1]; of an item without a token 0
         first = torch.arange(table.shape[1], device=table.device) < self.sink_tokens
         inside = torch.where(first | (table < 0), table, table - shift)
         if self.sink_tokens:
-            own = torch.arange(self.sink_tokens, device=table.device)
-            turned = rotary(rotary.unrotate(self._state["sinks"], own), own + shift)
+            positions = torch.arange(self.sink_tokens, device=table.device)
+            turned = rotary(rotary.unrotate(self._state["sinks"], positions), positions + shift)
             self._state["keys"][:, :, : self.sink_tokens] = turned
         return q_table - shift, inside
 
     def _check_inside(self, call: Call, table: Tensor) -> None:
-        """Raise unless positions may be counted inside the cache."""
+        """Raise unless positions may be counted inside the cache (with ``rotary``)."""
         reasons = []
         if call.mask is not None and not call.mask.is_relative:
             reasons.append(f"positions are counted inside the cache, and {call.mask} reads more than distances")
-        before = torch.as_tensor(self._tokens.at, device=table.device).expand(len(table))
+        before = torch.as_tensor(self._tokens.after, device=table.device).expand(len(table))
         count = (table >= 0).cumsum(1) - 1 + before[:, None]
         if bool(((table >= 0) & (table != count)).any()):
             reasons.append("positions are counted inside the cache, and tokens do not stand at 0, 1, 2, … in the text")
@@ -158,8 +155,8 @@ class SinkWindowCache(RingCache):
         super()._check_restored(contents, state)
 
 
-def _merged(outs: list[Tensor], logs: list[Tensor]) -> Tensor:
-    """One softmax of several over different keys."""
+def _merge_softmaxes(outs: list[Tensor], logs: list[Tensor]) -> Tensor:
+    """Merge the outputs of softmaxes over disjoint sets of keys into one."""
     log = torch.stack(logs)
     total = log.logsumexp(0)
     shares = (log - total).nan_to_num(nan=0.0).exp() * ~total.isinf()

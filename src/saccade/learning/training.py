@@ -1,4 +1,4 @@
-"""Train one learner on one task, and see how much of it is right."""
+"""A learner (a small language model around a mixer of tokens), its training on one task, and its accuracy."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ import time
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.learning.learner import Learner
-from saccade.learning.mixers import Mixer
+from saccade.learning.mixers import Mixer, ShortConvolution
 from saccade.learning.task_presets import Question
+from saccade.nn import FeedForward
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_number
 from saccade.tasks import IGNORED, Recall
 
-__all__ = ["DEFAULT", "SOLVED", "Outcome", "Settings", "train"]
-
 SOLVED = 0.99
-"""Where so many answers are right, a task is learned."""
+"""The share of right answers from which a task counts as learned."""
 
 
 class Settings(NamedTuple):
-    """What all runs of a comparison share.
+    """The settings of all training runs of a comparison.
 
     Args:
-        steps: most steps; a run ends before where `SOLVED` of fresh answers are right.
-        batch_size: texts a step.
-        texts: different ones to learn from.
-        fresh: texts that the answers are counted in.
-        learning_rate: at its highest; it rises over a tenth of the steps, then falls to 0 as a cosine.
-        ask_every: steps between two looks at the answers.
-        width, num_layers: of the models.
+        steps: most steps; a run stops early if its accuracy on fresh sequences reaches `SOLVED`.
+        batch_size: sequences per step.
+        texts: number of training sequences.
+        fresh: number of sequences for the accuracy.
+        learning_rate: highest rate; it rises over a tenth of the steps, then decays to 0 as a cosine.
+        ask_every: steps between two measurements of the accuracy.
+        width, num_layers: sizes of the models.
     """
 
     steps: int = 600
@@ -49,13 +48,13 @@ DEFAULT = Settings()
 
 
 class Outcome(NamedTuple):
-    """How a run ended.
+    """The outcome of a training run.
 
     Args:
-        accuracy: the share of right answers to fresh texts.
-        steps: that were taken.
-        seconds: of processor time.
-        parameters: of the model.
+        accuracy: share of right answers in fresh sequences.
+        steps: number of steps.
+        seconds: processor time.
+        parameters: number of the model's parameters.
     """
 
     accuracy: float
@@ -65,28 +64,28 @@ class Outcome(NamedTuple):
 
 
 def train(mixer: Mixer, question: Question, seed: int, settings: Settings = DEFAULT) -> Outcome:
-    """Train a learner on a task.
+    """Train a learner on a task, and return its accuracy and cost.
 
     Args:
-        mixer: what mixes its tokens.
+        mixer: the learner's mixer of tokens.
         question: the task.
-        seed: of weights, texts and their order; the same for all mixers.
+        seed: seed of weights, sequences and their order; the same for all mixers.
         settings: sizes and lengths.
 
     Raises:
-        ValueError: a mixer that sees later tokens, for a task whose answers stand in the text; a setting below 1, or a
-            rate that is not above 0.
+        ValueError: a mixer that attends to later tokens for a task whose sequences contain the answers; a setting below
+            1, or a rate that is not above 0.
     """
-    for name, given in settings._asdict().items():
+    for name, value in settings._asdict().items():
         if name == "learning_rate":
-            check_number(f"settings.{name}", given, above=0)
+            check_number(f"settings.{name}", value, above=0)
         else:
-            check_int(f"settings.{name}", given)
+            check_int(f"settings.{name}", value)
     if mixer.sees_later and not question.hides_answers:
         hint = "it would read them"
         raise value_error("mixer", "see no later tokens where answers stand among them", "one", hint=hint)
     began = time.process_time()
-    learned, fresh = question.make(settings.texts, 2 * seed), question.make(settings.fresh, 2 * seed + 1)
+    training, fresh = question.make(settings.texts, 2 * seed), question.make(settings.fresh, 2 * seed + 1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         sizes = {"width": settings.width, "num_layers": settings.num_layers}
@@ -97,7 +96,7 @@ def train(mixer: Mixer, question: Question, seed: int, settings: Settings = DEFA
             batch = torch.randint(settings.texts, (settings.batch_size,), generator=order)
             for group in optimizer.param_groups:
                 group["lr"] = _rate(step, settings)
-            _step(model, optimizer, learned, batch)
+            _step(model, optimizer, training, batch)
             if step % settings.ask_every == 0 and _accuracy(model, fresh) >= SOLVED:
                 break
     parameters = sum(x.numel() for x in model.parameters())
@@ -116,9 +115,9 @@ def _step(model: Learner, optimizer: torch.optim.Optimizer, task: Recall, batch:
 @torch.no_grad()
 def _accuracy(model: Learner, task: Recall) -> float:
     model.eval()
-    found = task.accuracy(model(task.tokens))
+    accuracy = task.accuracy(model(task.tokens))
     model.train()
-    return found
+    return accuracy
 
 
 def _rate(step: int, settings: Settings) -> float:
@@ -126,3 +125,67 @@ def _rate(step: int, settings: Settings) -> float:
     if step <= warm_up:
         return settings.learning_rate * step / warm_up
     return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (settings.steps - warm_up)))
+
+
+_LAYER_SIZE = 12  # parameters of a layer, in squares of its width: 4 for attention, 8 for the feed-forward network
+
+
+class Learner(nn.Module):
+    """A small language model whose layers have a short convolution, a mixer and a feed-forward network.
+
+    All learners of one width have the same number of parameters, to half a percent: the width of feed-forward networks
+    depends on the mixer.
+
+    Args:
+        mixer: builds the mixer of each layer.
+        vocab_size: number of tokens.
+        length: tokens in a text.
+        width: width of tokens.
+        num_layers: number of layers.
+
+    Raises:
+        ValueError: a mixer with too many parameters.
+    """
+
+    def __init__(self, mixer: Mixer, vocab_size: int, length: int, *, width: int = 64, num_layers: int = 2):
+        super().__init__()
+        check_int("num_layers", num_layers)
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.positions = nn.Embedding(length, width)
+        for table in (self.tokens, self.positions):
+            nn.init.normal_(table.weight, std=0.02)
+        self.layers = nn.ModuleList(_Layer(mixer.make(width, length, i), width) for i in range(num_layers))
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:
+        """Return the learner's logits for tokens ``[batch, length]``.
+
+        Args:
+            tokens: sequences no longer than ``length``.
+            asked: bool ``[batch, length]``, True at the tokens to compute logits for; None for all.
+
+        Returns:
+            ``[batch, length, vocab_size]``, or ``[asked tokens, vocab_size]``.
+        """
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return self.output(self.norm(x if asked is None else x[asked]))
+
+
+class _Layer(nn.Module):
+    def __init__(self, mixer: nn.Module, width: int):
+        super().__init__()
+        size, limit = sum(x.numel() for x in mixer.parameters()), _LAYER_SIZE * width**2
+        hidden = (limit - size) // (2 * width)
+        if hidden < 1:
+            raise value_error("mixer", f"have fewer than {limit} parameters", size)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.convolution = ShortConvolution(width, 4)
+        self.mixer = mixer
+        self.feed_forward = FeedForward(width, hidden, projection_bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mixer(self.convolution(self.norms[0](x)))
+        return x + self.feed_forward(self.norms[1](x))

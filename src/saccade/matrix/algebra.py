@@ -1,4 +1,4 @@
-"""Matrices made of others: sums with factors, and products, which are never built either."""
+"""Sums and products of lazy matrices, which are never stored either."""
 
 from __future__ import annotations
 
@@ -8,36 +8,20 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from saccade.matrix.matrix import Matrix
+from saccade.matrix.matrix import DerivedMatrix, Matrix
 from saccade.plan import Ranges
 from saccade.statistics.row_block import Block, as_slice
 from saccade.support.errors import kind, type_error, unsupported, value_error
 from saccade.support.validation import is_number
 
-__all__ = ["Chain", "Sum"]
-
-_ENTRIES = 1 << 18  # weights that are held at once: a megabyte
+_ENTRIES = 1 << 18  # weights in memory at once: a megabyte
 
 
-class _Made(Matrix):
-    """A matrix that yields a few rows at a time, over all keys, of one head of one item."""
-
-    first: Matrix
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.first.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.first.device
-
-    @property
-    def is_stochastic(self) -> bool:
-        return False
+class _ByRows(DerivedMatrix):
+    """Base class of matrices that are computed a few rows at a time, over all keys, for one head of one item."""
 
     def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
-        """Some rows, ``[rows, kv_len]`` in float32 or wider."""
+        """Return some rows of one head, ``[rows, kv_len]`` in float32 or wider."""
         raise NotImplementedError
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -56,18 +40,18 @@ class _Made(Matrix):
                     yield Block(slice(b, b + 1), slice(h, h + 1), some, (range(kv_len),), weights)
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        return self.first.positions(rows, columns)
+        return self.inner.positions(rows, columns)
 
 
-class Sum(_Made):
-    """``c1 * A1 + c2 * A2 + …``: products are sums of products, each by its own kernel.
+class Sum(_ByRows):
+    """A weighted sum of matrices, ``c1 * A1 + c2 * A2 + …``: products are sums of products, each by its own kernel.
 
-    Its rows are distributions no longer. Differential attention is ``(A1 - c * A2) @ value``.
+    Its rows are no longer distributions. Differential attention is ``(A1 - c * A2) @ value``.
 
     Args:
         terms: factors and matrices, of one shape, dtype and device.
 
-    Cost: of products, that of the terms'; of questions, rows of all terms, a megabyte at a time.
+    Cost: products cost those of all terms; statistics read the rows of all terms, a megabyte at a time.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -85,17 +69,17 @@ class Sum(_Made):
             factor = _factor(given, matrix)
             inner = matrix.terms if isinstance(matrix, Sum) else ((1.0, matrix),)
             self.terms += tuple((factor * own, each) for own, each in inner)
-        self.first = self.terms[0][1]
+        super().__init__(self.terms[0][1])
         for _, other in self.terms[1:]:
-            _check_alike(self.first, other, self.first.shape, "+")
+            _check_alike(self.inner, other, self.shape, "+")
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.first.shape
+    def is_stochastic(self) -> bool:
+        return False
 
     @property
     def kv_heads(self) -> int:
-        """As many as all terms have; values of a product are given for these."""
+        """The number of key heads of all terms together; products take values for these."""
         counts = {matrix.kv_heads for _, matrix in self.terms}
         return counts.pop() if len(counts) == 1 else self.shape[1]
 
@@ -122,14 +106,15 @@ class Sum(_Made):
         return " + ".join(f"{own} * {matrix}" for own, (_, matrix) in zip(told, self.terms, strict=True))
 
 
-class Chain(_Made):
-    """``A1 @ A2``: how attention reaches through two layers. A product with values is two products.
+class Chain(_ByRows):
+    """The product of two matrices, ``A1 @ A2``: attention through two layers.
 
     Args:
         first: ``[batch, heads, q_len, m]``.
         second: ``[batch, heads, m, kv_len]``.
 
-    Cost: of products, those of both; of questions, a transposed product of the second for a megabyte of rows each.
+    Cost: products with values cost those of both; statistics take a transposed product of the second per megabyte of
+    rows.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
@@ -142,13 +127,14 @@ class Chain(_Made):
     def __init__(self, first: Matrix, second: Matrix):
         for matrix in (first, second):
             _check_weights(matrix)
-        batch, heads, _, inner = first.shape
-        _check_alike(first, second, (batch, heads, inner, second.shape[3]), "@")
-        self.first, self.second = first, second
+        batch, heads, _, length = first.shape
+        _check_alike(first, second, (batch, heads, length, second.shape[3]), "@")
+        super().__init__(first)
+        self.second = second
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        return (*self.first.shape[:3], self.second.shape[3])
+        return (*self.inner.shape[:3], self.second.shape[3])
 
     @property
     def kv_heads(self) -> int:
@@ -156,18 +142,18 @@ class Chain(_Made):
 
     @property
     def is_stochastic(self) -> bool:
-        return self.first.is_stochastic and self.second.is_stochastic
+        return self.inner.is_stochastic and self.second.is_stochastic
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         if dropout_p:
             return super().matmul(value, dropout_p=dropout_p, seed=seed)
-        return _each_head(self.first, self.second.matmul(value))
+        return _each_head(self.inner, self.second.matmul(value))
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        return self.second.rmatmul(self.first.rmatmul(x))
+        return self.second.rmatmul(self.inner.rmatmul(x))
 
     def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
-        left = self.first[batch, head, as_slice(rows)]
+        left = self.inner[batch, head, as_slice(rows)]
         out = left.new_zeros(len(rows), self.shape[3])
         for block in self.second.blocks(batch, head):
             part = left[:, as_slice(block.rows)] @ block.weights[0, 0].to(left.dtype)
@@ -176,22 +162,22 @@ class Chain(_Made):
         return out
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        q, _ = self.first.positions(rows, (range(1),))
+        q, _ = self.inner.positions(rows, (range(1),))
         _, kv = self.second.positions(range(1), columns)
         return q, kv
 
     def __repr__(self) -> str:
-        return f"{self.first} @ {self.second}"
+        return f"{self.inner} @ {self.second}"
 
 
 def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
-    """The product where values may be given for more heads than the matrix has groups of."""
+    """Return the product of a matrix and values, which may have more heads than the matrix has key heads."""
     groups, given = matrix.kv_heads, value.shape[1]
     if given == groups:
         return matrix.matmul(value)
     if groups % given == 0:
         return matrix.matmul(value.repeat_interleave(groups // given, 1))
-    # Heads of one group have values of their own: they stand beside one another, and each head keeps its part.
+    # Heads of one group have different values: put these side by side, and let each head keep its part.
     batch, heads, q_len, _ = matrix.shape
     share, width = heads // groups, value.shape[3]
     own = value.repeat_interleave(heads // given, 1)
@@ -203,14 +189,14 @@ def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
 
 
 def _check_weights(matrix: Matrix) -> None:
-    """Raise for scores: what is hidden of them is -inf, and a sum or a multiple of that says nothing."""
+    """Raise an error for score matrices: their hidden pairs are -inf, so sums and multiples mean nothing."""
     if matrix.hidden:
         reason = f"what is hidden is {matrix.hidden} there, and not 0"
         raise unsupported("a sum or a product", [reason], hint="A.scores.to_dense() is a tensor")
 
 
 def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str) -> None:
-    """Raise unless two matrices may be joined."""
+    """Raise an error unless two matrices can be joined by an operator."""
     facts = [f"{matrix!r}" for matrix in (first, other)]
     if tuple(other.shape) != tuple(shape):
         rule = f"have shape {list(shape)} to stand behind {sign}"
@@ -222,7 +208,7 @@ def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str
 
 
 def _factor(factor: object, matrix: Matrix) -> float | Tensor:
-    """A number, or a tensor of one number or of one for each head, ``[]`` or ``[heads, 1, 1]``."""
+    """Return the factor of a matrix: a number, or a tensor of one number or one per head, ``[heads, 1, 1]``."""
     if is_number(factor):
         return float(factor)
     heads = matrix.shape[1]

@@ -1,4 +1,4 @@
-"""Performer: softmax attention by random features."""
+"""Performer: softmax attention estimated by random features."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ import torch
 from torch import Tensor
 
 from saccade.mechanisms.checked_mechanism import scale_of
-from saccade.mechanisms.features.feature_matrix import Features
-from saccade.mechanisms.features.mechanism import FeatureMechanism
-from saccade.mechanisms.features.random_features import KINDS, Kind, drawn, drawn_unread, random_features
+from saccade.mechanisms.features.feature_matrix import FeatureMechanism, Features
+from saccade.mechanisms.features.random_features import KINDS, Kind, drawn, drawn_at_run_time, random_features
 from saccade.mechanisms.value_access import is_readable
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import unobserved, without_autocast
 from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type, register_tensor
 
-__all__ = ["Performer"]
-
 
 class Performer(FeatureMechanism):
-    r"""Estimates softmax attention from random features (FAVOR+): linear time, whatever the length.
+    r"""Softmax attention estimated from random features (FAVOR+): linear time.
 
     .. math:: e^{q \cdot k} = E_\omega[\phi_\omega(q) \cdot \phi_\omega(k)], \qquad
               A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\sum_{j'} \phi(q_i) \cdot \phi(k_{j'})}
@@ -31,15 +28,15 @@ class Performer(FeatureMechanism):
     The estimate of the kernel is unbiased; that of a row, a quotient, is biased by O(1 / num_features). Exact in the
     limit of many features: the error falls as ``num_features ** -0.5``. How many it takes grows as
     :math:`e^{|q + k|^2}` with q and k scaled by the root of ``scale``, so this is for queries and keys of small norm:
-    `saccade.compare` says how well it does on given ones.
+    `saccade.compare` measures its error on your tensors.
 
     Nothing else is added and no term is left out: the largest logarithm of a query's features cancels in its row. That
     of a key is kept as the key's own weight, and rows divide by the largest among the keys that they may attend to.
     A key therefore never changes a row that does not see it, not even by making it round to 0.
 
     The same random directions serve all heads. They follow from ``seed`` and the number of draws so far, which is part
-    of the state dict. So is the number of calls since the last draw: training that is taken up again draws when it
-    would have.
+    of the state dict. So is the number of calls since the last draw: resumed training draws new ones when
+    the original would have.
 
     Args:
         num_features: random directions m, 256 when None. "hyperbolic" and "trigonometric" take two features from each.
@@ -48,8 +45,8 @@ class Performer(FeatureMechanism):
         kind: "positive" features are best where weights are small, "hyperbolic" ones are positive too and have less
             than half the variance for twice the cost, "trigonometric" ones are best for pairs that are alike, and
             give weights below 0.
-        scale: of the dot products; ``head_dim ** -0.5`` when None.
-        seed: of the draws.
+        scale: scale of the dot products; ``head_dim ** -0.5`` when None.
+        seed: seed of the draws.
         redraw: calls in training after which new directions are drawn; None to keep the first.
         directions: those to use, ``[num_features, head_dim]``, such as the ``projection_matrix`` of a checkpoint;
             they are part of the state, and none are drawn then. Where they require a gradient, they get one. Drawn ones
@@ -93,10 +90,10 @@ class Performer(FeatureMechanism):
         directions: Tensor | None = None,
     ):
         super().__init__()
-        given = None if directions is None else _checked(directions, num_features, redraw)
-        register_tensor(self, "directions", given, torch.float64)
+        checked = None if directions is None else _checked_directions(directions, num_features, redraw)
+        register_tensor(self, "directions", checked, torch.float64)
         count = 256 if num_features is None else num_features
-        self.num_features = check_int("num_features", count) if given is None else len(given)
+        self.num_features = check_int("num_features", count) if checked is None else len(checked)
         self.orthogonal = check_bool("orthogonal", orthogonal)
         self.kind = check_choice("kind", kind, KINDS)
         self.scale = None if scale is None else check_number("scale", scale)
@@ -107,10 +104,10 @@ class Performer(FeatureMechanism):
         self._drawn: tuple[tuple[int, int], Tensor] | None = None
 
     def draw(self) -> None:
-        """Draw new directions for the calls to come; states and matrices made before keep theirs.
+        """Draw new random directions for later calls; earlier states and matrices are unchanged.
 
         Raises:
-            UnsupportedError: the directions were given.
+            UnsupportedError: the directions were passed by the caller.
         """
         if self.directions is not None:
             raise unsupported("directions", ["they were given, and are not drawn"])
@@ -118,14 +115,14 @@ class Performer(FeatureMechanism):
         self.calls.zero_()
 
     def projection(self, head_dim: int) -> Tensor:
-        """Return the directions for queries and keys of this width, ``[num_features, head_dim]``; float64 if drawn."""
+        """Return the random directions for this head width, ``[num_features, head_dim]``; float64 if drawn."""
         if self.directions is not None:
             if self.directions.shape[1] != head_dim:
                 rule = f"have shape [num_features, {head_dim}], the width of queries and keys"
                 raise value_error("directions", rule, list(self.directions.shape))
             return self.directions
         if not is_readable(self.draws):
-            return drawn_unread(self.seed, self.draws, self.num_features, head_dim, orthogonal=self.orthogonal)
+            return drawn_at_run_time(self.seed, self.draws, self.num_features, head_dim, orthogonal=self.orthogonal)
         which = (int(self.draws), head_dim)
         if self._drawn is None or self._drawn[0] != which:
             with unobserved():
@@ -135,7 +132,7 @@ class Performer(FeatureMechanism):
 
     def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, Hashable]:
         if self.training and self.redraw is not None:
-            # In tensors, so that a traced program counts too.
+            # Counted in tensors, so that a traced program counts too.
             is_due = self.calls == self.redraw
             self.draws += is_due
             self.calls.mul_(~is_due).add_(1)
@@ -148,7 +145,7 @@ class Performer(FeatureMechanism):
         return of_query, of_key, (*self._source(), self.num_features, self.kind, scale)
 
     def _source(self) -> tuple[Hashable, ...]:
-        """Equal for equal directions, as far as anybody may look."""
+        """Return a value that is equal for equal random directions, as far as these can be read."""
         if self.directions is None:
             return self.seed, int(self.draws) if is_readable(self.draws) else None, self.orthogonal
         if not is_readable(self.directions):
@@ -157,20 +154,20 @@ class Performer(FeatureMechanism):
         return (hashlib.sha256(numbers.tobytes()).hexdigest(),)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        # A state that does not tell of calls is of a time when none did: they are counted from here on.
+        # States of older versions have no calls: counting starts here.
         if f"{prefix}draws" in state_dict:
             state_dict.setdefault(f"{prefix}calls", torch.zeros((), dtype=torch.int64))
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:
-        said = [("orthogonal", True), ("kind", "positive"), ("scale", None), ("seed", 0), ("redraw", None)]
-        own = [f"{name}={getattr(self, name)!r}" for name, usual in said if getattr(self, name) != usual]
-        own += [] if self.directions is None else ["directions given"]
-        return ", ".join([str(self.num_features), *own])
+        defaults = [("orthogonal", True), ("kind", "positive"), ("scale", None), ("seed", 0), ("redraw", None)]
+        changed = [f"{name}={getattr(self, name)!r}" for name, usual in defaults if getattr(self, name) != usual]
+        changed += [] if self.directions is None else ["directions given"]
+        return ", ".join([str(self.num_features), *changed])
 
 
-def _checked(directions: object, num_features: int | None, redraw: int | None) -> Tensor:
-    """Return the directions; raise unless they are floats, and no other argument says how to draw them."""
+def _checked_directions(directions: object, num_features: int | None, redraw: int | None) -> Tensor:
+    """Return the directions; raise unless they are floats, and no other argument controls how to draw them."""
     given = check_type("directions", directions, Tensor, "be a float tensor [num_features, head_dim] or None")
     if given.dim() != 2 or not given.is_floating_point() or not len(given):
         rule = "be floats of shape [num_features, head_dim]"

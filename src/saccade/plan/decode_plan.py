@@ -1,7 +1,7 @@
-"""RowPlan: the plan of a last row, which decoding asks for token by token.
+"""Plans for decoding: the tiles of a single last row, token by token.
 
 Planning one row costs as much as planning a few hundred, since bounds are arrays over groups of rows. So the bounds of
-many rows ahead are asked for at once, and each step reads its own.
+many future rows are computed at once, and each step reads its own.
 """
 
 from __future__ import annotations
@@ -10,31 +10,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from saccade.plan import ALL, Box, Groups, Plan, Ranges, Rule, Strip, Tile
-from saccade.plan.key_ranges import Ints, Spans, Universe
+from saccade.plan import ALL, Box, ColumnRange, Groups, Plan, Ranges, Rule, Tile
+from saccade.plan.key_ranges import Ints, KeyDomain, Spans, shift_range
 
-__all__ = ["ROWS", "RowPlan", "RowsAhead"]
-
-ROWS = 128  # asked for at once; blocks of them begin at multiples, so that steps share blocks
+ROWS = 128  # rows whose bounds are computed at once; blocks begin at multiples, so that steps share them
 
 
 class _Term(NamedTuple):
-    """A term of the rule, and the ranges of keys that each row is sure of, or not."""
+    """A term of a mask, and for each future row the key ranges that it sees completely, or partially."""
 
     rule: Rule
     step: int
-    sure: list[Ranges]
+    all_rows: list[Ranges]
     unsure: list[Ranges]
 
 
 class RowsAhead:
-    """What a rule says about consecutive rows, each of which sees keys up to its own position at most.
+    """Bounds of a mask for consecutive future rows of decoding, each of which sees keys up to its own position.
 
     Args:
-        rule: must not tell batch items apart.
+        rule: the mask; it must not distinguish batch items.
         first: position of the first row.
         kv_first: position of the first key.
-        rows: how many rows.
+        rows: number of rows.
 
     Cost: that of planning one row, and a little for each.
     """
@@ -42,36 +40,36 @@ class RowsAhead:
     def __init__(self, rule: Rule, first: int, kv_first: int, rows: int = ROWS):
         self.first, self.kv_first = first, kv_first
         position = np.arange(first, first + rows, dtype=np.int64)
-        keys = Universe(np.full_like(position, kv_first), position + 1)
-        self.terms = [_asked(own, step, position, keys) for step, own in rule.terms()]
+        keys = KeyDomain(np.full_like(position, kv_first), position + 1)
+        self.terms = [_bounds_ahead(own, step, position, keys) for step, own in rule.terms()]
 
 
 class RowPlan(Plan):
-    """The tiles of a single row of queries: one for each term of the rule.
+    """The plan of a single row of decoding: one tile for each term of the mask.
 
     Args:
-        rows: what the rule says about the row and its neighbours.
+        rows: bounds of the row and its neighbours.
         position: of the row.
         shape: (batch, heads, 1, kv_len).
     """
 
     def __init__(self, rows: RowsAhead, position: int, shape: tuple[int, int, int, int]):
         tiles, width, is_sure, row = [], 0, True, position - rows.first
-        for rule, step, sure, unsure in rows.terms:
+        for rule, step, all_rows, unsure in rows.terms:
             strips = []
-            for keys in sure[row]:
-                strips.append(Strip(keys, True))
+            for keys in all_rows[row]:
+                strips.append(ColumnRange(keys, True))
             for keys in unsure[row]:
-                residual = rule.residual(Box(ALL, range(position, position + 1, step), keys))
-                if residual is not False:
-                    strips.append(Strip(keys, residual))
+                partial = rule.partial(Box(ALL, range(position, position + 1, step), keys))
+                if partial is not False:
+                    strips.append(ColumnRange(keys, partial))
             if rows.kv_first:
-                strips = [Strip(_moved(keys, -rows.kv_first), residual) for keys, residual in strips]
+                strips = [ColumnRange(shift_range(keys, -rows.kv_first), partial) for keys, partial in strips]
             if len(strips) > 1:
-                strips.sort(key=_start)
-            for keys, residual in strips:
+                strips.sort(key=_start_of)
+            for keys, partial in strips:
                 width += len(keys)
-                is_sure &= residual is True
+                is_sure &= partial is True
             tiles.append(Tile(slice(0, shape[0]), slice(0, shape[1]), range(0, 1, step), tuple(strips), rule))
         self.shape, self.memo, self.tiles, self.count = shape, {}, tuple(tiles), len(tiles)
         self.overlaps = len(tiles) > 1
@@ -79,15 +77,11 @@ class RowPlan(Plan):
         self.is_full = is_sure and width == shape[3] and not self.overlaps
 
 
-def _asked(rule: Rule, step: int, position: Ints, keys: Universe) -> _Term:
+def _bounds_ahead(rule: Rule, step: int, position: Ints, keys: KeyDomain) -> _Term:
     bounds = rule.bounds(Groups(np.full_like(position, ALL), position, position, step), keys)
-    unsure = Spans.nothing(keys) if bounds.is_exact else bounds.needed.minus(bounds.sure, keys)
-    return _Term(rule, step, *(list(spans.ranges(position, step)) for spans in (bounds.sure, unsure)))
+    unsure = Spans.nothing(keys) if bounds.is_exact else bounds.any_row.minus(bounds.all_rows, keys)
+    return _Term(rule, step, *(list(spans.ranges(position, step)) for spans in (bounds.all_rows, unsure)))
 
 
-def _moved(keys: range, by: int) -> range:
-    return range(keys.start + by, keys.stop + by, keys.step)
-
-
-def _start(strip: Strip) -> int:
+def _start_of(strip: ColumnRange) -> int:
     return strip.keys.start

@@ -1,4 +1,4 @@
-"""WHERE tokens stand: terms of the scores, rotations of queries and keys, vectors added to tokens."""
+"""Positions of tokens, and encodings of them: biases of scores, rotations of queries and keys, vectors for tokens."""
 
 from typing import TYPE_CHECKING
 

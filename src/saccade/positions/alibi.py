@@ -1,4 +1,4 @@
-"""ALiBi: scores fall linearly with distance."""
+"""ALiBi: a bias that falls linearly with distance."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import torch
 from torch import Tensor
 
 from saccade.positions.bias import Bias
-from saccade.positions.validation import check_distances
+from saccade.positions.token_positions import check_distances
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_int
 
-__all__ = ["ALiBi"]
-
 
 class ALiBi(Bias):
-    r"""Scores fall linearly with distance, at a fixed slope for each head.
+    r"""The ALiBi bias: scores fall linearly with distance, with a fixed slope for each head.
 
     .. math:: b_h(i - j) = -m_h\, |i - j|, \qquad m_h = 2^{-8 h / H}, \quad h = 1, \dots, H
 
-    Where ``num_heads`` is no power of two, the first heads take the slopes of the largest power of two below it, and
+    If ``num_heads`` is no power of two, the first heads take the slopes of the largest power of two below it, and
     the others every second slope of twice that power, as in the authors' code. There is nothing to train and nothing
     to store: slopes are computed in float32 (float64 for a float64 query), whatever type the module is moved to.
 
@@ -56,7 +54,7 @@ class ALiBi(Bias):
 
     def _at(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
         check_distances(distances)
-        # As a buffer, slopes would follow the module to half precision, where far distances fall together.
+        # A buffer would follow the module to half precision, which cannot distinguish large distances.
         head = torch.arange(self.num_heads, dtype=dtype, device=distances.device)
         regular = 1 << (self.num_heads.bit_length() - 1)
         exponent = torch.where(head < regular, 8 * (head + 1) / regular, 4 * (2 * (head - regular) + 1) / regular)

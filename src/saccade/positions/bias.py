@@ -1,38 +1,36 @@
-"""Bias: a term of the scores that depends on where query and key stand."""
+"""Bias: base class of position biases, terms of the scores that depend on the positions of query and key."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from saccade.positions.validation import as_positions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.positions.token_positions import as_positions
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported
 
-__all__ = ["Bias"]
 
+class Bias(ArgumentHints, nn.Module):
+    """A term added to the scores that depends only on the distance of query and key, and possibly on the query.
 
-class Bias(AnswersCalls, nn.Module):
-    """A term added to the scores that depends on where query and key stand, and on nothing else but the query.
-
-    It is a function of one number, the *distance*: the query's position minus the key's. So it is never a matrix: an
-    attention reads at most ``2 * len - 1`` numbers for each head. Scores are scaled and capped before it is added.
+    The *distance* is the query's position minus the key's. So the bias is never stored as a matrix: attention reads at
+    most ``2 * len - 1`` numbers for each head. Scores are scaled and capped before it is added.
 
     A subclass defines `table`, or, where the numbers depend on the query, `values`.
 
     Attributes:
-        reach: beyond this distance, on both sides, nothing changes any more; None: every distance has its own number.
+        reach: beyond this distance, on both sides, the term is constant; None: every distance has a number.
     """
 
     reach: int | None = None
 
     def reset_parameters(self) -> None:
-        """Set all trainable numbers to 0, so that attention starts as if there were no such term."""
+        """Set all trainable numbers of the bias to 0, so that attention starts as if there were no bias."""
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
     def table(self, distances: Tensor) -> Tensor:
-        """One number for each head and distance.
+        """Return the bias of each head at some distances.
 
         Args:
             distances: int64 ``[distances]``; a query's position minus a key's (or the difference of their addresses).
@@ -48,7 +46,7 @@ class Bias(AnswersCalls, nn.Module):
         raise unsupported(type(self).__name__, reasons, hint=hint)
 
     def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:
-        """What is added to the scores, for each of these distances.
+        """Return the bias at some distances, for biases that may depend on the query.
 
         Args:
             distances: int64 ``[distances]``, consecutive and ascending.
@@ -71,19 +69,19 @@ class Bias(AnswersCalls, nn.Module):
         q_positions: Tensor | None = None,
         kv_positions: Tensor | None = None,
     ) -> Tensor:
-        """The term written out, to look at: ``[batch | 1, heads | 1, q_len, kv_len]``.
+        """Return the bias as a dense tensor, for inspection: ``[batch | 1, heads | 1, q_len, kv_len]``.
 
         Args:
             q_len, kv_len: sizes; ``kv_len`` is ``q_len`` when None.
             query: ``[batch, heads, q_len, head_dim]``, where numbers depend on it.
             scale: factor of the dot products, for the same.
-            q_positions, kv_positions: int64 ``[q_len]`` and ``[kv_len]``; by default key j stands at j and query i at
+            q_positions, kv_positions: int64 ``[q_len]`` and ``[kv_len]``; by default key j is at j and query i at
                 ``kv_len - q_len + i``.
         """
         kv_len = q_len if kv_len is None else kv_len
         q = torch.arange(kv_len - q_len, kv_len) if q_positions is None else q_positions
         kv = torch.arange(kv_len) if kv_positions is None else kv_positions
-        # Of more queries than keys the first stand before position 0: of those only distances can be taken.
+        # With more queries than keys, the first ones are before position 0, which `address` may refuse.
         begun = q[max(0, q_len - kv_len) :] if q_positions is None else q
         is_plain = self.address(begun) is begun
         between = (q if is_plain else self.address(q))[:, None] - self.address(kv)
@@ -96,5 +94,5 @@ class Bias(AnswersCalls, nn.Module):
         return table[:, :, rows, between - first]
 
     def address(self, positions: Tensor) -> Tensor:
-        """What distances are taken between: the positions themselves, unless they lie on a grid."""
+        """Return the numbers that distances are computed from: the positions, or addresses on a grid."""
         return as_positions(positions)

@@ -1,4 +1,4 @@
-"""Clipped: a trainable number for each distance up to a reach."""
+"""Clipped: a bias with a trainable number for each distance up to a reach."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from saccade.positions.bias import Bias
-from saccade.positions.validation import check_distances
+from saccade.positions.token_positions import check_distances
 from saccade.support.validation import check_int
-
-__all__ = ["Clipped"]
 
 
 class Clipped(Bias):
-    r"""A trainable number for each head and distance; beyond ``reach`` all distances share one, on each side.
+    r"""A bias with a trainable number for each head and distance; beyond ``reach``, distances of a side share one.
 
     .. math:: b_h(i - j) = w_{h,\; \mathrm{clip}(i - j,\, -r,\, r) + r}
 

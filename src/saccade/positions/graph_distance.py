@@ -1,22 +1,20 @@
-"""How far apart the nodes of a graph are: lengths of shortest paths."""
+"""Distances between the nodes of a graph: lengths of shortest paths."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error
 from saccade.support.validation import ShapeSpec, check_int
-
-__all__ = ["path_lengths"]
 
 _EDGES = ShapeSpec("edges [batch, n, n]")
 
 
-@answers()
+@argument_hints()
 def path_lengths(edges: Tensor, reach: int) -> Tensor:
-    """Count the edges of the shortest path from each node to each other one, up to a reach.
+    """Return the number of edges on the shortest path between any two nodes of a graph, up to a reach.
 
     Args:
         edges: bool ``[batch, n, n]``: whether an edge leads from node i to node j.

@@ -1,4 +1,4 @@
-"""GridTable: a trainable number for each displacement on a grid."""
+"""GridTable: a bias with a trainable number for each displacement on a grid, as in Swin."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from saccade.positions.bias import Bias
-from saccade.positions.validation import as_positions, check_below, check_distances
+from saccade.positions.token_positions import as_positions, check_below, check_distances
 from saccade.support.validation import check_int
-
-__all__ = ["GridTable"]
 
 
 class GridTable(Bias):
-    r"""A trainable number for each head and displacement (rows down, columns right) between two cells of a grid.
+    r"""A bias with a trainable number for each head and displacement (rows, columns) between two cells of a grid.
 
     Position p is the cell in row :math:`y = \lfloor p / W \rfloor` and column :math:`x = p \bmod W`. Its *address* is
     :math:`y\,(2W - 1) + x`, so that the difference of two addresses names the displacement, and each displacement has
@@ -57,7 +55,7 @@ class GridTable(Bias):
         cells = self.height * self.width
         given = as_positions(positions)
         check_below(given, cells, f"the grid has {self.height} x {self.width} cells")
-        cell = given.clamp(0, cells - 1)  # -1 is no token: nothing is read there, but its address must be one
+        cell = given.clamp(0, cells - 1)  # -1 is padding: nothing is read there, but it needs a valid address
         return cell // self.width * (2 * self.width - 1) + cell % self.width
 
     def table(self, distances: Tensor) -> Tensor:

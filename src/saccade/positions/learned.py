@@ -1,4 +1,4 @@
-"""Learned: a position as a trainable vector."""
+"""Learned: position embeddings with a trainable vector for each position."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.positions.validation import as_positions, check_below
-from saccade.support.argument_hints import AnswersCalls
+from saccade.positions.token_positions import as_positions, check_below
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import check_int
 
-__all__ = ["Learned"]
 
-
-class Learned(AnswersCalls, nn.Module):
-    """A trainable vector for each position, added to what a token is. It ends at ``max_len``.
+class Learned(ArgumentHints, nn.Module):
+    """Position embeddings: a trainable vector for each position up to ``max_len``, added to token embeddings.
 
     Args:
         max_len: number of positions.
@@ -46,11 +44,11 @@ class Learned(AnswersCalls, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all vectors anew, with a deviation of 0.02, as BERT and GPT-2 start."""
+        """Draw all position vectors anew, with a standard deviation of 0.02, as BERT and GPT-2 start."""
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, positions: range | Tensor) -> Tensor:
-        """Look up.
+        """Return the learned vectors of these positions.
 
         Args:
             positions: a range, or int64 of any shape; -1 (no token) gives zeros.

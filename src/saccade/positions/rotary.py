@@ -1,4 +1,4 @@
-"""Rotary: queries and keys turned by where they stand."""
+"""Rotary: rotate queries and keys by their positions."""
 
 from __future__ import annotations
 
@@ -10,38 +10,36 @@ import torch
 from torch import Tensor, nn
 
 from saccade.positions.rotary_scaling import Scaling, plain_frequencies
-from saccade.positions.validation import as_positions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.positions.token_positions import as_positions
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, type_error, unsupported, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_plain
 from saccade.support.validation import check_choice, check_int, check_number, check_type
 
-__all__ = ["Rotary", "Tables", "paired"]
-
-_KEPT = 1 << 13  # the most positions whose angles are kept: 8 MB for heads of 128
-_Turning = tuple[float, int, str, Scaling | None, torch.dtype, torch.device]  # what decides the angles
-_BLOCK = 64  # positions, aligned, whose angles are computed at once where single ones are asked for
+_KEPT = 1 << 13  # most positions with cached angles: 8 MB for heads of 128
+_Turning = tuple[float, int, str, Scaling | None, torch.dtype, torch.device]  # the attributes that determine the angles
+_BLOCK = 64  # for single positions, angles are computed for so many at once, aligned
 
 
 class Tables(NamedTuple):
-    """Cosines and sines of the angles of some positions, ``[len, pairs]`` or ``[batch, len, pairs]`` each."""
+    """Cosines and sines of rotary angles at some positions, ``[len, pairs]`` or ``[batch, len, pairs]`` each."""
 
     cos: Tensor
     sin: Tensor
 
 
-class Rotary(AnswersCalls, nn.Module):
-    r"""Turn queries and keys by where they stand, so that their product depends only on how far apart they are.
+class Rotary(ArgumentHints, nn.Module):
+    r"""Rotary embeddings: rotate queries and keys by position, so that their product depends on distance only.
 
-    Channels are taken in pairs, and pair i of a token at position p is turned by the angle :math:`p\,\theta_i`:
+    Channels form pairs, and pair i of a token at position p is rotated by the angle :math:`p\,\theta_i`:
 
     .. math:: \begin{pmatrix} x' \\ y' \end{pmatrix} = \begin{pmatrix} \cos p\theta_i & -\sin p\theta_i \\
               \sin p\theta_i & \cos p\theta_i \end{pmatrix} \begin{pmatrix} x \\ y \end{pmatrix}, \qquad
               \theta_i = \mathrm{base}^{-2i / D}
 
-    Lengths stay as they are, and the product of a query at m and a key at n depends on m - n only. Turn queries and
-    keys alike, after their projection and before a cache; values never.
+    The rotation preserves lengths, and the product of a query at m and a key at n depends on m - n only. Rotate queries
+    and keys alike, after their projection and before a cache; never values.
 
     There is nothing to train and nothing to store. Angles are computed in float32 (float64 for float64 input), never in
     half precision, whatever type the module is moved to and under autocast.
@@ -49,14 +47,15 @@ class Rotary(AnswersCalls, nn.Module):
     Args:
         head_dim: width of queries and keys of one head.
         base: of the frequencies.
-        rotary_dim: how many channels, from the first on, are turned; the others pass unchanged. ``head_dim`` when None.
+        rotary_dim: number of channels, from the first on, that are rotated; the others pass unchanged. ``head_dim``
+            when None.
         layout: which channels make a pair: ``"half"``, channel i of the first half with channel i of the second
             (GPT-NeoX, Llama); ``"interleaved"``, neighbours (the paper, GPT-J). Weights trained with one do not fit the
             other.
-        scaling: other frequencies, for texts longer than those trained on; plain ones when None.
+        scaling: changed frequencies, for sequences longer than those trained on; plain ones when None.
 
     Raises:
-        ValueError: sizes that do not fit, on use a wrong shape or a position below -1.
+        ValueError: sizes that do not fit; on use, a wrong shape or a position below -1.
         TypeError: a scaling, an x or positions of the wrong kind.
         UnsupportedError: a scaling that does not allow these sizes.
 
@@ -99,11 +98,11 @@ class Rotary(AnswersCalls, nn.Module):
             raise unsupported(type(scaling).__name__, reasons)
 
     def forward(self, x: Tensor, positions: range | Tensor) -> Tensor:
-        """Turn x.
+        """Rotate queries or keys by their positions.
 
         Args:
             x: queries or keys, ``[batch, heads, len, head_dim]``.
-            positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is turned as if at 0.
+            positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is rotated as if at 0.
 
         Returns:
             As x, in its dtype.
@@ -111,14 +110,14 @@ class Rotary(AnswersCalls, nn.Module):
         return self._turned(x, *self._cos_and_sin(x, positions))
 
     def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
-        """Turn x back: what `forward` was given, up to one rounding in the dtype of x.
+        """Undo the rotation of `forward`, up to one rounding in the dtype of x.
 
-        To move a key, turn it back and turn it anew, both from the key as it was stored: moved step by step in half
-        precision, the roundings add up.
+        To move a key, undo the rotation and rotate it anew, always from the stored key: repeated moves in half
+        precision would add up roundings.
 
         Args:
-            x: what `forward` returned, ``[batch, heads, len, head_dim]``.
-            positions: what `forward` was given.
+            x: a result of `forward`, ``[batch, heads, len, head_dim]``.
+            positions: those passed to `forward`.
 
         Returns:
             As x, in its dtype.
@@ -130,12 +129,12 @@ class Rotary(AnswersCalls, nn.Module):
     def tables(
         self, positions: range | Tensor, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
     ) -> Tables:
-        """Cosines and sines that pairs of channels are turned by, a scaling's magnitude included.
+        """Return the cosines and sines that rotate pairs of channels, times the magnitude of a scaling.
 
         Args:
             positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is read as 0.
             dtype: float32 or float64, in which angles are computed.
-            device: where the tables are; where positions are when None.
+            device: of the tables; that of the positions when None.
 
         Returns:
             ``(cos, sin)``, each ``[len, rotary_dim // 2]``, or ``[batch, len, rotary_dim // 2]``.
@@ -144,7 +143,7 @@ class Rotary(AnswersCalls, nn.Module):
         place = as_positions(positions, device)
         cos, sin = (x[:, 0] for x in self._read(place, torch.empty(0, dtype=dtype, device=place.device)))
         pairs, step = self.rotary_dim // 2, 2 if self.layout == "interleaved" else 1
-        # Of each pair the second, whose partner is added and not taken away.
+        # The second channel of each pair adds its partner, the first subtracts it.
         cos, sin = (x[..., pairs:] if step == 1 else x[..., 1::2] for x in (cos, sin))
         return Tables(cos, sin) if place.dim() == 2 else Tables(cos[0], sin[0])
 
@@ -155,7 +154,7 @@ class Rotary(AnswersCalls, nn.Module):
         )
 
     def _cos_and_sin(self, x: Tensor, positions: range | Tensor) -> tuple[Tensor, Tensor]:
-        """For channels and for their partners, ``[batch | 1, 1, len, rotary_dim]`` each, float32 or float64."""
+        """Return rotation factors of channels and of their partners, ``[batch | 1, 1, len, rotary_dim]``."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
             raise type_error("x", "be a tensor of floats", got)
@@ -169,18 +168,18 @@ class Rotary(AnswersCalls, nn.Module):
         return self._read(positions, x)
 
     def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for positions that fit, on the device and in the wide dtype of a tensor."""
+        """Return the rotation factors at checked positions, on the device and in the wide dtype of a tensor."""
         turning = (self.base, self.rotary_dim, self.layout, self.scaling, wide_dtype(like.dtype), like.device)
         if isinstance(positions, range) and is_plain(like):
-            # Tensors of inference mode may not meet a gradient.
+            # Tensors made in inference mode must not be used with autograd.
             inference, length = torch.is_inference_mode_enabled(), len(positions)
             if length == 1 and positions.start >= 0:
                 block, place = divmod(positions.start, _BLOCK)
-                cos, sin = _kept(range(block * _BLOCK, (block + 1) * _BLOCK), turning, inference)
+                cos, sin = _cached_factors(range(block * _BLOCK, (block + 1) * _BLOCK), turning, inference)
                 return cos.narrow(2, place, 1), sin.narrow(2, place, 1)
             if length <= _KEPT:
-                return _kept(positions, turning, inference)
-        return _angles(positions, turning)
+                return _cached_factors(positions, turning, inference)
+        return _factors(positions, turning)
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         part = x if self.rotary_dim == self.head_dim else x[..., : self.rotary_dim]
@@ -193,8 +192,8 @@ class Rotary(AnswersCalls, nn.Module):
         return turned if part is x else torch.cat([turned, x[..., self.rotary_dim :]], -1)
 
 
-def _angles(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tensor]:
-    """For each channel what it is multiplied by, and what its partner is before the two are added."""
+def _factors(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tensor]:
+    """Return rotation factors for each channel and for its partner; the two products are then added."""
     base, rotary_dim, layout, scaling, dtype, device = turning
     make = plain_frequencies if scaling is None else scaling.frequencies
     place = torch.atleast_2d(as_positions(positions, device)).clamp(min=0)
@@ -205,14 +204,14 @@ def _angles(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tenso
 
 
 def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Of numbers for pairs those for channels: what each is multiplied by, and what its partner is."""
+    """Expand rotation factors of pairs to channels: the factor of each channel, and that of its partner."""
     if layout == "half":
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
 
 
 @lru_cache(maxsize=4)
-def _kept(positions: range, turning: _Turning, inference: bool) -> tuple[Tensor, Tensor]:
-    """The angles that all layers of a model ask for in turn, and those of the next steps."""
-    del inference  # only tells one kind of tensor from the other
-    return _angles(positions, turning)
+def _cached_factors(positions: range, turning: _Turning, inference: bool) -> tuple[Tensor, Tensor]:
+    """Return cached rotation factors: all layers of a model need the same ones, and decoding the next ones."""
+    del inference  # part of the cache key only
+    return _factors(positions, turning)

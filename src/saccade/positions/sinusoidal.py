@@ -1,4 +1,4 @@
-"""Sinusoidal: a position as a vector of waves."""
+"""Sinusoidal: position embeddings made of sine and cosine waves."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.positions.validation import as_positions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.positions.token_positions import as_positions
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["Sinusoidal"]
 
-
-class Sinusoidal(AnswersCalls, nn.Module):
-    r"""A vector for each position: sines and cosines, from fast to slow, added to what a token is.
+class Sinusoidal(ArgumentHints, nn.Module):
+    r"""Position embeddings of sines and cosines, from fast to slow, added to token embeddings.
 
     .. math:: \mathrm{PE}(p, 2i) = \sin(p / \mathrm{base}^{2i/D}), \qquad
               \mathrm{PE}(p, 2i + 1) = \cos(p / \mathrm{base}^{2i/D})
@@ -53,11 +51,11 @@ class Sinusoidal(AnswersCalls, nn.Module):
         if embed_dim % 2:
             hint = "each wave has a sine and a cosine"
             raise value_error("embed_dim", "be even", embed_dim, hint=hint)
-        # Empty, and not stored: it follows the module, and so tells the dtype of the output.
+        # An empty buffer, not in the state: it follows the module's dtype, which is that of the output.
         self.register_buffer("_like", torch.empty(0), persistent=False)
 
     def forward(self, positions: range | Tensor) -> Tensor:
-        """Look up.
+        """Return the sinusoidal vectors of these positions.
 
         Args:
             positions: a range, or int64 of any shape; -1 (no token) gives zeros.
@@ -76,7 +74,7 @@ class Sinusoidal(AnswersCalls, nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *others: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
         if self._like.is_meta and local_metadata.get("assign_to_params_buffers", False):
-            self._like = torch.empty(0)  # no state holds it: the module would stay without memory
+            self._like = torch.empty(0)  # not in any state dict, so it would stay without memory
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, base={self.base:g}"

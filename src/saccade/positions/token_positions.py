@@ -1,4 +1,4 @@
-"""Positions: where the tokens of an axis stand, as a run or a table."""
+"""Positions: the positions of the tokens on one axis, as a range or a table."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import describe, hidden_by_vmap, type_error, value_error
-from saccade.support.torch_modes import has_values, is_mapped, is_transformed
+from saccade.support.torch_modes import has_values, is_mapped, is_tracing, is_transformed
 from saccade.support.validation import is_integer
 
-__all__ = ["GivenPositions", "Positions", "behind", "can_be_read"]
-
-_LARGEST = 1 << 62  # sums of positions must fit int64
+_LARGEST = 1 << 62  # sums of positions must fit into int64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Positions:
-    """Where the tokens of an axis stand. Whoever is handed this value need not check it again.
+    """The checked positions of the tokens on one axis: of queries, of keys, or of the columns of a cache.
 
-    A run costs nothing, however long; a table costs 8 bytes for each token.
+    A run takes no memory, however long; a table takes 8 bytes a token. A cache that holds no order keeps the last
+    position of each item only, see `ending_before` and `advanced`.
 
     Args:
         run: the positions of all batch items, as a range; None if they are in the table.
-        table: int64 ``[len]`` or ``[batch | 1, len]``; -1 means that no token stands here.
+        table: int64 ``[len]`` or ``[batch | 1, len]``; -1 marks padding.
 
     Example:
         >>> Positions.of([[-1, 0, 1], [0, 1, 2]], "example").first is None
@@ -47,16 +46,16 @@ class Positions:
         length: int | None = None,
         batch: int = 1,
     ) -> Positions:
-        """What a user handed over, checked.
+        """Return checked positions from the argument of a user.
 
         Args:
-            given: a range, an int64 tensor, or a list of ints (or one for each item).
+            given: a range, an int64 tensor, or a list of ints (or one list for each item).
             where, name: the function and its argument, for the error.
-            length: number of tokens; any shape will do when None.
+            length: number of tokens; any shape is accepted when None.
             batch: number of batch items.
 
         Raises:
-            TypeError, ValueError: something else, another shape, a position below -1.
+            TypeError, ValueError: another type, another shape, a position below -1.
         """
         if type(given) is Positions:
             run = given.run
@@ -66,7 +65,7 @@ class Positions:
         if isinstance(given, range):
             if length is not None and len(given) != length:
                 raise value_error(name, f"hold {length} positions", len(given))
-            if given and min(given[0], given[-1]) < 0:  # not min(given), which walks through it
+            if given and min(given[0], given[-1]) < 0:  # min() would walk through the whole range
                 raise value_error(name, "start at 0 or later", given)
             return cls(given)
         table = _from_list(given, name) if isinstance(given, list | tuple) else given
@@ -77,7 +76,7 @@ class Positions:
             raise value_error(name, f"have shape [{length}] or [{batch}, {length}]", list(table.shape))
         if length is not None and is_mapped(table):
             raise hidden_by_vmap(name)
-        # Reading the contents would wait for any other device; there, all negative positions mean "no token".
+        # On another device, reading the contents would wait for it: there, every negative position marks padding.
         if can_be_read(table) and int(table.min()) < -1:
             facts, hint = [describe(name, table)], "-1 means that no token stands here"
             raise value_error(name, "be at least -1", "a smaller one", facts=facts, hint=hint)
@@ -85,14 +84,24 @@ class Positions:
 
     @classmethod
     def between(cls, start: int, stop: int) -> Positions:
-        """One by one; as a table where this is traced, since a range would fix the length."""
-        if torch.compiler.is_compiling():
+        """Return consecutive positions, as a table while tracing, since a range would fix the length."""
+        if is_tracing():
             return cls(None, torch.arange(start, stop))
         return cls(range(start, stop))
 
+    @classmethod
+    def ending_before(cls, after: int | Tensor) -> Positions:
+        """Return the single position before `after`, an int or int64 ``[batch]``.
+
+        It is all that the positions of later tokens depend on.
+        """
+        if isinstance(after, Tensor) and len(after) and bool((after == after[0]).all()):
+            after = int(after[0])
+        return _consecutive(after - 1, 1)
+
     @property
     def given(self) -> range | Tensor:
-        """The run or the table."""
+        """The positions as a range or, if they are not a run, as the table."""
         return self.table if self.run is None else self.run  # type: ignore[return-value]
 
     def __len__(self) -> int:
@@ -100,13 +109,13 @@ class Positions:
 
     @property
     def first(self) -> int | None:
-        """The position of the first token if the others follow one by one in all items; None if that is not known."""
+        """The position of the first token of a run of step 1; None for other runs and for tables."""
         run = self.run
         return None if run is None or (run.step != 1 and len(run) > 1) else run.start
 
     @property
     def ends(self) -> tuple[int, int] | None:
-        """The lowest and the highest position of a token; None if there is none, or only another device knows."""
+        """The lowest and the highest position of a token; None without tokens, or if the table cannot be read now."""
         if self.run is not None:
             run = self.run
             return (min(run[0], run[-1]), max(run[0], run[-1])) if run else None
@@ -114,42 +123,65 @@ class Positions:
         assert table is not None
         if not can_be_read(table) or is_transformed():
             return None
-        found = table[table >= 0]
-        return (int(found.min()), int(found.max())) if len(found) else None
+        tokens = table[table >= 0]
+        return (int(tokens.min()), int(tokens.max())) if len(tokens) else None
+
+    @property
+    def items(self) -> int:
+        """Number of batch items that the table distinguishes; 1 for a run."""
+        return 1 if self.table is None or self.table.dim() < 2 else len(self.table)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table."""
+        """Bytes of the table of positions."""
         return 0 if self.table is None else self.table.untyped_storage().nbytes()
 
     @property
     def after(self) -> int | Tensor:
-        """Where the next token will stand: behind the last one, int64 ``[batch]`` where there is a table."""
+        """The position of the next token, one after the last; int64 ``[batch]`` for a table."""
         if self.run is not None:
             return self.run.stop
         table = torch.atleast_2d(self.on())
         return (table.amax(1) + 1).clamp(min=0) if table.shape[1] else table.new_zeros(len(table))
 
-    def next(self, count: int) -> Positions:
-        """Where the next tokens will stand, one by one behind the last token of each item."""
-        return behind(self.after, count)
+    def following(self, count: int) -> Positions:
+        """Return the positions of the next tokens, consecutive after the last token of each item."""
+        if self.run is not None:
+            return Positions(range(self.run.stop, self.run.stop + count))
+        return _consecutive(self.after, count)
 
     def extended(self, new: Positions, batch: int, device: torch.device) -> tuple[Positions, Positions]:
-        """These and then new ones, and the new ones: as runs where all follow one by one, else as tables."""
+        """Return all positions with the new ones appended, and the new ones: runs if consecutive, else tables."""
         run, added = self.run, new.run
         if not (added if new.table is None else new.table.shape[-1]):
-            return self, new  # a call of no tokens says nothing of where tokens stand
+            return self, new  # a call without tokens changes nothing
         if run is not None and added is not None and added.step == 1 and (not run or run.stop == added.start):
             return Positions(range(run.start if run else added.start, added.stop)), new
         first = None if run is None else new.one_by_one()
         if run is not None and first is not None and (not run or run.stop == first):
             added = range(first, first + len(new))
             return Positions(range(run.start if run else first, added.stop)), Positions(added)
-        old, table = (x.on(device).expand(batch, -1) for x in (self, new))
-        return Positions(None, torch.cat([old, table], 1)), Positions(None, table)
+        before, table = (x.on(device).expand(batch, -1) for x in (self, new))
+        return Positions(None, torch.cat([before, table], 1)), Positions(None, table)
+
+    def advanced(self, new: Positions, batch: int, device: torch.device) -> Positions | None:
+        """Return the last position of each item after the `new` tokens; None unless positions ascend."""
+        run, added = self.run, new.run
+        if run is not None and added is not None:
+            if added and (added[0] < run.stop or (added.step != 1 and len(added) > 1)):
+                return None
+            return _consecutive(added[-1], 1) if added else self
+        if not len(new):
+            return self
+        table = new.on(device).expand(batch, -1)
+        last = torch.as_tensor(self.after, device=device).expand(batch) - 1
+        reached = torch.cat([last[:, None], table], 1).cummax(1).values
+        if bool(((table >= 0) & (table <= reached[:, :-1])).any()):
+            return None
+        return Positions.ending_before(reached[:, -1] + 1)
 
     def one_by_one(self) -> int | None:
-        """The first position if all items have the same ones, each behind the one before; None if not."""
+        """Return the first position if all items hold the same consecutive positions, else None."""
         if self.run is not None:
             return self.run.start if self.run.step == 1 or len(self.run) == 1 else None
         table = self.on()
@@ -160,18 +192,18 @@ class Positions:
         return first if first >= 0 and bool((table == run).all()) else None
 
     def reordered(self, rows: Tensor) -> Positions:
-        """Of other batch items."""
+        """Return the positions of some batch items, in their order."""
         return self if self.table is None else Positions(None, self.table[rows.to(self.table.device)])
 
     def cropped(self, length: int) -> Positions:
-        """Of the first tokens."""
+        """Return the positions of the first `length` tokens."""
         if self.table is None:
             assert self.run is not None
             return Positions(self.run[:length])
         return Positions(None, self.table[:, :length].clone()) if length else Positions(range(0))
 
     def on(self, device: torch.device | str | None = None) -> Tensor:
-        """Written out, int64 ``[batch | 1, len]``; a run stands on the CPU if no device is named."""
+        """Return the positions as a table, int64 ``[batch | 1, len]``; a run goes to the CPU if no device is named."""
         run = self.run
         if run is None:
             assert self.table is not None
@@ -180,21 +212,46 @@ class Positions:
 
 
 GivenPositions = Positions | range | Tensor | Sequence[int] | Sequence[Sequence[int]] | None
-"""Positions as users hand them over; None for those that are usual."""
-
-
-def behind(after: int | Tensor, count: int) -> Positions:
-    """So many positions one by one: from a number on, or from one for each item, int64 ``[batch]``."""
-    if isinstance(after, int):
-        return Positions(range(after, after + count))
-    return Positions(None, after[:, None] + torch.arange(count, device=after.device))
+"""Positions as a user may pass them; None for the default."""
 
 
 def can_be_read(x: Tensor) -> bool:
-    """Whether x has elements that can be read: without waiting for a device, outside of a compiler and of ``vmap``."""
-    if x.device.type != "cpu" or not x.numel() or torch.compiler.is_compiling():
+    """Return whether the values of positions can be read now: on the CPU, not while tracing, not under `vmap`."""
+    if x.device.type != "cpu" or not x.numel() or is_tracing():
         return False
     return has_values(x) and not is_mapped(x)
+
+
+def check_distances(distances: Tensor) -> None:
+    """Raise an error unless ``distances`` is int64 ``[distances]``."""
+    if not isinstance(distances, Tensor) or distances.dtype != torch.int64:
+        got = str(getattr(distances, "dtype", type(distances).__name__)).removeprefix("torch.")
+        raise type_error("distances", "be an int64 tensor", got)
+    if distances.dim() != 1:
+        hint = "a distance is a query's position minus a key's: torch.arange(-3, 4)"
+        raise value_error("distances", "have one axis", list(distances.shape), hint=hint)
+
+
+def as_positions(positions: GivenPositions, device: torch.device | None = None) -> Tensor:
+    """Return positions as an int64 tensor; a range becomes ``[len]``, a tensor keeps its shape."""
+    checked = Positions.of(positions)
+    if checked.table is None:
+        return checked.on(device)[0]
+    return checked.table if device is None else checked.table.to(device)
+
+
+def check_below(positions: Tensor, limit: int, hint: str) -> None:
+    """Raise an error if a position is ``limit`` or later; positions that cannot be read now are not checked."""
+    if can_be_read(positions) and int(positions.max()) >= limit:
+        facts = [describe("positions", positions)]
+        raise value_error("positions", f"be below {limit}", "a larger one", facts=facts, hint=hint)
+
+
+def _consecutive(first: int | Tensor, count: int) -> Positions:
+    """Return consecutive positions from `first` on, an int or int64 ``[batch]``."""
+    if isinstance(first, int):
+        return Positions(range(first, first + count))
+    return Positions(None, first[:, None] + torch.arange(count, device=first.device))
 
 
 def _from_list(given: Sequence[Any], name: str) -> Tensor:

@@ -8,43 +8,19 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from saccade.engine.positions.positioned_mask import AtPositions
+from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.masks import Mask
-from saccade.matrix import AttentionMatrix, Matrix, matrix_from_inputs
+from saccade.matrix import AttentionMatrix, DerivedMatrix, Matrix, matrix_from_inputs
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.plan import Ranges
+from saccade.plan.key_ranges import shift_range
 from saccade.statistics import Block
 from saccade.support.errors import value_error
-
-__all__ = ["ChosenHeads", "JoinedMatrices", "chosen_heads"]
 
 CALLED_AS = "record"  # in errors
 
 
-class _Around(Matrix):
-    """A matrix with the dtype, device and kind of rows of another one."""
-
-    def __init__(self, inner: Matrix):
-        self.inner = inner
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.inner.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
-
-    @property
-    def kv_heads(self) -> int:
-        return self.inner.kv_heads
-
-    @property
-    def is_stochastic(self) -> bool:
-        return self.inner.is_stochastic
-
-
-class ChosenHeads(_Around):
+class ChosenHeads(DerivedMatrix):
     """Chosen heads of a matrix, in the order in which they are named; nothing is copied.
 
     Args:
@@ -72,7 +48,7 @@ class ChosenHeads(_Around):
 
     @property
     def kv_heads(self) -> int:
-        """As many as heads: values for a product are those of each head chosen."""
+        """The number of chosen heads, since a product takes values of each of them."""
         return len(self.heads)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -86,7 +62,7 @@ class ChosenHeads(_Around):
         return self.inner.positions(rows, columns)
 
 
-class JoinedMatrices(_Around):
+class JoinedMatrices(DerivedMatrix):
     """A matrix whose rows were made by several calls: a prompt, and then a row for each token that was decoded.
 
     Args:
@@ -124,7 +100,7 @@ class JoinedMatrices(_Around):
         for matrix, first in self._parts:
             own_q, own_kv = matrix.positions(range(matrix.shape[2]), (range(matrix.shape[3]),))
             own_q, own_kv = own_q[:, 0, :, 0], own_kv[:, 0, 0]
-            # A call that does not know where it stands counts its keys from 0.
+            # A call without known positions counts its keys from 0.
             moved = first if first and not bool(own_kv[:, 0].any()) else 0
             q_parts.append(own_q + moved)
             kv = kv.expand(max(len(kv), len(own_kv)), -1).clone()
@@ -143,13 +119,10 @@ class JoinedMatrices(_Around):
             if len(own):
                 for block in matrix.blocks(batch, head, own):
                     yield block._replace(
-                        rows=_moved(block.rows, start), columns=tuple(_moved(span, first) for span in block.columns)
+                        rows=shift_range(block.rows, start),
+                        columns=tuple(shift_range(span, first) for span in block.columns),
                     )
             start += q_len
-
-
-def _moved(span: range, by: int) -> range:
-    return range(span.start + by, span.stop + by, span.step)
 
 
 def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
@@ -180,7 +153,7 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     if bias is not None and bias.source.shape[1] > 1:
         bias = bias.of(bias.source[:, own])
     if rule.shape[1] > 1 or rule.asks_functions:  # functions may tell heads apart and not say so
-        if isinstance(rule, AtPositions):  # it is read there still
+        if isinstance(rule, PositionedMask):  # it is read there still
             rule = dataclasses.replace(rule, mask=_OfHeads(rule.mask, tuple(own)))
         else:
             rule = _OfHeads(rule, tuple(own))

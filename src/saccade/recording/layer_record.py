@@ -1,4 +1,4 @@
-"""Run: what was kept of one layer, over the calls that belong together."""
+"""Run: the recorded data of one layer, over calls that belong together."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import AttentionMatrix, Matrix
-from saccade.recording.kept_matrices import KeptMatrices
 from saccade.recording.merge_statistics import joined_answers, joined_sums
-from saccade.statistics import Entropy, Fold, LargestWeight, LogitVariance, Received, SquaredNorm, Summary
+from saccade.recording.stored_matrices import StoredMatrices
+from saccade.statistics import Entropy, LargestWeight, LogitVariance, Received, SquaredNorm, Statistic, Summary
 from saccade.statistics.summary import plain_statistics
 from saccade.support.errors import UnsupportedError, unsupported
 
-__all__ = ["Call", "Run", "statistics_of"]
-
 # Questions that a summary answers anyway.
-_IN_SUMMARY: dict[Fold[Any, Any], str] = {
+_IN_SUMMARY: dict[Statistic[Any, Any], str] = {
     Entropy(): "entropy",
     LargestWeight(): "largest_weight",
     LogitVariance(): "logit_variance",
@@ -45,7 +43,7 @@ class Call(NamedTuple):
 
 
 def statistics_of(matrix: Matrix) -> tuple[Summary | None, dict[str, Tensor]]:
-    """A matrix's summary, None where rows are no distributions, and its statistics by name."""
+    """Return a matrix's summary, None if its rows are no distributions, and its statistics by name."""
     if not (matrix.is_stochastic or isinstance(matrix, AttentionMatrix)):
         return None, plain_statistics(matrix)
     summary = matrix.summary()
@@ -53,29 +51,29 @@ def statistics_of(matrix: Matrix) -> tuple[Summary | None, dict[str, Tensor]]:
 
 
 class Run:
-    """What was kept of one layer during one forward pass, or during a prompt and all tokens decoded after it.
+    """The recorded data of one layer in one forward pass, or in a prompt and all tokens decoded after it.
 
     Attributes:
-        name: of the layer.
+        name: the layer's name.
         calls: every call, in order.
     """
 
-    def __init__(self, name: str, folds: tuple[Fold[Any, Any], ...], held: KeptMatrices | None):
+    def __init__(self, name: str, statistics: tuple[Statistic[Any, Any], ...], held: StoredMatrices | None):
         self.name = name
         self.calls: list[Call] = []
-        self._folds, self._held = folds, held
+        self._statistics, self._stored = statistics, held
         self._like: tuple[object, ...] = ()
 
     def _fits(self, matrix: Matrix) -> bool:
-        """Whether the rows of a matrix can stand below those that are here."""
+        """Return whether the rows of a matrix can be appended."""
         return _kind(matrix) == self._like
 
     def _take(self, matrix: Matrix, call: Call) -> None:
-        """Take in a call."""
+        """Add a call."""
         self.calls.append(call)
         self._like = _kind(matrix)
-        if self._held is not None:
-            self._held.add(matrix, call.first_column)
+        if self._stored is not None:
+            self._stored.add(matrix, call.first_column)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -91,9 +89,9 @@ class Run:
         Raises:
             UnsupportedError: they were not kept.
         """
-        if self._held is None:
+        if self._stored is None:
             raise self._missing(f"queries and keys of {self.name} were not kept")
-        return self._held.matrix()
+        return self._stored.matrix()
 
     @property
     def statistics(self) -> dict[str, Tensor]:
@@ -110,9 +108,9 @@ class Run:
         """
         kept = [call.statistics for call in self.calls if call.statistics is not None]
         if not kept:
-            if self._held is None:
+            if self._stored is None:
                 raise self._missing(f"statistics of {self.name} were not kept", 'keep="statistics"')
-            return statistics_of(self._held.matrix())[1]
+            return statistics_of(self._stored.matrix())[1]
         received = joined_sums([one["received"] for one in kept], [call.first_column for call in self.calls])
         return {
             **{name: torch.cat([one[name] for one in kept], 2) for name in kept[0] if name != "received"},
@@ -120,9 +118,9 @@ class Run:
         }
 
     @property
-    def kept(self) -> tuple[Fold[Any, Any], ...]:
+    def kept(self) -> tuple[Statistic[Any, Any], ...]:
         """The questions that were asked while recording."""
-        return self._folds
+        return self._statistics
 
     def summary(self) -> Summary:
         """Statistics of every head as a table, beside those of uniform attention; ``print`` shows it.
@@ -134,8 +132,8 @@ class Run:
         """
         if len(self.calls) == 1 and self.calls[0].summary is not None:
             return self.calls[0].summary
-        if self._held is not None:
-            return self._held.matrix().summary()
+        if self._stored is not None:
+            return self._stored.matrix().summary()
         if self.calls[0].statistics is None:
             raise self._missing(f"statistics of {self.name} were not kept", 'keep="statistics"')
         if self.calls[0].summary is None:
@@ -145,46 +143,48 @@ class Run:
         reason = f"there is one for each of {len(self.calls)} calls, in Run.calls; Run.statistics joins their rows"
         raise self._missing(reason)
 
-    def ask(self, *folds: Fold[Any, Any]) -> tuple[Any, ...]:
+    def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         """Answers to questions: those that were asked while recording, or any where queries and keys were kept.
 
         Args:
-            folds: of `saccade.statistics`, or one's own.
+            statistics: of `saccade.statistics`, or one's own.
 
         Raises:
             UnsupportedError: a question that was not asked, or whose answers for several calls do not make one.
 
-        Cost: none for what was kept; else see `saccade.Matrix.ask`.
+        Cost: none for what was kept; else see `saccade.Matrix.compute`.
         """
-        if self._held is not None and not (len(self.calls) == 1 and all(fold in self._folds for fold in folds)):
-            return self.matrix.ask(*folds)
-        return tuple(self._answer(fold) for fold in folds)
+        if self._stored is not None and not (
+            len(self.calls) == 1 and all(one in self._statistics for one in statistics)
+        ):
+            return self.matrix.compute(*statistics)
+        return tuple(self._answer(statistic) for statistic in statistics)
 
-    def _answer(self, fold: Fold[Any, Any]) -> Any:
-        if fold in self._folds:
-            answers = [call.answers[self._folds.index(fold)] for call in self.calls]
+    def _answer(self, statistic: Statistic[Any, Any]) -> Any:
+        if statistic in self._statistics:
+            answers = [call.answers[self._statistics.index(statistic)] for call in self.calls]
             if len(answers) == 1:
                 return answers[0]
-            return joined_answers(fold, answers, [call.first_column for call in self.calls])
-        name = next((own for known, own in _IN_SUMMARY.items() if known == fold), "")
+            return joined_answers(statistic, answers, [call.first_column for call in self.calls])
+        name = next((own for known, own in _IN_SUMMARY.items() if known == statistic), "")
         if self.calls[0].statistics is not None and name in self.statistics:
             return self.statistics[name]
-        raise self._missing(f"{fold} was not asked while recording", "name it in keep=")
+        raise self._missing(f"{statistic} was not asked while recording", "name it in keep=")
 
     def _missing(self, reason: str, hint: str = "") -> UnsupportedError:
         hint = " or ".join(filter(None, [hint, 'keep="qk", which answers every question later']))
         return unsupported("the recording", [reason], hint=hint)
 
     def __copy__(self) -> Run:
-        """The run as it is now: calls that follow are none of its own."""
-        own = Run(self.name, self._folds, self._held)
-        own.calls, own._like = [*self.calls], self._like
-        return own
+        """Return the run as it is now: later calls are not added to the copy."""
+        copied = Run(self.name, self._statistics, self._stored)
+        copied.calls, copied._like = [*self.calls], self._like
+        return copied
 
     def __repr__(self) -> str:
-        kept = ["queries and keys"] if self._held is not None else []
+        kept = ["queries and keys"] if self._stored is not None else []
         kept += ["statistics"] if self.calls[0].statistics is not None else []
-        return f"Run({self.name!r}, shape={list(self.shape)}, kept={', '.join([*kept, *map(str, self._folds)])})"
+        return f"Run({self.name!r}, shape={list(self.shape)}, kept={', '.join([*kept, *map(str, self._statistics)])})"
 
 
 def _kind(matrix: Matrix) -> tuple[object, ...]:

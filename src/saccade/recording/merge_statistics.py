@@ -9,38 +9,36 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from saccade.statistics import Fold, Outline, Received, TopK
+from saccade.statistics import MatrixInfo, Received, Statistic, TopK
 from saccade.support.errors import unsupported
-
-__all__ = ["joined_answers", "joined_sums"]
 
 CALLED_AS = "record"  # in errors
 
 _PROBE = (2, 3, 5, 7)  # sizes that tell the axes of an answer apart
 
 
-def joined_answers(fold: Fold[Any, Any], answers: Sequence[Any], first_columns: Sequence[int]) -> Any:
+def joined_answers(statistic: Statistic[Any, Any], answers: Sequence[Any], first_columns: Sequence[int]) -> Any:
     """Join the answers of several calls into one.
 
     Args:
-        fold: the question.
+        statistic: the question.
         answers: of the calls, in order.
         first_columns: which key of the whole the first key of each call is.
 
     Raises:
         UnsupportedError: an answer that is not about single rows, and no sum over them that is known here.
     """
-    if isinstance(fold, Received):
+    if isinstance(statistic, Received):
         return joined_sums(answers, first_columns)
-    if isinstance(fold, TopK):
+    if isinstance(statistic, TopK):
         moved = [
             answer._replace(indices=torch.where(answer.indices < 0, -1, answer.indices + first))
             for first, answer in zip(first_columns, answers, strict=True)
         ]
         return _stacked(moved, [2, 2])
-    axes = _row_axes(fold)
+    axes = _row_axes(statistic)
     if any(axis is None for axis in axes) or any(first_columns):
-        reason = f"the answers of {len(answers)} calls to {fold} do not make one answer for all rows"
+        reason = f"the answers of {len(answers)} calls to {statistic} do not make one answer for all rows"
         hint = 'keep="qk" joins the matrices instead; Run.calls holds the answer of each call'
         raise unsupported("the recording", [reason], hint=hint)
     return _stacked(answers, [axis for axis in axes if axis is not None])
@@ -61,14 +59,14 @@ def _stacked(answers: Sequence[Any], axes: Sequence[int]) -> Any:
     return tree_unflatten(joined, tree_flatten(answers[0])[1])
 
 
-def _row_axes(fold: Fold[Any, Any]) -> list[int | None]:
+def _row_axes(statistic: Statistic[Any, Any]) -> list[int | None]:
     """Along which axis the rows stand in each tensor of an answer; None where they do not, or keys do too.
 
     Read off the answer for a matrix with no rows computed, whose four sizes differ.
     """
-    outline = Outline(_PROBE, torch.float32, torch.device("cpu"))
+    info = MatrixInfo(_PROBE, torch.float32, torch.device("cpu"))
     found: list[int | None] = []
-    for leaf in tree_flatten(fold.finish(fold.start(outline)))[0]:
+    for leaf in tree_flatten(statistic.finish(statistic.start(info)))[0]:
         shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
         rows = [axis for axis, size in enumerate(shape) if size == _PROBE[2]]
         found.append(rows[0] if len(rows) == 1 and _PROBE[3] not in shape else None)

@@ -1,4 +1,4 @@
-"""Cosine: the angle alone."""
+"""Cosine: the score of the angle between query and key."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.scores.base import Prepared, Score, widened
-
-__all__ = ["Cosine"]
 
 
 class Cosine(Score):

@@ -1,4 +1,4 @@
-"""Dot: the scaled dot product, and the plain one."""
+"""Dot: the score of the scaled dot product, or of the plain one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from torch import Tensor
 from saccade.scores.base import Prepared, Score
 from saccade.support.validation import check_bool
 
-__all__ = ["Dot"]
-
 
 class Dot(Score):
-    r"""The dot product, ``scale * q · k``: the score of every attention that is given no other.
+    r"""The dot product, ``scale * q · k``: the default score.
 
     Args:
         scaled: ``scale=None`` means ``head_dim ** -0.5`` if true, else 1.

@@ -1,4 +1,4 @@
-"""Questions to a matrix as folds over its complete rows: many are answered in one sweep, in linear memory."""
+"""Statistics of a matrix, computed from its complete rows: many in one sweep, in linear memory."""
 
 from typing import TYPE_CHECKING
 
@@ -6,27 +6,21 @@ from saccade.support.lazy_imports import lazily
 
 if TYPE_CHECKING:
     from saccade.statistics.attention_rollout import rollout
-    from saccade.statistics.concentration import Coverage, LargestWeight, SquaredNorm
-    from saccade.statistics.distance import Distance
-    from saccade.statistics.entropy import Entropy
-    from saccade.statistics.fold import Fold, Outline
+    from saccade.statistics.concentration import Coverage, Entropy, LargestWeight, SquaredNorm
+    from saccade.statistics.distance import Distance, LagProfile, Lags
     from saccade.statistics.head_ranking import Head, rank_heads, unexplained_information
     from saccade.statistics.head_similarity import head_distances
     from saccade.statistics.indexer_loss import IndexerLoss, ScoresRows
     from saccade.statistics.induction import InductionMass
-    from saccade.statistics.lag_profile import LagProfile, Lags
     from saccade.statistics.logit_statistics import LargestLogit, LogitVariance
-    from saccade.statistics.mass import LagMass, LocalMass, SinkMass
-    from saccade.statistics.mass_breakdown import Parts
-    from saccade.statistics.per_row import PerRow
-    from saccade.statistics.places import Places
+    from saccade.statistics.mass import LagMass, LocalMass, Parts, SinkMass
+    from saccade.statistics.per_row import PerRow, positions_of
     from saccade.statistics.pooled import Pooled
-    from saccade.statistics.position_information import PositionInformation
-    from saccade.statistics.received import Received
+    from saccade.statistics.received import PositionInformation, Received
     from saccade.statistics.row_block import Block
     from saccade.statistics.spectrum import Spectrum, StableRank, singular_values, stable_rank
-    from saccade.statistics.summary import Summary
-    from saccade.statistics.summary_measures import Measure
+    from saccade.statistics.statistic import MatrixInfo, Statistic
+    from saccade.statistics.summary import Measure, Summary
     from saccade.statistics.topk import Strongest, TopK
     from saccade.statistics.uniform_baseline import Uniform
 else:
@@ -34,25 +28,19 @@ else:
         "attention_rollout": "rollout",
         "head_similarity": "head_distances",
         "row_block": "Block",
-        "distance": "Distance",
-        "entropy": "Entropy",
-        "fold": "Fold Outline",
+        "distance": "Distance LagProfile Lags",
+        "statistic": "Statistic MatrixInfo",
         "indexer_loss": "IndexerLoss ScoresRows",
         "induction": "InductionMass",
-        "lag_profile": "LagProfile Lags",
         "logit_statistics": "LargestLogit LogitVariance",
-        "mass": "LagMass LocalMass SinkMass",
-        "summary_measures": "Measure",
-        "mass_breakdown": "Parts",
-        "concentration": "Coverage LargestWeight SquaredNorm",
-        "per_row": "PerRow",
-        "places": "Places",
+        "mass": "LagMass LocalMass Parts SinkMass",
+        "concentration": "Coverage Entropy LargestWeight SquaredNorm",
+        "per_row": "PerRow positions_of",
         "pooled": "Pooled",
-        "position_information": "PositionInformation",
         "head_ranking": "Head rank_heads unexplained_information",
-        "received": "Received",
+        "received": "PositionInformation Received",
         "spectrum": "Spectrum StableRank singular_values stable_rank",
-        "summary": "Summary",
+        "summary": "Measure Summary",
         "topk": "Strongest TopK",
         "uniform_baseline": "Uniform",
     }
@@ -92,9 +80,9 @@ __all__ = [
     "Summary",
     "Measure",
     "Uniform",
-    "Places",
-    "Fold",
+    "positions_of",
+    "Statistic",
     "PerRow",
-    "Outline",
+    "MatrixInfo",
     "Block",
 ]

@@ -1,4 +1,4 @@
-"""Attention rollout: what reaches the last layer from the first, a few rows at a time."""
+"""Attention rollout: the share of each input token in the last layer, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -7,22 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from saccade.statistics.protocol import MatrixLike
+from saccade.statistics.statistic import MatrixLike
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["rollout"]
-
 
 def rollout(matrices: Sequence[MatrixLike], queries: Sequence[int], *, residual: float = 0.5) -> Tensor:
-    r"""What reaches some queries of the last layer from the tokens of the first, ``[batch, len(queries), kv_len]``.
+    r"""Compute attention rollout: the first layer's tokens in queries of the last, ``[batch, len(queries), kv_len]``.
 
     .. math:: r \leftarrow \rho\, r + (1 - \rho)\, \tfrac1H \textstyle\sum_h A_{l,h}^\top r
               \quad \text{from the last layer } l \text{ down to the first}
 
     the rows of the product of all layers' mean heads, each mixed with the residual stream, without that product. It
-    takes attention for the whole of what a layer does (no values, no feed-forward layers) and the residual for a fixed
-    share: a heuristic, not an attribution.
+    ignores values and feed-forward layers, and takes a fixed share for the residual: a heuristic, not an attribution.
 
     Args:
         matrices: one for each layer, the first layer first; all square, of one size, batch and dtype.

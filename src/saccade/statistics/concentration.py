@@ -1,4 +1,4 @@
-"""How sharp rows are: their largest weights, their squares, how many keys hold most of them."""
+"""Concentration of rows: entropy, largest weight, sum of squares, and how many keys hold most of the attention."""
 
 from __future__ import annotations
 
@@ -8,14 +8,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Outline
-from saccade.statistics.fused_sweep import Quantity
-from saccade.statistics.per_row import PerRow, Placing
+from saccade.positions.token_positions import Positions
+from saccade.statistics.per_row import PerRow
 from saccade.statistics.row_block import Block
+from saccade.statistics.statistic import MatrixInfo, Quantity
 from saccade.support.errors import value_error
 from saccade.support.validation import check_number, check_type
 
-__all__ = ["Coverage", "LargestWeight", "SquaredNorm"]
+
+@dataclasses.dataclass(frozen=True)
+class Entropy(PerRow):
+    r"""Shannon entropy of each row, ``[batch, heads, q_len]``, in nats.
+
+    .. math:: H_i = -\sum_j A_{ij} \log A_{ij}, \qquad 0 \le H_i \le \log |V(i)|
+
+    with V(i) the keys that query i may attend to: 0 when one key takes everything, ``log(n)`` when n keys share
+    evenly. ``H.exp()`` is therefore the effective number of keys. A row that may attend to nothing has no
+    distribution; its entropy is 0, so that sums over queries need no special case. A NaN row gives NaN.
+
+    Cost: one multiplication and one addition per weight; O(q_len) memory.
+
+    Raises:
+        UnsupportedError: a matrix whose rows are not distributions.
+
+    Example:
+        >>> from saccade import AttentionMatrix
+        >>> x = torch.zeros(1, 1, 8, 4)
+        >>> AttentionMatrix(x, x).compute(Entropy())[0].exp()[0, 0, :3]
+        tensor([8.0000, 8.0000, 8.0000])
+
+    Reference: Ghader and Monz 2017, arXiv:1710.03348, section 5.2.
+    """
+
+    needs_distributions = True
+
+    def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
+        return block.entropy
+
+    def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
+        return "entropy"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +58,10 @@ class LargestWeight(PerRow):
     Cost: one comparison per weight; O(q_len) memory.
     """
 
-    def of_rows(self, block: Block, placing: Placing) -> Tensor:
+    def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         return block.largest
 
-    def quantity(self, placing: Placing) -> Quantity | None:
+    def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
         return "largest_weight"
 
 
@@ -48,20 +79,20 @@ class SquaredNorm(PerRow):
     Example:
         >>> from saccade import AttentionMatrix
         >>> x = torch.zeros(1, 1, 4, 4)
-        >>> AttentionMatrix(x, x).ask(SquaredNorm())[0].sum(-1).sqrt()
+        >>> AttentionMatrix(x, x).compute(SquaredNorm())[0].sum(-1).sqrt()
         tensor([[1.]])
     """
 
-    def of_rows(self, block: Block, placing: Placing) -> Tensor:
+    def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         return torch.linalg.vector_norm(block.weights, dim=-1).square_()
 
-    def quantity(self, placing: Placing) -> Quantity | None:
+    def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
         return "squares"
 
 
 @dataclasses.dataclass(frozen=True)
 class Coverage(PerRow):
-    """How many keys hold a share of a row's attention, int64 ``[batch, heads, q_len, len(shares)]``.
+    """Number of keys that hold a share of a row's attention, int64 ``[batch, heads, q_len, len(shares)]``.
 
     The smallest number of keys whose weights together reach the share of what the row holds, to within rounding;
     0 for a row that attends to nothing, -1 for a NaN row.
@@ -70,15 +101,15 @@ class Coverage(PerRow):
         shares: parts of the attention, between 0 and 1.
 
     Raises:
-        TypeError, ValueError: ``shares`` are no such numbers, or none.
-        UnsupportedError: asked of a matrix whose rows are not distributions.
+        TypeError, ValueError: ``shares`` is not a tuple of one or more such numbers.
+        UnsupportedError: a matrix whose rows are not distributions.
 
     Cost: sorts every row, about two products' time on CPU; O(q_len · len(shares)) memory.
 
     Example:
         >>> from saccade import AttentionMatrix
         >>> x = torch.zeros(1, 1, 1, 4)
-        >>> AttentionMatrix(x, torch.zeros(1, 1, 100, 4)).ask(Coverage())[0].tolist()
+        >>> AttentionMatrix(x, torch.zeros(1, 1, 100, 4)).compute(Coverage())[0].tolist()
         [[[[50, 90, 99]]]]
     """
 
@@ -92,13 +123,13 @@ class Coverage(PerRow):
 
     needs_distributions = True
 
-    def of_nothing(self, outline: Outline) -> Tensor:
-        return torch.zeros(*outline.shape[:3], len(self.shares), dtype=torch.int64, device=outline.device)
+    def of_nothing(self, info: MatrixInfo) -> Tensor:
+        return torch.zeros(*info.shape[:3], len(self.shares), dtype=torch.int64, device=info.device)
 
-    def of_rows(self, block: Block, placing: Placing) -> Tensor:
+    def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         mass = _descending(block.weights).cumsum(-1)
         total = mass[..., -1:]
-        # A sum is off by some units in the last place: four even keys must reach one half with two.
+        # Allow for rounding of the sums: of four even keys, two must reach one half.
         slack = 64 * torch.finfo(mass.dtype).eps
         goals = total * (torch.tensor(self.shares, dtype=mass.dtype, device=mass.device) - slack)
         counts = torch.searchsorted(mass, goals) + 1
@@ -106,8 +137,8 @@ class Coverage(PerRow):
 
 
 def _descending(weights: Tensor) -> Tensor:
-    """Rows with the largest weight first."""
+    """Return rows sorted with the largest weight first."""
     if weights.device.type != "cpu":
         return weights.sort(-1, descending=True).values
-    # NumPy's sort has vector instructions: 5 ns an entry, torch's takes 70.
+    # NumPy sorts with vector instructions: 5 ns an entry; torch takes 70.
     return torch.from_numpy(np.sort(weights.numpy(), axis=-1)).flip(-1)

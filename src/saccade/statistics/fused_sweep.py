@@ -1,68 +1,41 @@
-"""Sweep: numbers of rows and columns that compiled code finds in one go, and questions that are answered from them."""
+"""Statistics that one compiled sweep over the weights, or a few products, can compute without blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from saccade.engine import statistics_from_products
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
-from saccade.engine.kernels.native_statistics import NUMBERS, Band, can_look, look
-
-if TYPE_CHECKING:
-    from saccade.statistics.fold import Fold, Outline
-
-__all__ = ["Band", "Far", "Quantity", "Swept", "answers_by_sweep"]
+from saccade.engine.kernels.native_statistics import NUMBERS, Band, can_sweep, sweep_statistics
+from saccade.statistics.statistic import Far, MatrixInfo, Quantity, Statistic
 
 
-class Far(NamedTuple):
-    """Mean distance, where query i stands so many positions ahead of key i."""
-
-    ahead: int
-
-
-Quantity = str | Far | Band
-"""One number a row: one of `NUMBERS`, a distance, the sum of a band; or "received", one number a key."""
-
-
-class Swept(NamedTuple):
-    """How a question is answered from what a sweep finds.
-
-    Attributes:
-        asks: what it needs.
-        answer: makes the answer of it: tensors ``[batch, heads, q_len]``, or float64 ``[batch, heads, kv_len]`` of
-            keys, which are not its own to keep.
-    """
-
-    asks: tuple[Quantity, ...]
-    answer: Callable[..., Any]
-
-
-def answers_by_sweep(
-    inputs: AttentionInputs, impl: str | Kernel, folds: Sequence[Fold[Any, Any]], outline: Outline
+def compute_by_sweep(
+    inputs: AttentionInputs, impl: str | Kernel, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo
 ) -> dict[int, Any]:
-    """Answers to those questions that one compiled sweep can answer, by their place; none where it cannot run."""
-    asked = {place: own for place, fold in enumerate(folds) if (own := fold.by_sweep(outline)) is not None}
-    quantities = dict.fromkeys(quantity for own in asked.values() for quantity in own.asks)
-    far = next((quantity for quantity in quantities if isinstance(quantity, Far)), Far(0))  # one way to stand a sweep
+    """Compute the statistics that a fused sweep can, by index; return {} if none can run on these inputs."""
+    formulas = {index: one.sweep_formula(info) for index, one in enumerate(statistics)}
+    quantities = dict.fromkeys(quantity for own in formulas.values() if own is not None for quantity in own.quantities)
+    far = next((quantity for quantity in quantities if isinstance(quantity, Far)), Far(0))  # a sweep has one offset
     bands = [quantity for quantity in quantities if isinstance(quantity, Band)]
-    found: dict[Quantity, Tensor] = {}
-    if asked and can_look(inputs, impl):
-        rows, received = look(inputs, bands, far.ahead)
-        found = {**dict(zip((*NUMBERS[:-1], far, *bands), rows, strict=True)), "received": received}
+    numbers: dict[Quantity, Tensor] = {}
+    if quantities and can_sweep(inputs, impl):
+        rows, received = sweep_statistics(inputs, bands, far.ahead)
+        numbers = {**dict(zip((*NUMBERS[:-1], far, *bands), rows, strict=True)), "received": received}
     elif (
-        (named := statistics_from_products.NAMES.intersection(quantities))
+        (names := statistics_from_products.NAMES.intersection(quantities))
         and not inputs.query.is_cpu
-        and statistics_from_products.can_ask(inputs, impl)
+        and statistics_from_products.can_use_products(inputs, impl)
     ):
-        found.update(statistics_from_products.numbers(inputs, impl, named))
-        if "received" in found:
-            found["received"] = found["received"].to(outline.sum_dtype)
+        numbers.update(statistics_from_products.statistics_from_products(inputs, impl, names))
+        if "received" in numbers:
+            numbers["received"] = numbers["received"].to(info.sum_dtype)
     return {
-        place: own.answer(*(found[quantity] for quantity in own.asks))
-        for place, own in asked.items()
-        if all(quantity in found for quantity in own.asks)
+        index: own.formula(*(numbers[quantity] for quantity in own.quantities))
+        for index, own in formulas.items()
+        if own is not None and all(quantity in numbers for quantity in own.quantities)
     }

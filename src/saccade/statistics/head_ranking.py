@@ -1,4 +1,4 @@
-"""Ranks heads by a number each; and two such numbers, which say how much a head tells about a text."""
+"""Rank heads by a number, and compute two numbers that measure the information in a head's attention."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import answers_about
-from saccade.statistics.position_information import PositionInformation
+from saccade.statistics.received import PositionInformation
+from saccade.statistics.statistic import compute_from_weights
 from saccade.support.numerics import widest_dtype
-
-__all__ = ["Head", "position_information", "rank_heads", "unexplained_information"]
 
 
 class Head(NamedTuple):
-    """A head, and its number.
+    """A head in a ranking, with its value.
 
     Attributes:
         layer, head: counted from 0.
-        value: what it is ranked by.
+        value: the number that heads are ranked by.
     """
 
     layer: int
@@ -28,7 +26,7 @@ class Head(NamedTuple):
 
 
 def rank_heads(values: Tensor, *, layer: int | None = None, head: int | None = None) -> list[Head]:
-    """Rank heads by a number each, the largest first; of equals the first layer, then the first head.
+    """Return all heads ranked by a number each, the largest first; ties by layer, then head.
 
     Args:
         values: ``[layers, heads]``, such as one batch item of `saccade.recording.Recording.by_head`.
@@ -49,7 +47,7 @@ def rank_heads(values: Tensor, *, layer: int | None = None, head: int | None = N
 
 
 def position_information(weights: Tensor) -> Tensor:
-    """What `PositionInformation` says of weights that are written out; rows are scaled to sum to 1 first.
+    """Compute `PositionInformation` of dense weights; rows are scaled to sum to 1 first.
 
     Args:
         weights: ``[..., q_len, kv_len]``, not negative.
@@ -59,21 +57,21 @@ def position_information(weights: Tensor) -> Tensor:
     """
     rows = _distributions(weights)
     heads = rows.reshape(-1, 1, *rows.shape[-2:])
-    information: Tensor = answers_about(heads, PositionInformation())[0]
+    information: Tensor = compute_from_weights(heads, PositionInformation())[0]
     return information.reshape(rows.shape[:-2])
 
 
 def unexplained_information(weights: Tensor) -> Tensor:
-    r"""Information, in nats, that neither a key's popularity nor its distance from the query explains.
+    r"""Compute the information, in nats, that neither popularity of keys nor distance from the query explains.
 
     .. math:: I = s \cdot \frac1n \sum_i \mathrm{KL}(a_i \,\|\, e_i), \qquad e_{ij} \propto m_j\, o_{j-i}
 
     with m the mean row, o the mean weight at each distance, and s the share of the attention that the weights hold:
-    0 for a sink and for a head that looks at the word before, whatever the words are. Rows are scaled to sum to 1
+    0 for a sink and for a head that attends to the previous token. Rows are scaled to sum to 1
     first; a row of zeros does not count.
 
     Args:
-        weights: ``[..., q_len, kv_len]``, not negative; rows hold what is left of their attention.
+        weights: ``[..., q_len, kv_len]``, not negative; the sum of a row is its share of the attention.
 
     Returns:
         float64 ``[...]``.
@@ -98,7 +96,7 @@ def unexplained_information(weights: Tensor) -> Tensor:
 
 
 def _distributions(weights: Tensor) -> Tensor:
-    """Rows that sum to 1 where there is anything in them."""
+    """Return rows scaled to sum to 1, except for empty ones."""
     weights = weights.to(widest_dtype(weights.device))
     mass = weights.sum(-1, keepdim=True)
     return torch.where(mass > 0, weights / mass, 0.0)

@@ -1,4 +1,4 @@
-"""How alike the heads of a layer are, pair by pair."""
+"""Distances between the attention of the heads of a layer, pair by pair."""
 
 from __future__ import annotations
 
@@ -7,33 +7,30 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Outline
-from saccade.statistics.protocol import MatrixLike
+from saccade.statistics.statistic import MatrixInfo, MatrixLike
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_choice
 
-__all__ = ["Between", "head_distances"]
-
 Between = Literal["jensen_shannon", "total_variation", "frobenius"]
-_ENTRIES = 1 << 20  # weights of all heads together that are held at a time
+_ENTRIES = 1 << 20  # weights of all heads in memory at a time
 
 
 def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> Tensor:
-    r"""Distance of every two heads of each batch item, ``[batch, heads, heads]``: small where they do the same.
+    r"""Compute the distance of every two heads of each batch item, ``[batch, heads, heads]``: small for similar heads.
 
     - "jensen_shannon": mean over the queries of the Jensen-Shannon divergence of the two rows, in nats, 0 to log 2.
     - "total_variation": mean over the queries of half the sum of absolute differences, 0 to 1.
-    - "frobenius": :math:`\|A_h - A_g\|_F`, over all queries together; the cheapest, for rows that need be no
-      distributions.
+    - "frobenius": :math:`\|A_h - A_g\|_F`, over all queries together; the cheapest, also for rows that are
+      not distributions.
 
     Means are over queries that attend to something in either head.
 
     Args:
         matrix: of any mechanism.
-        between: which distance.
+        between: the kind of distance.
 
     Raises:
-        ValueError: ``between`` is none of the three.
+        ValueError: an unknown ``between``.
         UnsupportedError: rows that are not distributions, for the first two.
 
     Cost: O(heads² · q_len · kv_len) time ("frobenius": as a product), in pieces of a few megabytes.
@@ -52,8 +49,8 @@ def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> T
         reason = f"the rows of this {type(matrix).__name__} do not sum to 1 (is_stochastic is False)"
         raise unsupported(between, [reason], hint='"frobenius" needs no distributions')
     batch, heads, q_len, kv_len = matrix.shape
-    outline = Outline.of(matrix)
-    sums = torch.zeros(batch, heads, heads, dtype=outline.sum_dtype, device=matrix.device)
+    info = MatrixInfo.of(matrix)
+    sums = torch.zeros(batch, heads, heads, dtype=info.sum_dtype, device=matrix.device)
     count = torch.zeros_like(sums)
     height = max(1, _ENTRIES // max(1, heads * kv_len))
     with torch.no_grad():
@@ -63,13 +60,13 @@ def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> T
                 if heads and kv_len:
                     _add(sums[item], count[item], _dense(matrix, item, rows), between)
     answer = sums.clamp_min(0.0).sqrt() if between == "frobenius" else sums / count.clamp_min(1.0)
-    return answer.to(outline.dtype)
+    return answer.to(info.dtype)
 
 
 def _dense(matrix: MatrixLike, item: int, rows: range) -> Tensor:
-    """Some rows of all heads of one batch item, ``[heads, rows, kv_len]``."""
+    """Return some rows of all heads of one batch item, ``[heads, rows, kv_len]``."""
     _, heads, _, kv_len = matrix.shape
-    dense = torch.zeros(heads, len(rows), kv_len, dtype=Outline.of(matrix).dtype, device=matrix.device)
+    dense = torch.zeros(heads, len(rows), kv_len, dtype=MatrixInfo.of(matrix).dtype, device=matrix.device)
     for block in matrix.blocks(batch=item, rows=rows):
         own = torch.arange(block.heads.start, block.heads.stop, device=dense.device)
         dense[own[:, None, None], block.queries[:, None] - rows.start, block.keys] = block.weights[0]
@@ -88,7 +85,7 @@ def _add(sums: Tensor, count: Tensor, rows: Tensor, between: Between) -> None:
             distance = 0.5 * (rows - own).abs_().sum(-1)
         else:
             distance = torch.special.entr(0.5 * (rows + own)).sum(-1) - 0.5 * (entropies + entropies[head])
-        # A pair whose other head sees nothing has no distance: its mean row is no distribution.
+        # If one of the two rows is empty, their mean is not a distribution: clamp the divergence at 0.
         either = seeing | seeing[head]
         sums[head] += torch.where(either, distance.clamp_min(0.0), 0.0).sum(-1, dtype=sums.dtype)
         count[head] += either.sum(-1)

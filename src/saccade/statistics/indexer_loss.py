@@ -1,4 +1,4 @@
-"""IndexerLoss: how far the scores that choose keys are from where attention goes."""
+"""IndexerLoss: the divergence between attention and the scores that select keys."""
 
 from __future__ import annotations
 
@@ -8,46 +8,44 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.row_block import Block
+from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.errors import type_error, value_error
-
-__all__ = ["IndexerLoss", "ScoresRows"]
 
 _HIDDEN = -1000.0  # logs of weights that a mask hides are no larger
 
 
 class ScoresRows(Protocol):
-    """What makes scores of a few rows, such as a `saccade.mechanisms.scorers.LightningIndexer`."""
+    """Interface of objects that compute scores a few rows at a time, such as a `saccade.scorers.LightningIndexer`."""
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """What gradients are taken of; ``type(self)(*leaves)`` makes the same of others."""
+        """The tensors that gradients of the scores flow to; ``type(self)(*leaves)`` builds the same from others."""
         ...
 
     def scores(self, rows: range, stop: int) -> Tensor:
-        """Scores of queries ``rows`` for the first ``stop`` keys, ``[batch, 1, rows, stop]``."""
+        """Return the scores of queries ``rows`` for the first ``stop`` keys, ``[batch, 1, rows, stop]``."""
         ...
 
 
 class _State:
-    """What has been summed up, and rows of which heads are still to come."""
+    """The state of an `IndexerLoss`: its sums so far, and rows of which some heads are missing."""
 
-    def __init__(self, outline: Outline, leaves: tuple[Tensor, ...]):
-        self.outline = outline
-        self.loss = torch.zeros((), dtype=outline.sum_dtype, device=outline.device)
+    def __init__(self, info: MatrixInfo, leaves: tuple[Tensor, ...]):
+        self.info = info
+        self.loss = torch.zeros((), dtype=info.sum_dtype, device=info.device)
         self.rows = 0
-        self.grads = [torch.zeros_like(x, dtype=outline.dtype) for x in leaves]
+        self.grads = [torch.zeros_like(x, dtype=info.dtype) for x in leaves]
         self.pending: dict[tuple[int, int, int], _Pending] = {}
 
 
 class _Pending(NamedTuple):
-    """The sum of some heads' rows.
+    """The summed weights of some heads, in rows whose other heads are missing.
 
     Attributes:
         weights: ``[rows, kv_len]``.
         seen: which keys some head may attend to, bool of the same shape.
-        heads: how many are in it.
+        heads: number of heads in the sum.
     """
 
     weights: Tensor
@@ -55,19 +53,19 @@ class _Pending(NamedTuple):
     heads: int
 
 
-class IndexerLoss(Fold[_State, Tensor]):
-    r"""Mean over queries of ``KL(p ‖ softmax(scores))``: trains the scores by which keys are chosen.
+class IndexerLoss(Statistic[_State, Tensor]):
+    r"""A loss that trains scores which select keys: the mean over queries of ``KL(p ‖ softmax(scores))``.
 
     .. math:: p_t = \frac{1}{H} \sum_h A_{ht}, \qquad
               L = \frac{1}{n} \sum_t \sum_{s \in S_t} p_{ts} \log \frac{p_{ts}}{\mathrm{softmax}_{S_t}(I_t)_s}, \qquad
               n \frac{\partial L}{\partial I_{ts}} = \mathrm{softmax}_{S_t}(I_t)_s - p_{ts}
 
     S_t are the keys that the matrix lets query t attend to: of ``Softmax`` all before it, to warm up; of ``TopK`` those
-    that were chosen. The heads' rows are constants here; gradients go to the scores alone, and from there to what they
-    are made of. A query that attends to nothing does not count.
+    that were selected. The rows of the heads are constants here; gradients go to the scores alone, and from there to
+    their inputs. A query that attends to nothing does not count.
 
     Args:
-        scores: a `saccade.mechanisms.scorers.LightningIndexer`, whose scores are made a few rows at a time; or the
+        scores: a `saccade.scorers.LightningIndexer`, whose scores are made a few rows at a time; or the
             scores themselves, ``[batch, 1, q_len, kv_len]``.
 
     Returns:
@@ -76,14 +74,14 @@ class IndexerLoss(Fold[_State, Tensor]):
     Raises:
         TypeError: scores that are neither.
         ValueError: scores of another shape than the matrix.
-        UnsupportedError: asked of a matrix whose rows are not distributions.
+        UnsupportedError: a matrix whose rows are not distributions.
 
     Cost: the weights of a few rows in all heads, their scores and the gradient of these, computed in the sweep.
 
     Example:
         >>> from saccade import AttentionMatrix
         >>> x, scores = torch.zeros(1, 2, 4, 8), torch.zeros(1, 1, 4, 4, requires_grad=True)
-        >>> round(AttentionMatrix(x, x).ask(IndexerLoss(scores))[0].item(), 6)
+        >>> round(AttentionMatrix(x, x).compute(IndexerLoss(scores))[0].item(), 6)
         0.0
 
     Reference: DeepSeek-AI 2025, DeepSeek-V3.2-Exp, section 2.1.1.
@@ -97,20 +95,20 @@ class IndexerLoss(Fold[_State, Tensor]):
             raise type_error("scores", "be a tensor or what scores rows", type(scores).__name__, hint=hint)
         self.scores = scores
 
-    def start(self, outline: Outline) -> _State:
+    def start(self, info: MatrixInfo) -> _State:
         if isinstance(self.scores, Tensor):
-            batch, _, q_len, kv_len = outline.shape
+            batch, _, q_len, kv_len = info.shape
             if self.scores.shape != (batch, 1, q_len, kv_len):
                 rule = f"have shape {[batch, 1, q_len, kv_len]}"
                 raise value_error("scores", rule, list(self.scores.shape))
-        return _State(outline, self._leaves)
+        return _State(info, self._leaves)
 
     def add(self, state: _State, block: Block) -> _State:
-        kv_len = state.outline.shape[3]
+        kv_len = state.info.shape[3]
         allowed = block.weights > 0 if block.log_weights is None else block.log_weights > _HIDDEN
         for item in range(block.batch.start, block.batch.stop):
             own = item - block.batch.start
-            weights = torch.zeros(len(block.rows), kv_len, dtype=state.outline.dtype, device=state.outline.device)
+            weights = torch.zeros(len(block.rows), kv_len, dtype=state.info.dtype, device=state.info.device)
             seen = torch.zeros_like(weights, dtype=torch.bool)
             weights[:, block.keys] = block.weights[own].sum(0, dtype=weights.dtype)
             seen[:, block.keys] = allowed[own].any(0)
@@ -119,7 +117,7 @@ class IndexerLoss(Fold[_State, Tensor]):
         return state
 
     def merge(self, state: _State, other: _State) -> _State:
-        made = _State(state.outline, self._leaves)
+        made = _State(state.info, self._leaves)
         made.loss, made.rows = state.loss + other.loss, state.rows + other.rows
         made.grads = [one + two for one, two in zip(state.grads, other.grads, strict=True)]
         made.pending = dict(state.pending)
@@ -129,21 +127,21 @@ class IndexerLoss(Fold[_State, Tensor]):
 
     def finish(self, state: _State) -> Tensor:
         leaves, count = self._leaves, max(1, state.rows)
-        loss = (state.loss / count).to(state.outline.dtype)
+        loss = (state.loss / count).to(state.info.dtype)
         with torch.enable_grad():
-            return _Known.apply(loss, *(grad / count for grad in state.grads), *leaves)
+            return _KnownLoss.apply(loss, *(grad / count for grad in state.grads), *leaves)
 
     @property
     def _leaves(self) -> tuple[Tensor, ...]:
         return (self.scores,) if isinstance(self.scores, Tensor) else self.scores.leaves
 
     def _joined(self, state: _State, place: tuple[int, int, int], part: _Pending) -> None:
-        """Add the rows of some heads; where these are all there are, sum up."""
+        """Add the weights of some heads; once all heads of the rows have come, add their loss."""
         before = state.pending.pop(place, None)
         if before is not None:
             weights, seen = before.weights + part.weights, before.seen | part.seen
             part = _Pending(weights, seen, before.heads + part.heads)
-        if part.heads < state.outline.shape[1]:
+        if part.heads < state.info.shape[1]:
             state.pending[place] = part
         else:
             self._sum_up(state, place[0], range(place[1], place[2]), part)
@@ -164,15 +162,15 @@ class IndexerLoss(Fold[_State, Tensor]):
             total_of.add_(grad)
 
     def _scores_of(self, leaves: list[Tensor], item: int, rows: range, kv_len: int) -> Tensor:
-        """Scores of some rows of a batch item, ``[rows, kv_len]``."""
+        """Return the scores of some rows of a batch item, ``[rows, kv_len]``."""
         if isinstance(self.scores, Tensor):
             return leaves[0][item, 0, rows.start : rows.stop]
         scorer: Any = type(self.scores)
         return scorer(*(x[item : item + 1] for x in leaves)).scores(rows, kv_len)[0, 0]
 
 
-class _Known(torch.autograd.Function):
-    """A number whose gradient is known."""
+class _KnownLoss(torch.autograd.Function):
+    """Autograd function of a loss whose gradients are already computed."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *tensors: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the weights of a row tell about its scores: the largest one, and how much they vary."""
+"""Statistics of the logits (scores) behind a row of weights: the largest one, and their variance."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import math
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Outline
-from saccade.statistics.fused_sweep import Quantity
-from saccade.statistics.per_row import PerRow, Placing, RowState
+from saccade.positions.token_positions import Positions
+from saccade.statistics.per_row import PerRow, RowState
 from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.statistic import MatrixInfo, Quantity
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_type
-
-__all__ = ["LargestLogit", "LogitVariance"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,17 +30,17 @@ class LogitVariance(PerRow):
     Cost: about five operations per weight; O(q_len) memory.
 
     Raises:
-        UnsupportedError: asked of a matrix whose rows are not distributions.
+        UnsupportedError: a matrix whose rows are not distributions.
     """
 
     needs_distributions = True
 
-    def of_rows(self, block: Block, placing: Placing) -> Tensor:
-        # Centred first: of squares of logs, which may be 100, little would be left in float32.
+    def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
+        # Subtract the mean before squaring: logs may be 100, and their squares would cancel in float32.
         centred = (block.logs + block.entropy[..., None]).square_()
         return torch.linalg.vecdot(block.weights, centred)
 
-    def quantity(self, placing: Placing) -> Quantity | None:
+    def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
         return "variance"
 
 
@@ -56,12 +54,12 @@ class LargestLogit(PerRow):
     and logit softcaps limit. A row that attends to nothing has -inf.
 
     Args:
-        lse: ``[batch, heads, q_len]``, where it is known from elsewhere; that of the matrix's own softmax when None.
+        lse: ``[batch, heads, q_len]``, for matrices without a softmax; that of the matrix when None.
 
     Raises:
-        TypeError: ``lse`` is no tensor.
+        TypeError: ``lse`` is not a tensor.
         ValueError: it does not fit the matrix.
-        UnsupportedError: none is given, and the matrix is no softmax of scores.
+        UnsupportedError: no ``lse``, and the matrix is not a softmax of scores.
 
     Cost: one comparison per weight; O(q_len) memory.
 
@@ -69,7 +67,7 @@ class LargestLogit(PerRow):
         >>> from saccade import AttentionMatrix
         >>> q, k = torch.tensor([2.0, -1.0])[None, None, :, None], torch.tensor([1.0, 3.0])[None, None, :, None]
         >>> A = AttentionMatrix(q, k, scale=1.0)
-        >>> A.ask(LargestLogit())[0]
+        >>> A.compute(LargestLogit())[0]
         tensor([[[ 6., -1.]]])
     """
 
@@ -78,12 +76,12 @@ class LargestLogit(PerRow):
     def __post_init__(self) -> None:
         check_type("lse", self.lse, (Tensor, type(None)), "be a tensor or None", hint="A.lse is one")
 
-    def of_nothing(self, outline: Outline) -> Tensor:
-        if self.lse is not None and self.lse.shape != outline.shape[:3]:
-            raise value_error("lse", f"be {list(outline.shape[:3])}", list(self.lse.shape))
-        return super().of_nothing(outline).fill_(-math.inf)
+    def of_nothing(self, info: MatrixInfo) -> Tensor:
+        if self.lse is not None and self.lse.shape != info.shape[:3]:
+            raise value_error("lse", f"be {list(info.shape[:3])}", list(self.lse.shape))
+        return super().of_nothing(info).fill_(-math.inf)
 
-    def of_rows(self, block: Block, placing: Placing) -> Tensor:
+    def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         lse = block.lse
         if self.lse is not None:
             lse = self.lse.detach()[block.batch, block.heads, as_slice(block.rows)].to(block.weights.dtype)
@@ -92,7 +90,7 @@ class LargestLogit(PerRow):
             raise unsupported("this matrix", [reason], hint="LargestLogit(lse) takes denominators")
         return block.logs.amax(-1) + lse
 
-    def quantity(self, placing: Placing) -> Quantity | None:
+    def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
         return "largest_logit" if self.lse is None else None
 
     def merge(self, state: RowState, other: RowState) -> RowState:

@@ -1,4 +1,4 @@
-"""PerRow: questions whose answer is one number a query."""
+"""PerRow: base class of statistics with one result per query, and the positions that some of them use."""
 
 from __future__ import annotations
 
@@ -8,81 +8,63 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.fused_sweep import Quantity, Swept
-from saccade.statistics.places import Places
+from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.statistics.row_block import Block, as_slice
-from saccade.support.validation import check_type
+from saccade.statistics.statistic import MatrixInfo, MatrixLike, Quantity, Statistic, SweepFormula
+from saccade.support.errors import type_error
 
-__all__ = ["PerRow", "Placing", "RowState", "check_places"]
+PositionPair = tuple[GivenPositions, GivenPositions]
+"""Positions of the queries and of the keys of a matrix."""
+CheckedPair = tuple[Positions, Positions]
 
 
 class RowState(NamedTuple):
-    """The rows' answers, ``[batch, heads, q_len, ...]``, and where the tokens stand."""
+    """The state of a `PerRow`: results of rows, ``[batch, heads, q_len, ...]``, and positions of queries and keys."""
 
     values: Tensor
-    placing: Placing
+    q: Positions
+    kv: Positions
 
 
-class Placing(NamedTuple):
-    """Where the tokens stand.
-
-    Attributes:
-        places: of all queries and keys.
-        first: positions of the first query and the first key, if all follow one by one; None if they do not.
-    """
-
-    places: Places
-    first: tuple[int, int] | None
-
-    @property
-    def offset(self) -> int | None:
-        """By how much query i is ahead of key i, if all follow one by one."""
-        return None if self.first is None else self.first[0] - self.first[1]
-
-    @classmethod
-    def of(cls, places: Places | None, outline: Outline) -> Placing:
-        """From places, or bottom-right."""
-        if places is None:
-            _, _, q_len, kv_len = outline.shape
-            q, kv = (torch.arange(first, kv_len, device=outline.device)[None] for first in (kv_len - q_len, 0))
-            return cls(Places(q, kv), (kv_len - q_len, 0))
-        return cls(places, places.first)
-
-
-class PerRow(Fold[RowState, Tensor]):
-    """A question that each row answers by itself, with one number: ``[batch, heads, q_len]``, 0 for an empty row.
+class PerRow(Statistic[RowState, Tensor]):
+    """Base class of statistics with one number per row, independent of other rows; 0 for empty rows.
 
     Attributes:
-        places: where the tokens stand, for questions that depend on it; bottom-right when None.
+        positions: of queries and keys, for statistics that depend on them; bottom-right when None.
     """
 
-    places: Places | None = None
+    positions: PositionPair | None = None
 
     def __post_init__(self) -> None:
-        check_places(self.places)
+        if self.positions is not None:
+            object.__setattr__(self, "positions", checked_pair(self.positions))
 
     @abstractmethod
-    def of_rows(self, block: Block, placing: Placing) -> Tensor:
-        """The rows' numbers, ``[batch, heads, rows]``."""
+    def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
+        """Compute the statistic of a block's rows, ``[batch, heads, rows]``.
 
-    def of_nothing(self, outline: Outline) -> Tensor:
-        """The answers of rows that attend to nothing."""
-        return torch.zeros(outline.shape[:3], dtype=outline.dtype, device=outline.device)
+        Args:
+            block: complete rows.
+            q, kv: positions of all queries and keys.
+        """
 
-    def quantity(self, placing: Placing) -> Quantity | None:
-        """What a compiled sweep finds that is the answer; None if nothing is."""
+    def of_nothing(self, info: MatrixInfo) -> Tensor:
+        """Return the statistic's results for rows that attend to nothing."""
+        return torch.zeros(info.shape[:3], dtype=info.dtype, device=info.device)
+
+    def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
+        """Return the number of a fused sweep that is the statistic's result; None if there is none."""
         return None
 
-    def by_sweep(self, outline: Outline) -> Swept | None:
-        quantity = self.quantity(Placing.of(self.places, outline))
-        return None if quantity is None else Swept((quantity,), Tensor.clone)
+    def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
+        quantity = self.quantity(*positions_or_default(self.positions, info))
+        return None if quantity is None else SweepFormula((quantity,), Tensor.clone)
 
-    def start(self, outline: Outline) -> RowState:
-        return RowState(self.of_nothing(outline), Placing.of(self.places, outline))
+    def start(self, info: MatrixInfo) -> RowState:
+        return RowState(self.of_nothing(info), *positions_or_default(self.positions, info))
 
     def add(self, state: RowState, block: Block) -> RowState:
-        state.values[block.batch, block.heads, as_slice(block.rows)] = self.of_rows(block, state.placing)
+        state.values[block.batch, block.heads, as_slice(block.rows)] = self.of_rows(block, state.q, state.kv)
         return state
 
     def merge(self, state: RowState, other: RowState) -> RowState:
@@ -92,6 +74,63 @@ class PerRow(Fold[RowState, Tensor]):
         return state.values
 
 
-def check_places(places: object) -> None:
-    """Raise unless these are places, or none."""
-    check_type("places", places, (Places, type(None)), "be Places or None", hint="Places.of(A)")
+def positions_of(matrix: MatrixLike) -> CheckedPair:
+    """Return the positions of the queries and the keys of a matrix, for statistics that count distances.
+
+    Example:
+        >>> import torch
+        >>> from saccade import AttentionMatrix, masks
+        >>> from saccade.statistics import LagMass, positions_of
+        >>> x = torch.zeros(1, 1, 3, 4)
+        >>> A = AttentionMatrix(x[:, :, :1], x, masks.Causal(), q_positions=range(1, 2), kv_positions=range(3))
+        >>> A.compute(LagMass(0), LagMass(0, positions_of(A)))
+        (tensor([[[0.]]]), tensor([[[0.5000]]]))
+    """
+    _, _, q_len, kv_len = matrix.shape
+    q, kv = matrix.positions(range(q_len), (range(kv_len),))
+    tables = q.expand(-1, 1, q_len, 1)[:, 0, :, 0], kv.expand(-1, 1, 1, kv_len)[:, 0, 0]
+    return _as_run(Positions(None, tables[0])), _as_run(Positions(None, tables[1]))
+
+
+def checked_pair(positions: object) -> CheckedPair:
+    """Check the positions of queries and keys that a user passed to a statistic."""
+    if not isinstance(positions, tuple) or len(positions) != 2:
+        rule = "be a pair, positions of the queries and of the keys, or None"
+        raise type_error("positions", rule, type(positions).__name__, hint="positions_of(A)")
+    q, kv = (Positions.of(x, name) for x, name in zip(positions, ("q_positions", "kv_positions"), strict=True))
+    return _as_run(q), _as_run(kv)
+
+
+def positions_or_default(positions: PositionPair | None, info: MatrixInfo) -> CheckedPair:
+    """Return checked positions; if None, the last query is at the last key."""
+    if positions is None:
+        _, _, q_len, kv_len = info.shape
+        return Positions(range(kv_len - q_len, kv_len)), Positions(range(kv_len))
+    return positions  # type: ignore[return-value]  # checked when the statistic was built
+
+
+def lead_of(q: Positions, kv: Positions) -> int | None:
+    """Return how far the position of query i is ahead of key i; None unless all are consecutive."""
+    return None if q.first is None or kv.first is None else q.first - kv.first
+
+
+def block_positions(block: Block, q: Positions, kv: Positions) -> tuple[Tensor, Tensor]:
+    """Return positions of a block's rows and columns: ``[batch | 1, 1, rows, 1]``, ``[batch | 1, 1, 1, columns]``."""
+    return _at(q, block, block.queries)[:, None, :, None], _at(kv, block, block.keys)[:, None, None]
+
+
+def _at(x: Positions, block: Block, indices: Tensor) -> Tensor:
+    """Return positions at these indices, ``[batch | 1, len(indices)]``."""
+    if x.run is not None:
+        return (x.run.start + x.run.step * indices)[None]
+    table = x.on(block.weights.device)
+    return (table if len(table) == 1 else table[block.batch])[:, indices]
+
+
+def _as_run(x: Positions) -> Positions:
+    """Return the positions as a run if all items hold the same consecutive ones."""
+    table = x.table
+    if table is None or x.items > 1 or not table.numel() or not bool((table.diff() == 1).all()):
+        return x
+    first = int(table.flatten()[0])
+    return Positions(range(first, first + len(x)))

@@ -1,4 +1,4 @@
-"""Pooled: the matrix made small enough to look at."""
+"""Pooled: a statistic that reduces the matrix to a small map."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from saccade.engine.tiles.grouped_heads import take
-from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.validation import check_choice, check_int
-
-__all__ = ["How", "Pooled"]
 
 How = Literal["mean", "sum", "max"]
 
@@ -24,15 +22,15 @@ class _Cells(NamedTuple):
     cells: Tensor  # [batch, heads, q_bins, kv_bins]: sums, or maxima
     seeing: Tensor  # [batch, heads, q_len]: 1 for a query that attends to something
     kv_bin: Tensor  # [kv_len]: the bin of each key
-    outline: Outline
+    info: MatrixInfo
 
 
 @dataclasses.dataclass(frozen=True)
-class Pooled(Fold[_Cells, Tensor]):
-    """The matrix in at most ``bins`` × ``bins`` cells, ``[batch, heads, min(bins, q_len), min(bins, kv_len)]``.
+class Pooled(Statistic[_Cells, Tensor]):
+    """The matrix pooled to at most ``bins`` × ``bins`` cells: ``[batch, heads, min(bins, q_len), min(bins, kv_len)]``.
 
     Neighbouring queries share a row of cells, neighbouring keys a column; bins are as even as can be (their sizes
-    differ by one at most), and a side that is shorter than ``bins`` is not pooled. A matrix that fits is its own map.
+    differ by one at most), and a side that is shorter than ``bins`` is not pooled.
 
     Args:
         bins: most cells on either side, at least 1.
@@ -61,60 +59,60 @@ class Pooled(Fold[_Cells, Tensor]):
         check_int("bins", self.bins)
         check_choice("how", self.how, get_args(How))
 
-    def start(self, outline: Outline) -> _Cells:
-        batch, heads, q_len, kv_len = outline.shape
-        device, dtype = outline.device, outline.dtype if self.how == "max" else outline.sum_dtype
+    def start(self, info: MatrixInfo) -> _Cells:
+        batch, heads, q_len, kv_len = info.shape
+        device, dtype = info.device, info.dtype if self.how == "max" else info.sum_dtype
         q_bins, kv_bins = min(self.bins, q_len), min(self.bins, kv_len)
         kv_bin = torch.arange(kv_len, device=device) * kv_bins // max(kv_len, 1)
-        least = outline.hidden if self.how == "max" else 0.0
+        least = info.hidden if self.how == "max" else 0.0
         cells = torch.full((batch, heads, q_bins, kv_bins), least, dtype=dtype, device=device)
         seeing = torch.zeros(batch, heads, q_len if self.how == "mean" else 0, dtype=dtype, device=device)
-        return _Cells(cells, seeing, kv_bin, outline)
+        return _Cells(cells, seeing, kv_bin, info)
 
     def add(self, state: _Cells, block: Block) -> _Cells:
         weights, q_bins = block.weights, state.cells.shape[2]
-        runs = list(_runs(block.rows, q_bins, state.outline.shape[2]))
+        runs = list(_runs_per_bin(block.rows, q_bins, state.info.shape[2]))
         if len(runs) == len(block.rows):
             rows = weights
-        else:  # rows first: what is left to pool along the columns is then small
+        else:  # rows first, so that few rows remain to pool along the columns
             parts = (weights[..., start:stop, :] for _, start, stop in runs)
             reduced = [part.amax(-2) if self.how == "max" else part.sum(-2) for part in parts]
             rows = torch.stack(reduced, -2)
         bins = torch.tensor([q_bin for q_bin, _, _ in runs], device=weights.device)
         kv_bin = take(state.kv_bin, block.columns, 0).expand(rows.shape)
-        least = state.outline.hidden if self.how == "max" else 0.0
+        least = state.info.hidden if self.how == "max" else 0.0
         cells = rows.new_full((*rows.shape[:-1], state.cells.shape[3]), least, dtype=state.cells.dtype)
         cells.scatter_reduce_(-1, kv_bin, rows.to(cells.dtype), "amax" if self.how == "max" else "sum")
         own = state.cells[block.batch, block.heads]
-        own[:, :, bins] = _joined(own[:, :, bins], cells, self.how)
+        own[:, :, bins] = _merged(own[:, :, bins], cells, self.how)
         if self.how == "mean":
             state.seeing[block.batch, block.heads, as_slice(block.rows)] = (weights.sum(-1) != 0).to(cells.dtype)
         return state
 
     def merge(self, state: _Cells, other: _Cells) -> _Cells:
-        cells = _joined(state.cells, other.cells, self.how)
+        cells = _merged(state.cells, other.cells, self.how)
         return state._replace(cells=cells, seeing=state.seeing + other.seeing)
 
     def finish(self, state: _Cells) -> Tensor:
-        cells, (_, _, q_len, _) = state.cells, state.outline.shape
+        cells, (_, _, q_len, _) = state.cells, state.info.shape
         if self.how == "mean" and q_len:
             edges = torch.tensor(_edges(cells.shape[2], q_len), device=cells.device)
             counts = torch.nn.functional.pad(state.seeing.cumsum(-1), (1, 0))[..., edges].diff(dim=-1)
             cells = cells / counts.clamp_min(1)[..., None]
-        return cells.to(state.outline.dtype)
+        return cells.to(state.info.dtype)
 
 
-def _joined(cells: Tensor, others: Tensor, how: How) -> Tensor:
+def _merged(cells: Tensor, others: Tensor, how: How) -> Tensor:
     return torch.maximum(cells, others) if how == "max" else cells + others
 
 
 def _edges(bins: int, length: int) -> list[int]:
-    """First index of each bin, and the length: index i stands in bin ``i * bins // length``."""
+    """Return the first index of each pooling bin, and the length: index i is in bin ``i * bins // length``."""
     return [-(-i * length // bins) for i in range(bins + 1)]
 
 
-def _runs(rows: range, bins: int, length: int) -> Iterator[tuple[int, int, int]]:
-    """(bin, start, stop) for the stretches of rows that share a bin, as places in ``rows``."""
+def _runs_per_bin(rows: range, bins: int, length: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (bin, start, stop) for the rows of each pooling bin, as indices into ``rows``."""
     start = 0
     while start < len(rows):
         own = rows[start] * bins // length

@@ -1,4 +1,4 @@
-"""Received: how much attention a key gets."""
+"""Received attention: how much each key receives, and how much a query's position tells about its keys."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.fused_sweep import Swept
 from saccade.statistics.row_block import Block, as_slice
-
-__all__ = ["Received", "ReceivedSums"]
+from saccade.statistics.statistic import MatrixInfo, Statistic, SweepFormula
 
 
 class ReceivedSums(NamedTuple):
-    """Column sums, and the outline of their matrix."""
+    """The state of `Received`: column sums, and the properties of their matrix."""
 
     sums: Tensor
-    outline: Outline
+    info: MatrixInfo
 
 
 @dataclasses.dataclass(frozen=True)
-class Received(Fold[ReceivedSums, Tensor]):
+class Received(Statistic[ReceivedSums, Tensor]):
     r"""Sum of each column, ``[batch, heads, kv_len]``: the attention that a key gets from all queries together.
 
     .. math:: c_j = \sum_i A_{ij}, \qquad \sum_j c_j = \text{number of queries that may attend to something}
@@ -32,20 +29,20 @@ class Received(Fold[ReceivedSums, Tensor]):
     attention over n tokens gives key j (from 0) the sum of 1/i over i = j+1, …, n, about ``log(n / (j + 1))``.
     Compare with that before calling a key a sink.
 
-    Cost: one addition per weight; O(kv_len) memory; sums are kept in float64.
+    Cost: one addition per weight; O(kv_len) memory; sums are computed in float64.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
         >>> x = torch.zeros(1, 1, 3, 4)
-        >>> AttentionMatrix(x, x, masks.Causal()).ask(Received())[0]
+        >>> AttentionMatrix(x, x, masks.Causal()).compute(Received())[0]
         tensor([[[1.8333, 0.8333, 0.3333]]])
 
     Reference: Zhang et al. 2023 (H2O), arXiv:2306.14048, section 4.
     """
 
-    def start(self, outline: Outline) -> ReceivedSums:
-        batch, heads, _, kv_len = outline.shape
-        return ReceivedSums(torch.zeros(batch, heads, kv_len, dtype=outline.sum_dtype, device=outline.device), outline)
+    def start(self, info: MatrixInfo) -> ReceivedSums:
+        batch, heads, _, kv_len = info.shape
+        return ReceivedSums(torch.zeros(batch, heads, kv_len, dtype=info.sum_dtype, device=info.device), info)
 
     def add(self, state: ReceivedSums, block: Block) -> ReceivedSums:
         for span, sums in block.by_range(block.column_sums):
@@ -56,7 +53,66 @@ class Received(Fold[ReceivedSums, Tensor]):
         return state._replace(sums=state.sums + other.sums)
 
     def finish(self, state: ReceivedSums) -> Tensor:
-        return state.sums.to(state.outline.dtype)
+        return state.sums.to(state.info.dtype)
 
-    def by_sweep(self, outline: Outline) -> Swept | None:
-        return Swept(("received",), lambda sums: self.finish(ReceivedSums(sums, outline)))
+    def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
+        return SweepFormula(("received",), lambda sums: self.finish(ReceivedSums(sums, info)))
+
+
+class _State(NamedTuple):
+    received: ReceivedSums
+    entropy: Tensor
+    nonempty: Tensor  # number of rows that attend to something
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionInformation(Statistic[_State, Tensor]):
+    r"""Mutual information of the position of a query and that of a key, ``[batch, heads]``, in nats.
+
+    .. math:: I = H(\bar a) - \frac1n \sum_i H(a_i), \qquad \bar a = \frac1n \sum_i a_i
+
+    with the n rows that attend to something. 0 if all rows are alike, as with a sink or with uniform attention; at
+    most log n, if every query attends to a key of its own. Low row entropy with little of this is a sink; with much
+    of it, a pattern. A causal mask alone gives more than 0: compare with uniform attention.
+
+    Raises:
+        UnsupportedError: a matrix whose rows are not distributions.
+
+    Cost: that of `Entropy` and `Received`, which it shares with them; O(kv_len) memory.
+
+    Example:
+        >>> from saccade import AttentionMatrix, masks
+        >>> x = torch.zeros(1, 1, 4, 4)
+        >>> AttentionMatrix(x, x, masks.Window(0, 0)).compute(PositionInformation())[0].exp()
+        tensor([[4.]])
+    """
+
+    needs_distributions = True
+
+    def start(self, info: MatrixInfo) -> _State:
+        zeros = torch.zeros(info.shape[:2], dtype=info.sum_dtype, device=info.device)
+        return _State(Received().start(info), zeros, zeros.clone())
+
+    def add(self, state: _State, block: Block) -> _State:
+        Received().add(state.received, block)
+        index = (block.batch, block.heads)
+        state.entropy[index] += block.entropy.sum(-1, dtype=state.entropy.dtype)
+        state.nonempty[index] += (block.largest > 0).sum(-1)
+        return state
+
+    def merge(self, state: _State, other: _State) -> _State:
+        received = Received().merge(state.received, other.received)
+        return _State(received, state.entropy + other.entropy, state.nonempty + other.nonempty)
+
+    def finish(self, state: _State) -> Tensor:
+        sums, info = state.received
+        count = state.nonempty.clamp_min(1)
+        mean = torch.special.entr(sums / count[..., None]).sum(-1)
+        return (mean - state.entropy / count).clamp_min(0.0).to(info.dtype)
+
+    def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
+        def formula(received: Tensor, entropy: Tensor, largest: Tensor) -> Tensor:
+            sums = entropy.sum(-1, dtype=received.dtype)
+            return self.finish(_State(ReceivedSums(received, info), sums, (largest > 0).sum(-1)))
+
+        return SweepFormula(("received", "entropy", "largest_weight"), formula)

@@ -1,4 +1,4 @@
-"""Block: complete rows of a matrix, which is all that a statistic ever sees of it."""
+"""Block: complete rows of a matrix, the form in which all statistics read it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from torch import Tensor
 
 from saccade.plan import Ranges
 
-__all__ = ["Block", "as_slice"]
-
-_LEAST_LOG = -1000.0  # below that of any number above 0 in any dtype; its square is finite too
+_LEAST_LOG = -1000.0  # below the log of any positive number in any dtype; its square is finite
 
 
 class _Fields(NamedTuple):
@@ -28,60 +26,60 @@ class _Fields(NamedTuple):
 
 
 class Block(_Fields):
-    """Complete rows of a matrix, with the columns in which they can be other than 0.
+    """Complete rows of a matrix, with the columns in which they can differ from 0.
 
-    What several statistics need of a block is computed once, when the first of them asks.
+    Values that several statistics need are computed once, on first use.
 
     Attributes:
         batch, heads: slices of batch items and heads; the heads are one head, or whole groups that share keys.
         rows: indices of queries.
         columns: indices of keys, as ranges; the columns in none of them are 0 in these rows.
         weights: ``[batch, heads, rows, columns]``, float32 or wider.
-        log_weights: natural log of the weights where a mechanism has it anyway, finite even where a weight is 0;
-            None otherwise. What is close to 0 or 1 keeps its precision here.
-        lse: natural log of the rows' denominators, ``[batch, heads, rows]``, where the weights are a softmax; -inf in a
+        log_weights: natural log of the weights if the mechanism computes it, finite even for a weight of 0, and precise
+            for weights close to 0 or 1; None otherwise.
+        lse: natural log of the rows' denominators, ``[batch, heads, rows]``, if the weights are a softmax; -inf in a
             row that attends to nothing. None otherwise.
-        hidden: what stands in the other columns, and what no question counts as a weight.
+        hidden: the value of the other columns, which no statistic counts as a weight.
     """
 
     @cached_property
     def logs(self) -> Tensor:
-        """Natural log of the weights, finite even where a weight is 0: 0 · log 0 is then 0, not NaN."""
+        """Natural log of the block's weights, finite even for a weight of 0: 0 · log 0 is then 0, not NaN."""
         if self.log_weights is not None:
             return self.log_weights
         return self.weights.log().clamp_min_(_LEAST_LOG)
 
     @cached_property
     def entropy(self) -> Tensor:
-        """Shannon entropy of the rows in nats, ``[batch, heads, rows]``."""
+        """Shannon entropy of the block's rows in nats, ``[batch, heads, rows]``."""
         # Subtracted from 0, not negated: a row with one key is 0, not -0.
         return 0.0 - torch.linalg.vecdot(self.weights, self.logs)
 
     @cached_property
     def largest(self) -> Tensor:
-        """Largest weight of each row, at least 0, ``[batch, heads, rows]``."""
-        # Columns in no range are 0, so where all others are below 0 the largest is 0.
+        """Largest weight of each row of the block, at least 0, ``[batch, heads, rows]``."""
+        # Columns in no range are 0, so the largest is 0 if all others are below 0.
         return self.weights.amax(-1).clamp_min_(self.hidden)
 
     @cached_property
     def column_sums(self) -> Tensor:
-        """Sums of the columns, ``[batch, heads, columns]``."""
+        """Sums of the block's columns, ``[batch, heads, columns]``."""
         # A product with ones reads the weights once, in the order in which they lie; half the cost of sum(-2).
         return (self.weights.new_ones(1, self.weights.shape[2]) @ self.weights)[..., 0, :]
 
     @cached_property
     def keys(self) -> Tensor:
-        """Indices of the columns' keys, int64 ``[columns]``, ascending as the ranges are."""
+        """Indices of the block's keys, int64 ``[columns]``, ascending if the ranges are."""
         spans = [_indices(span, self.weights.device) for span in self.columns]
         return spans[0] if len(spans) == 1 else torch.cat(spans)
 
     @cached_property
     def queries(self) -> Tensor:
-        """Indices of the rows' queries, int64 ``[rows]``."""
+        """Indices of the block's queries, int64 ``[rows]``."""
         return _indices(self.rows, self.weights.device)
 
     def by_range(self, x: Tensor) -> Iterator[tuple[range, Tensor]]:
-        """Each range of keys, with its columns of a tensor ``[..., columns]``."""
+        """Yield each range of the block's keys, with its columns of a tensor ``[..., columns]``."""
         start = 0
         for span in self.columns:
             yield span, x[..., start : start + len(span)]
@@ -89,30 +87,30 @@ class Block(_Fields):
 
     @cached_property
     def is_ascending(self) -> bool:
-        """Whether the ranges follow one another."""
+        """True if the block's key ranges are in ascending order."""
         return all(one[-1] < other[0] for one, other in zip(self.columns, self.columns[1:], strict=False))
 
     def at_keys(self, indices: Tensor) -> Tensor:
-        """Weights at chosen keys, ``[batch, heads, rows, n]``; 0 where a key is in no column.
+        """Return the block's weights at some keys, ``[batch, heads, rows, n]``; 0 for keys in no column.
 
         Args:
-            indices: indices of keys, int64 ``[rows, n]``; they need not exist.
+            indices: indices of keys, int64 ``[rows, n]``; they may be out of range.
         """
         if len(self.columns) == 1 and self.columns[0].step == 1:
             span = self.columns[0]
             is_there = (indices >= span.start) & (indices < span.stop)
-            places = (indices - span.start).clamp_(0, len(span) - 1)
+            index = (indices - span.start).clamp_(0, len(span) - 1)
         else:
             keys, order = (self.keys, None) if self.is_ascending else self.keys.sort()
-            places = torch.searchsorted(keys, indices.contiguous()).clamp_max_(len(keys) - 1)
-            is_there = keys[places] == indices
-            places = places if order is None else order[places]
-        found = self.weights.gather(-1, places.expand(*self.weights.shape[:2], -1, -1))
-        return torch.where(is_there, found, 0.0)
+            index = torch.searchsorted(keys, indices.contiguous()).clamp_max_(len(keys) - 1)
+            is_there = keys[index] == indices
+            index = index if order is None else order[index]
+        gathered = self.weights.gather(-1, index.expand(*self.weights.shape[:2], -1, -1))
+        return torch.where(is_there, gathered, 0.0)
 
 
 def as_slice(span: range) -> slice:
-    """The slice that picks the indices of a range out of a dimension."""
+    """Return the slice that selects the indices of a range."""
     return slice(span.start, span.stop, span.step)
 
 

@@ -1,4 +1,4 @@
-"""The largest singular values and the stable rank, found in a few sweeps."""
+"""Spectrum of a matrix: its largest singular values and the stable rank, in a few sweeps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import torch
 from torch import Tensor
 
 from saccade.statistics.concentration import SquaredNorm
-from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.protocol import MatrixLike
 from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.statistic import MatrixInfo, MatrixLike, Statistic
 from saccade.support.validation import check_int, check_number
-
-__all__ = ["Spectrum", "StableRank", "singular_values", "stable_rank"]
 
 
 class Spectrum(NamedTuple):
@@ -23,8 +20,8 @@ class Spectrum(NamedTuple):
 
     Attributes:
         values: ``[batch, heads, k]``, largest first.
-        residuals: ``[batch, heads, k]``: there is a singular value of the matrix no farther than this from each value.
-        sweeps: how many sweeps over the matrix it took.
+        residuals: ``[batch, heads, k]``: bounds of the distance of each value to a singular value of the matrix.
+        sweeps: number of sweeps over the matrix.
     """
 
     values: Tensor
@@ -33,20 +30,20 @@ class Spectrum(NamedTuple):
 
 
 class StableRank(NamedTuple):
-    """The stable rank of each head, ``[batch, heads]``, and how far it may be off."""
+    """The stable rank of each head, ``[batch, heads]``, and a bound of its error."""
 
     values: Tensor
     residuals: Tensor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Gram(Fold[Tensor, Tensor]):
-    """``A.mT @ (A @ x)`` for x ``[batch, heads, kv_len, width]``, head by head, in one sweep: rows are complete."""
+class _Gram(Statistic[Tensor, Tensor]):
+    """A statistic that computes ``A.mT @ (A @ x)`` for x ``[batch, heads, kv_len, width]`` in one sweep."""
 
     x: Tensor
 
-    def start(self, outline: Outline) -> Tensor:
-        return torch.zeros(self.x.shape, dtype=outline.sum_dtype, device=outline.device)
+    def start(self, info: MatrixInfo) -> Tensor:
+        return torch.zeros(self.x.shape, dtype=info.sum_dtype, device=info.device)
 
     def add(self, state: Tensor, block: Block) -> Tensor:
         weights = block.weights
@@ -63,20 +60,20 @@ class _Gram(Fold[Tensor, Tensor]):
 
 
 def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, max_sweeps: int = 24) -> Spectrum:
-    r"""The k largest singular values of each head, and how far each of them may be off.
+    r"""Compute the k largest singular values of each head, with bounds of their errors.
 
     .. math:: \sigma_1 \ge 1 \text{ where rows sum to 1}, \qquad \sigma_1 \le \sqrt{\text{largest column sum}}
 
-    A sink has one singular value of :math:`\sqrt n`, uniform attention one of 1, a head that looks at the previous
-    token n of 1: they tell apart what eigenvalues do not (those of a causal matrix are its diagonal).
+    A sink has one singular value of :math:`\sqrt n`, uniform attention one of 1, a head that attends to the previous
+    token n of 1: eigenvalues do not distinguish these (those of a causal matrix are its diagonal).
 
     A block Krylov space of :math:`A^\top A` grows by one sweep at a time, until every residual is below the tolerance
     or the sweeps are used up; the residuals say what was reached. In float32 they do not fall below about 1e-5.
 
     Args:
         matrix: of any mechanism.
-        k: how many.
-        tolerance: the largest residual that will do, relative to the largest singular value.
+        k: number of singular values.
+        tolerance: the largest accepted residual, relative to the largest singular value.
         max_sweeps: most sweeps over the matrix.
 
     Raises:
@@ -97,12 +94,12 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
     check_number("tolerance", tolerance, above=0.0)
     batch, heads, q_len, kv_len = matrix.shape
     rank = min(k, q_len, kv_len)
-    outline = Outline.of(matrix)
-    wide = outline.sum_dtype
+    info = MatrixInfo.of(matrix)
+    wide = info.sum_dtype
     values = torch.zeros(batch, heads, k, dtype=wide, device=matrix.device)
     residuals, sweeps = values.clone(), 0
     with torch.no_grad():
-        for found in _grown(matrix, rank, max_sweeps, wide) if rank and batch * heads else ():
+        for found in _krylov_sweeps(matrix, rank, max_sweeps, wide) if rank and batch * heads else ():
             theta, left, sweeps = found
             own = theta.clamp_min(0.0).sqrt()
             values[..., :rank] = own
@@ -110,20 +107,22 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
             residuals[..., :rank] = torch.minimum(left / own.clamp_min(1e-300), left.sqrt())
             if bool((residuals <= tolerance * values[..., :1]).all()):
                 break
-    return Spectrum(values.to(outline.dtype), residuals.to(outline.dtype), sweeps)
+    return Spectrum(values.to(info.dtype), residuals.to(info.dtype), sweeps)
 
 
-def _grown(matrix: MatrixLike, rank: int, max_sweeps: int, wide: torch.dtype) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Squares of the largest singular values with their residuals, sweep after sweep, as the Krylov space grows."""
+def _krylov_sweeps(
+    matrix: MatrixLike, rank: int, max_sweeps: int, wide: torch.dtype
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield squares of the largest singular values and their residuals, as the Krylov space grows sweep by sweep."""
     batch, heads, _, kv_len = matrix.shape
-    width = min(rank + 2, kv_len)  # two more than wanted: the last wanted one then has neighbours to lean on
+    width = min(rank + 2, kv_len)  # two more than requested, so that the last one converges as well
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(kv_len, width, generator=generator, dtype=torch.float64, device="cpu")
-    start[:, 0] = 1.0  # where rows sum to 1, all ones are near the first singular vector more often than chance is
+    start[:, 0] = 1.0  # if rows sum to 1, the vector of ones is usually close to the first singular vector
     new = torch.linalg.qr(start.to(matrix.device, wide).expand(batch, heads, -1, -1)).Q
     basis, images = new[..., :0], new[..., :0]
     for sweep in range(1, max_sweeps + 1):
-        image = matrix.ask(_Gram(new))[0].to(wide)
+        image = matrix.compute(_Gram(new))[0].to(wide)
         basis, images = torch.cat([basis, new], -1), torch.cat([images, image], -1)
         small = basis.mT @ images
         theta, vectors = torch.linalg.eigh((small + small.mT) / 2)
@@ -132,23 +131,23 @@ def _grown(matrix: MatrixLike, rank: int, max_sweeps: int, wide: torch.dtype) ->
         yield theta, left, sweep
         width = min(width, kv_len - basis.shape[-1])
         if width == 0:
-            return  # the space is everything there is
+            return  # the space is complete
         rest = image[..., :width] - basis @ (basis.mT @ image[..., :width])
         norm = rest.norm(dim=-2, keepdim=True)
-        # Where the space maps to itself nothing is left to follow: chance finds what it has not touched.
+        # If the subspace is invariant, restart with a random vector.
         other = torch.randn(kv_len, width, generator=generator, dtype=torch.float64, device="cpu").to(rest)
         rest = torch.where(norm > 1e-10 * image.norm(dim=-2).amax(-1)[..., None, None], rest / norm, other)
-        for _ in range(2):  # once loses digits, twice is enough
+        for _ in range(2):  # orthogonalise twice: once loses digits
             new = torch.linalg.qr(rest - basis @ (basis.mT @ rest)).Q
             rest = new
 
 
 def stable_rank(matrix: MatrixLike, *, tolerance: float = 1e-4, max_sweeps: int = 24) -> StableRank:
-    r"""The stable rank of each head, ``[batch, heads]``, and how far it may be off.
+    r"""Compute the stable rank of each head, ``[batch, heads]``, with a bound of its error.
 
     .. math:: \frac{\|A\|_F^2}{\sigma_1^2}, \qquad 1 \le \text{stable rank} \le \text{rank}
 
-    About the number of directions that matter: 1 if all queries look alike, n if each looks at a key of its own. It
+    About the number of directions that matter: 1 if all rows are alike, n if each query attends to a different key. It
     falls as logits grow, unlike other effective ranks. A head in which no query attends to anything has 0.
 
     Args:
@@ -165,7 +164,7 @@ def stable_rank(matrix: MatrixLike, *, tolerance: float = 1e-4, max_sweeps: int 
     Reference: Rudelson and Vershynin 2007, arXiv:math/0503442, section 1.
     """
     spectrum = singular_values(matrix, 1, tolerance=tolerance, max_sweeps=max_sweeps)
-    norm = matrix.ask(SquaredNorm())[0].sum(-1)
+    norm = matrix.compute(SquaredNorm())[0].sum(-1)
     largest, off = spectrum.values[..., 0], spectrum.residuals[..., 0]
     values = torch.where(largest > 0, norm / largest.square(), 0.0)
     least = (largest - off).clamp_min(torch.finfo(values.dtype).tiny)

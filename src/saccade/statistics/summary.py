@@ -1,4 +1,4 @@
-"""Summary: every statistic that one sweep gives, beside what uniform attention would have."""
+"""Summary: the statistics of every head in one sweep, beside those of uniform attention."""
 
 from __future__ import annotations
 
@@ -11,21 +11,17 @@ import torch
 from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
-from saccade.statistics.concentration import LargestWeight, SquaredNorm
+from saccade.positions.token_positions import Positions
+from saccade.statistics.concentration import Entropy, LargestWeight, SquaredNorm
 from saccade.statistics.distance import Distance
-from saccade.statistics.entropy import Entropy
-from saccade.statistics.fold import Fold, Outline
-from saccade.statistics.fused_sweep import Quantity
 from saccade.statistics.logit_statistics import LargestLogit, LogitVariance
-from saccade.statistics.mass_breakdown import PARTS, Parts
-from saccade.statistics.per_row import PerRow, Placing
-from saccade.statistics.places import Places
-from saccade.statistics.position_information import PositionInformation
-from saccade.statistics.protocol import MatrixLike
-from saccade.statistics.received import Received
+from saccade.statistics.mass import PARTS, Parts
+from saccade.statistics.per_row import CheckedPair, PerRow, positions_of
+from saccade.statistics.received import PositionInformation, Received
 from saccade.statistics.row_block import Block
-from saccade.statistics.summary_measures import NEAR, Measure, effective_tokens, measures_of, measures_of_parts
+from saccade.statistics.statistic import MatrixInfo, MatrixLike, Quantity, Statistic
 from saccade.statistics.uniform_baseline import (
+    Near,
     Uniform,
     even_rows_of_blocks,
     even_rows_of_mask,
@@ -33,25 +29,50 @@ from saccade.statistics.uniform_baseline import (
     uniform_of_mask,
 )
 from saccade.support.errors import unsupported
+from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_type
 
-__all__ = ["Summary", "plain_statistics", "summary_of"]
+_MANY = 8  # with more heads in all batch items, a table lists the extremes only
+_LOCAL = 16
+NEAR = (
+    Near("first_mass", "first token", 0, 0, False),
+    Near("first_4_mass", "first 4", 0, 3, False),
+    Near("self_mass", "own token", 0, 0, True),
+    Near("previous_mass", "token before", 1, 1, True),
+    Near("local_mass", f"±{_LOCAL} tokens", -_LOCAL, _LOCAL, True),
+)
 
-_MANY = 8  # heads of all batch items from which on a table names the extremes instead of all
+
+class Measure(NamedTuple):
+    """One number per head in a summary, with its name, unit and uniform baseline.
+
+    Attributes:
+        name: in tables and files.
+        unit: of the number.
+        meaning: a short description.
+        values: ``[batch, heads]``, NaN for a head in which no query attends to anything.
+        uniform: the number of uniform attention over the same keys, ``[batch, heads]``; NaN if it has none.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    values: Tensor
+    uniform: Tensor
 
 
 class Summary(NamedTuple):
-    """Statistics of every head, beside those of uniform attention under the same mask.
+    """A table of statistics of every head, beside those of uniform attention under the same mask.
 
     ``print`` gives a table; ``summary.named("entropy")`` is one `Measure`.
 
     Attributes:
         measures: one number a head each.
-        rows: by name, the answers of all queries that means were taken of, ``[batch, heads, q_len]`` each.
-        received: attention that each key gets, ``[batch, heads, kv_len]``, in whole queries.
-        received_index: the same divided by that of uniform attention, ``[batch, heads, kv_len]``: above 1 a key gets
-            more than its place under the mask explains; 0 where no query sees the key.
-        uniform: what every query and key would have under uniform attention.
+        rows: by name, the statistics of all queries, ``[batch, heads, q_len]`` each.
+        received: attention that each key receives, ``[batch, heads, kv_len]``, in whole queries.
+        received_index: the same divided by that of uniform attention, ``[batch, heads, kv_len]``: above 1 a key
+            receives more than the mask explains; 0 if no query sees the key.
+        uniform: the statistics of uniform attention.
     """
 
     measures: tuple[Measure, ...]
@@ -61,10 +82,10 @@ class Summary(NamedTuple):
     uniform: Uniform
 
     def named(self, name: str) -> Measure:
-        """One measure.
+        """Return the measure with a name.
 
         Raises:
-            KeyError: there is none of this name; the message lists all.
+            KeyError: an unknown name; the message lists all.
         """
         for measure in self.measures:
             if measure.name == name:
@@ -73,106 +94,221 @@ class Summary(NamedTuple):
         raise KeyError(f"Summary: name must be one of {known}; got {name}.")
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self.measures))
+        return "\n".join(_table_lines(self.measures))
 
 
 class _RowSum(PerRow):
-    """What each row holds: 1, 0 if it attends to nothing, less where a sink takes a share."""
+    """A statistic with the sum of each row: 1, 0 if it attends to nothing, less if a sink takes a share."""
 
-    def of_rows(self, block: Block, placing: Placing) -> Tensor:
+    def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         return block.weights.sum(-1)
 
-    def quantity(self, placing: Placing) -> Quantity | None:
+    def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
         return "held"
 
 
 def summary_of(matrix: MatrixLike, inputs: AttentionInputs | None = None, parts: Parts | None = None) -> Summary:
-    """All statistics of one sweep.
+    """Compute the summary of a matrix: all statistics that one sweep gives.
 
     Args:
-        matrix: what is asked.
-        inputs: its ingredients, if it is a softmax; their mask says which keys are visible. Without them those are
-            whose weight is not 0, and the largest logit is not told.
-        parts: which parts of the attention to tell too, which costs passes over the weights; none when None. Tokens
-            stand where the matrix says, unless the parts say it.
+        matrix: of any mechanism.
+        inputs: its inputs if it is a softmax; their mask tells which keys are visible. Without them a key is visible if
+            its weight is not 0, and there is no largest logit.
+        parts: the parts of the attention to add, which costs passes over the weights; none when None. They use the
+            positions of the matrix unless they have their own.
 
     Raises:
-        TypeError: ``parts`` are none.
+        TypeError: ``parts`` is not a `Parts`.
         UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
     """
     check_type("parts", parts, (Parts, type(None)), "be Parts or None", hint="statistics.Parts()")
-    places = Places.of(matrix)
-    folds = _folds(places, with_distributions=matrix.is_stochastic)
+    positions = positions_of(matrix)
+    statistics = _statistics(positions, with_distributions=matrix.is_stochastic)
     if not matrix.is_stochastic and inputs is None:
         reason = f"the rows of this {type(matrix).__name__} do not sum to 1 (is_stochastic is False)"
         raise unsupported("a summary", [reason], hint="A.topk and A.received need no distributions")
     with torch.no_grad():
         if inputs is not None:
-            folds["largest_logit"] = LargestLogit()
-        answers = dict(zip(folds, matrix.ask(*folds.values()), strict=True))
+            statistics["largest_logit"] = LargestLogit()
+        answers = dict(zip(statistics, matrix.compute(*statistics.values()), strict=True))
         if inputs is None:
-            uniform = uniform_of_blocks(Outline.of(matrix), matrix.blocks(), places, NEAR)
+            uniform = uniform_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), positions, NEAR)
         else:
-            uniform = uniform_of_mask(inputs, places, NEAR)
-        summary = _made(answers, uniform)
-        return summary if parts is None else _with_parts(summary, matrix, inputs, parts, places)
+            uniform = uniform_of_mask(inputs, positions, NEAR)
+        summary = _summary_of_results(answers, uniform)
+        return summary if parts is None else _with_parts(summary, matrix, inputs, parts, positions)
 
 
 def _with_parts(
-    summary: Summary, matrix: MatrixLike, inputs: AttentionInputs | None, parts: Parts, places: Places
+    summary: Summary,
+    matrix: MatrixLike,
+    inputs: AttentionInputs | None,
+    parts: Parts,
+    positions: CheckedPair,
 ) -> Summary:
-    """A summary that tells the parts too, beside those of uniform attention."""
-    asked = parts if parts.places is not None else dataclasses.replace(parts, places=places)
+    """Add the parts of the attention to a summary, beside those of uniform attention."""
+    placed = parts if parts.positions is not None else dataclasses.replace(parts, positions=positions)
     if inputs is None:
-        even = even_rows_of_blocks(Outline.of(matrix), matrix.blocks(), asked)
+        even = even_rows_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), placed)
     else:
-        even = even_rows_of_mask(inputs, places, asked)
-    values = matrix.ask(asked)[0]
+        even = even_rows_of_mask(inputs, positions, placed)
+    values = matrix.compute(placed)[0]
     rows = {**summary.rows, **{f"{name}_part": values[..., place] for place, name in enumerate(PARTS)}}
-    measures = (*summary.measures, *measures_of_parts(parts, values, even, summary.uniform.visible))
+    measures = (*summary.measures, *_measures_of_parts(parts, values, even, summary.uniform.visible))
     return summary._replace(measures=measures, rows=rows)
 
 
 def plain_statistics(matrix: MatrixLike) -> dict[str, Tensor]:
-    """Those statistics of queries and keys that make sense for weights of any sign, by name.
+    """Compute the statistics that are defined for weights of any sign, by name, without a uniform baseline.
 
-    They are ``[batch, heads, q_len]``, and "received" ``[batch, heads, kv_len]``; there is nothing uniform beside them.
+    They are ``[batch, heads, q_len]``, and "received" ``[batch, heads, kv_len]``.
     """
-    folds = _folds(Places.of(matrix), with_distributions=False)
-    return dict(zip(folds, matrix.ask(*folds.values()), strict=True))
+    statistics = _statistics(positions_of(matrix), with_distributions=False)
+    return dict(zip(statistics, matrix.compute(*statistics.values()), strict=True))
 
 
-def _folds(places: Places, *, with_distributions: bool) -> dict[str, Fold[Any, Any]]:
-    folds: dict[str, Fold[Any, Any]] = {
+def _statistics(positions: CheckedPair, *, with_distributions: bool) -> dict[str, Statistic[Any, Any]]:
+    statistics: dict[str, Statistic[Any, Any]] = {
         "largest_weight": LargestWeight(),
-        **{near.name: near.fold(places) for near in NEAR},
+        **{near.name: near.statistic(positions) for near in NEAR},
         "squared_norm": SquaredNorm(),
         "received": Received(),
     }
     if with_distributions:
-        folds |= {
+        statistics |= {
             "entropy": Entropy(),
-            "distance": Distance(places),
+            "distance": Distance(positions),
             "logit_variance": LogitVariance(),
             "position_information": PositionInformation(),
         }
     else:
-        folds["given_mass"] = _RowSum()
-    return folds
+        statistics["given_mass"] = _RowSum()
+    return statistics
 
 
-def _made(answers: dict[str, Tensor], uniform: Uniform) -> Summary:
+def _summary_of_results(answers: dict[str, Tensor], uniform: Uniform) -> Summary:
     shape = answers["largest_weight"].shape
     received = answers["received"]
     expected = uniform.received.expand(received.shape)
     index = torch.where(expected > 0, received / expected.where(expected > 0, 1.0), 0.0)
     rows = {name: answer for name, answer in answers.items() if answer.shape == shape and name != "received"}
     if "entropy" in answers:
-        rows["effective_tokens"] = effective_tokens(answers["entropy"], uniform.visible.expand(shape))
-    return Summary(measures_of(answers, uniform), rows, received, index, uniform)
+        rows["effective_tokens"] = _effective_tokens(answers["entropy"], uniform.visible.expand(shape))
+    return Summary(_measures_of(answers, uniform), rows, received, index, uniform)
 
 
-def _lines(measures: tuple[Measure, ...]) -> Iterator[str]:
+def _measures_of(answers: dict[str, Tensor], uniform: Uniform) -> tuple[Measure, ...]:
+    """Return the measures of a summary from the results of one sweep.
+
+    Args:
+        answers: results by name, of queries ``[batch, heads, q_len]``, of keys and of heads.
+        uniform: those of uniform attention.
+    """
+    seen = uniform.visible.expand(answers["largest_weight"].shape)
+    return (
+        *_measures_of_rows(answers, uniform, seen),
+        *_measures_of_heads(answers, uniform, seen),
+        *_measures_of_logits(answers, seen),
+    )
+
+
+def _measures_of_parts(parts: Parts, values: Tensor, even: Tensor, seen: Tensor) -> Iterator[Measure]:
+    """Yield the measures of a summary from the shares of `Parts`.
+
+    Args:
+        parts: the statistic.
+        values: its result, ``[batch, heads, q_len, 4]``.
+        even: the same of uniform attention; batch and heads may be 1.
+        seen: keys that each query sees; batch and heads may be 1.
+    """
+    sees = (seen > 0).expand(values.shape[:3])
+    said = (
+        f"given to the first {parts.sink} tokens" if parts.sink != 1 else "given to the first token",
+        f"to tokens less than {parts.local} away",
+        f"to the {parts.anchor} strongest blocks of {parts.block_size} among the others",
+        "to all others",
+    )
+    for place, (name, meaning) in enumerate(zip(PARTS, said, strict=True)):
+        own, uniform = (_mean(x.expand(values.shape)[..., place], sees) for x in (values, even))
+        yield Measure(f"{name}_part", "share", meaning, own, uniform)
+
+
+def _effective_tokens(entropy: Tensor, seen: Tensor) -> Tensor:
+    """Return the effective number of keys of each query; 0 if it sees none."""
+    return entropy.exp().where(seen > 0, 0.0)
+
+
+def _measures_of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
+    """Yield the summary's means over the queries that see something."""
+    sees, visible = seen > 0, seen.clamp_min(1.0)
+
+    def mean(name: str, unit: str, meaning: str, values: Tensor, even: Tensor, over: Tensor = sees) -> Measure:
+        return Measure(name, unit, meaning, _mean(values, over), _mean(even, over))
+
+    if "entropy" in answers:
+        entropy, bound, chooses = answers["entropy"], visible.log(), seen > 1
+        relative = entropy / bound.where(chooses, 1.0)
+        yield mean("entropy", "nats", "over how many keys a query spreads", entropy, bound)
+        yield mean("relative_entropy", "of log visible keys", "1 is even", relative, torch.ones_like(bound), chooses)
+        tokens = _effective_tokens(entropy, seen)
+        yield mean("effective_tokens", "keys", "exp of the entropy", tokens, visible)
+    else:
+        yield mean("given_mass", "share", "what the sink leaves", answers["given_mass"], torch.ones_like(visible))
+    yield mean("largest_weight", "share", "of a query's strongest key", answers["largest_weight"], 1.0 / visible)
+    for near in NEAR:
+        even = uniform.near[near.name].expand(seen.shape) / visible
+        yield mean(near.name, "share", f"given to the {near.what}", answers[near.name], even)
+    if "distance" in answers:
+        even = uniform.distance.expand(seen.shape)
+        yield mean("distance", "tokens", "mean, of what is looked at", answers["distance"], even)
+
+
+def _measures_of_heads(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
+    """Yield the summary's measures of a whole head that are not means over its queries."""
+    sees, visible, received = seen > 0, seen.clamp_min(1.0), answers["received"]
+    count = sees.sum(-1)
+    some = count.clamp_min(1).to(received.dtype)
+    expected = uniform.received.expand(received.shape)
+    if received.shape[-1]:
+        most, key = received.max(-1)
+        even = expected.gather(-1, key[..., None])[..., 0]
+    else:
+        most = even = received.new_zeros(received.shape[:2])
+
+    def known(name: str, unit: str, meaning: str, values: Tensor, even: Tensor) -> Measure:
+        return Measure(name, unit, meaning, *(one.where(count > 0, torch.nan) for one in (values, even)))
+
+    yield known("most_received", "share of all", "got by the key that gets most", most / some, even / some)
+    if "position_information" in answers:
+        mean = torch.special.entr(expected / some[..., None]).sum(-1)
+        even = (mean - (visible.log() * sees).sum(-1) / some).clamp_min(0.0)
+        meaning = "what a query's place says about where it looks"
+        yield known("position_information", "nats", meaning, answers["position_information"], even)
+    norm, even = answers["squared_norm"].sum(-1).sqrt(), (sees / visible).sum(-1).sqrt()
+    yield known("frobenius_norm", "1", "square root of the sum of all squares", norm, even)
+
+
+def _measures_of_logits(answers: dict[str, Tensor], seen: Tensor) -> Iterator[Measure]:
+    """Yield the summary's measures of the scores behind the weights."""
+    sees = seen > 0
+    if "largest_logit" in answers:
+        largest = answers["largest_logit"].where(sees, -torch.inf)
+        values = largest.amax(-1) if largest.shape[-1] else largest.new_full(largest.shape[:2], -torch.inf)
+        values, nothing = values.where(sees.any(-1), torch.nan), torch.full_like(values, torch.nan)
+        yield Measure("largest_logit", "nats", "of all scores", values, nothing)
+    if "logit_variance" in answers:
+        values = _mean(answers["logit_variance"], sees)
+        even = _mean(torch.zeros_like(answers["logit_variance"]), sees)
+        yield Measure("logit_variance", "nats²", "of a query's scores", values, even)
+
+
+def _mean(values: Tensor, over: Tensor) -> Tensor:
+    """Return the mean over the selected rows, summed in the widest dtype, so that a million rows lose nothing."""
+    mean = torch.where(over, values, 0.0).sum(-1, dtype=widest_dtype(values.device)) / over.sum(-1)
+    return mean.to(values.dtype)  # 0 / 0 is NaN: no row is selected
+
+
+def _table_lines(measures: tuple[Measure, ...]) -> Iterator[str]:
     batch, heads = measures[0].values.shape
     names = [f"b{b} h{h}" if batch > 1 else f"h{h}" for b in range(batch) for h in range(heads)]
     few = len(names) <= _MANY
@@ -181,14 +317,14 @@ def _lines(measures: tuple[Measure, ...]) -> Iterator[str]:
     for measure in measures:
         values, even = measure.values.flatten(), measure.uniform.flatten()
         if few:
-            cells = [_number(value) for value in values.tolist()]
+            cells = [_number_text(value) for value in values.tolist()]
         else:
             known = [(value, name) for value, name in zip(values.tolist(), names, strict=True) if not math.isnan(value)]
             (least, where), (most, there) = (min(known), max(known)) if known else [(math.nan, "")] * 2
             mean = sum(value for value, _ in known) / max(1, len(known))
-            cells = [_number(least), where, _number(mean), _number(most), there]
+            cells = [_number_text(least), where, _number_text(mean), _number_text(most), there]
         even = even[~even.isnan()]
-        table.append([measure.name, measure.unit, *cells, _number(float(even.mean())) if len(even) else "–"])
+        table.append([measure.name, measure.unit, *cells, _number_text(float(even.mean())) if len(even) else "–"])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         cells = [
@@ -198,5 +334,5 @@ def _lines(measures: tuple[Measure, ...]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.4g}"

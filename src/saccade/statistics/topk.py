@@ -1,4 +1,4 @@
-"""TopK: the keys that a query attends to most."""
+"""TopK: the keys with the largest weights of each query."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics.fold import Fold, Outline
 from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.validation import check_int
 
-__all__ = ["Strongest", "TopK"]
-
-_FEWEST_SHARES = 8  # rows of fewer columns are selected from directly
+_FEWEST_SHARES = 8  # with fewer shares, select directly
 
 
 class Strongest(NamedTuple):
@@ -31,14 +29,14 @@ class Strongest(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK(Fold[Strongest, Strongest]):
+class TopK(Statistic[Strongest, Strongest]):
     """The ``k`` largest weights of each row and the keys they belong to, as `Strongest`.
 
     Only weights above 0 count (of scores, those above -inf): where a query attends to fewer than k keys, the remaining
     places hold weight 0 and index -1. Equal weights come in any order. A NaN row has NaN weights and index -1.
 
     Args:
-        k: number of keys, at least 1; may exceed the number that is there.
+        k: number of keys, at least 1; may exceed the number of keys.
 
     Raises:
         TypeError, ValueError: ``k`` is not an int of at least 1.
@@ -58,10 +56,10 @@ class TopK(Fold[Strongest, Strongest]):
     def __post_init__(self) -> None:
         check_int("k", self.k)
 
-    def start(self, outline: Outline) -> Strongest:
-        shape = (*outline.shape[:3], self.k)
-        weights = torch.full(shape, outline.hidden, dtype=outline.dtype, device=outline.device)
-        return Strongest(weights, torch.full(shape, -1, dtype=torch.int64, device=outline.device))
+    def start(self, info: MatrixInfo) -> Strongest:
+        shape = (*info.shape[:3], self.k)
+        weights = torch.full(shape, info.hidden, dtype=info.dtype, device=info.device)
+        return Strongest(weights, torch.full(shape, -1, dtype=torch.int64, device=info.device))
 
     def add(self, state: Strongest, block: Block) -> Strongest:
         weights, places = _largest(block.weights, min(self.k, block.weights.shape[-1]))
@@ -81,10 +79,10 @@ class TopK(Fold[Strongest, Strongest]):
 
 
 def _largest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """``torch.topk`` along the last dimension.
+    """Return ``torch.topk`` along the last dimension, faster for wide rows.
 
-    Wide rows are cut into shares that lie side by side, ``[shares, width]``: each of the k largest weights stands in
-    one of the k places whose maximum over the shares is largest. Taking maxima is far cheaper than selecting.
+    Wide rows are viewed as ``[shares, width]``: each of the k largest weights is in one of the k columns with the
+    largest maximum over the shares. Maxima are far cheaper than selection.
     """
     columns = weights.shape[-1]
     shares = math.isqrt(columns // k)  # so that the two selections are about equally long

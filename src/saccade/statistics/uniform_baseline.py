@@ -1,4 +1,4 @@
-"""Uniform: what the statistics would be if every query shared its attention evenly among the keys that it sees."""
+"""Uniform baseline: the statistics of attention that each query spreads evenly over the keys that it may see."""
 
 from __future__ import annotations
 
@@ -10,30 +10,27 @@ from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.tiles.tile_scores import allowed
-from saccade.plan import Strip, Tile, Triangle
+from saccade.plan import ColumnRange, Tile, Triangle
 from saccade.statistics.distance import Distance
-from saccade.statistics.fold import Outline
 from saccade.statistics.mass import LagMass, LocalMass, SinkMass
-from saccade.statistics.per_row import PerRow, Placing
-from saccade.statistics.places import Places
+from saccade.statistics.per_row import CheckedPair, PerRow, lead_of
 from saccade.statistics.row_block import Block, as_slice
+from saccade.statistics.statistic import MatrixInfo
 
-__all__ = ["Near", "Uniform", "even_rows_of_blocks", "even_rows_of_mask", "uniform_of_blocks", "uniform_of_mask"]
-
-_PAIRS = 1 << 20  # pairs whose truth is asked for at a time
+_PAIRS = 1 << 20  # pairs that a mask is evaluated at, at a time
 
 
 class Uniform(NamedTuple):
-    """What every query and key would have if each query shared its attention evenly.
+    """The statistics of queries and keys under uniform attention.
 
-    Batch and heads are 1 where the mask does not tell them apart.
+    Batch and heads are 1 if the mask does not distinguish them.
 
     Attributes:
-        visible: keys that each query sees, ``[batch | 1, heads | 1, q_len]``.
-        received: column sums of the even sharing, ``[batch | 1, heads | 1, kv_len]``.
+        visible: number of keys that each query sees, ``[batch | 1, heads | 1, q_len]``.
+        received: column sums of uniform attention, ``[batch | 1, heads | 1, kv_len]``.
         distance: mean distance of the keys that each query sees, ``[batch | 1, heads | 1, q_len]``.
-        near: by name, how many of the keys that each query sees are among the first tokens, itself, the one before,
-            near; ``[batch | 1, heads | 1, q_len]`` each.
+        near: by name, how many of the keys that each query sees are in a range of `Near`, ``[batch | 1, heads | 1,
+            q_len]`` each.
     """
 
     visible: Tensor
@@ -43,7 +40,7 @@ class Uniform(NamedTuple):
 
 
 class Near(NamedTuple):
-    """A range of lags or of first positions, under a name and in words."""
+    """A range of lags or of first positions whose visible keys are counted, with a name and a description."""
 
     name: str
     what: str
@@ -51,107 +48,111 @@ class Near(NamedTuple):
     most: int
     is_lag: bool
 
-    def fold(self, places: Places) -> PerRow:
-        """The question that counts the keys in it, asked of rows that hold 1 where a key is seen."""
+    def statistic(self, positions: CheckedPair) -> PerRow:
+        """Return the statistic that sums a row over this range; for rows of ones, it counts visible keys."""
         if not self.is_lag:
-            return SinkMass(self.most + 1, places)
-        return LagMass(self.least, places) if self.least == self.most else LocalMass(self.most, places)
+            return SinkMass(self.most + 1, positions)
+        return LagMass(self.least, positions) if self.least == self.most else LocalMass(self.most, positions)
 
 
-def uniform_of_mask(inputs: AttentionInputs, places: Places, near: tuple[Near, ...]) -> Uniform:
-    """From the tiles of a plan: most of it by counting ranges, so that pairs are looked at only where a mask is unsure.
+def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple[Near, ...]) -> Uniform:
+    """Compute the uniform baseline from the tiles of a plan: by arithmetic, or pair by pair in partial tiles.
 
-    Cost: O(pairs that the plan is unsure of) time, and nothing for the edge of a causal mask.
+    Cost: O(pairs in partial tiles) time; the edge of a causal mask costs nothing.
     """
-    whole = _outline(inputs, places)
-    items, own_heads = whole.shape[:2]
-    sums = _Sums(whole, places, near)
+    whole = _even_info(inputs, positions)
+    items, num_heads = whole.shape[:2]
+    sums = _Sums(whole, positions, near)
     for tile in inputs.row_plan.tiles:
-        own = slice(0, 1) if items == 1 else tile.batch
-        unsure = sum(len(strip.keys) for strip in tile.columns if not _is_counted(strip))
-        height = max(1, _PAIRS // unsure) if unsure else tile.height
+        batch = slice(0, 1) if items == 1 else tile.batch
+        partial = sum(len(strip.keys) for strip in tile.columns if not _is_counted(strip))
+        height = max(1, _PAIRS // partial) if partial else tile.height
         for start in range(0, tile.height, height):
             rows = tile.rows[start : start + height]
-            asked = tile._replace(batch=own, heads=slice(0, own_heads), rows=rows)
-            sums.add(own, asked.heads, rows, [_seen(inputs, asked, strip, start) for strip in tile.columns])
+            part = tile._replace(batch=batch, heads=slice(0, num_heads), rows=rows)
+            sums.add(batch, part.heads, rows, [_visible_keys(inputs, part, strip, start) for strip in tile.columns])
     return sums.finished()
 
 
-def _outline(inputs: AttentionInputs, places: Places) -> Outline:
-    """The outline of uniform attention: batch and heads are 1 where nothing tells them apart."""
+def _even_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
+    """Return the properties of the matrix of uniform attention: batch and heads are 1 if nothing distinguishes them."""
     batch, heads, q_len, kv_len = inputs.shape
-    # What calls functions of the user's does not know what these tell apart.
-    told = (batch, heads) if inputs.rule.asks_functions else inputs.rule.shape
-    items, own_heads = (min(a, b) for a, b in zip(told, (batch, heads), strict=True))
-    items = batch if max(len(places.q), len(places.kv)) > 1 else items
-    return Outline((items, own_heads, q_len, kv_len), inputs.compute_dtype, inputs.device)
+    # A user's function may depend on batch item and head, although the shape of its mask does not say so.
+    shape = (batch, heads) if inputs.rule.asks_functions else inputs.rule.shape
+    items, num_heads = (min(a, b) for a, b in zip(shape, (batch, heads), strict=True))
+    items = batch if max(x.items for x in positions) > 1 else items
+    return MatrixInfo((items, num_heads, q_len, kv_len), inputs.compute_dtype, inputs.device)
 
 
-def _is_counted(strip: Strip) -> bool:
-    return strip.residual is True or isinstance(strip.residual, Triangle)
+def _is_counted(strip: ColumnRange) -> bool:
+    return strip.partial is True or isinstance(strip.partial, Triangle)
 
 
-def _seen(inputs: AttentionInputs, tile: Tile, strip: Strip, start: int) -> Seen:
-    """Who sees the keys of one strip, among the rows of a tile from its place ``start`` on."""
-    places = torch.arange(start, start + tile.height, device=inputs.device)
-    if strip.residual is True:
-        return Seen(strip.keys, torch.full_like(places, len(strip.keys)), None)
-    if isinstance(strip.residual, Triangle):
-        return Seen(strip.keys, (places + strip.residual.offset + 1).clamp(0, len(strip.keys)), None)
+def _visible_keys(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start: int) -> Seen:
+    """Return which rows of a tile, from its row ``start`` on, see which keys of one column range."""
+    rows = torch.arange(start, start + tile.height, device=inputs.device)
+    if strip.partial is True:
+        return Seen(strip.keys, torch.full_like(rows, len(strip.keys)), None)
+    if isinstance(strip.partial, Triangle):
+        return Seen(strip.keys, (rows + strip.partial.offset + 1).clamp(0, len(strip.keys)), None)
     return Seen(strip.keys, None, allowed(inputs, tile._replace(columns=(strip,))))
 
 
-def uniform_of_blocks(outline: Outline, blocks: Iterable[Block], places: Places, near: tuple[Near, ...]) -> Uniform:
-    """From the weights themselves, where nothing is known of a mask: a key is seen if its weight is not 0."""
-    sums = _Sums(outline, places, near)
+def uniform_of_blocks(
+    info: MatrixInfo, blocks: Iterable[Block], positions: CheckedPair, near: tuple[Near, ...]
+) -> Uniform:
+    """Compute the uniform baseline from weights, without a mask: a key is visible if its weight is not 0."""
+    sums = _Sums(info, positions, near)
     for block in blocks:
         seen = [Seen(span, None, weights != 0) for span, weights in block.by_range(block.weights)]
         sums.add(block.batch, block.heads, block.rows, seen)
     return sums.finished()
 
 
-def even_rows_of_mask(inputs: AttentionInputs, places: Places, fold: PerRow) -> Tensor:
-    """A question asked of the rows of uniform attention, ``[batch | 1, heads | 1, q_len, ...]``.
+def even_rows_of_mask(inputs: AttentionInputs, positions: CheckedPair, statistic: PerRow) -> Tensor:
+    """Compute a statistic of the rows of uniform attention, ``[batch | 1, heads | 1, q_len, ...]``.
 
     Cost: O(pairs in the plan) time, a million pairs at a time.
     """
-    whole = _outline(inputs, places)
-    items, own_heads, state = *whole.shape[:2], fold.start(whole)
+    whole = _even_info(inputs, positions)
+    items, num_heads, state = *whole.shape[:2], statistic.start(whole)
     for tile in inputs.row_plan.tiles:
-        own = slice(0, 1) if items == 1 else tile.batch
+        batch = slice(0, 1) if items == 1 else tile.batch
         keys = tuple(strip.keys for strip in tile.columns)
         columns = sum(map(len, keys))
-        height = max(1, _PAIRS // max(1, columns * (own.stop - own.start) * own_heads))
+        height = max(1, _PAIRS // max(1, columns * (batch.stop - batch.start) * num_heads))
         for start in range(0, tile.height if columns else 0, height):
-            asked = tile._replace(batch=own, heads=slice(0, own_heads), rows=tile.rows[start : start + height])
-            shape = (own.stop - own.start, own_heads, asked.height, columns)
-            seen = allowed(inputs, asked)
+            part = tile._replace(batch=batch, heads=slice(0, num_heads), rows=tile.rows[start : start + height])
+            shape = (batch.stop - batch.start, num_heads, part.height, columns)
+            seen = allowed(inputs, part)
             if seen is None:
                 seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.device)
-            fold.add(state, _even(Block(own, asked.heads, asked.rows, keys, seen.expand(shape).to(whole.dtype))))
-    return fold.finish(state)
+            statistic.add(
+                state, _uniform_rows(Block(batch, part.heads, part.rows, keys, seen.expand(shape).to(whole.dtype)))
+            )
+    return statistic.finish(state)
 
 
-def even_rows_of_blocks(outline: Outline, blocks: Iterable[Block], fold: PerRow) -> Tensor:
-    """The same where nothing is known of a mask: a key is seen if its weight is not 0."""
-    state = fold.start(outline)
+def even_rows_of_blocks(info: MatrixInfo, blocks: Iterable[Block], statistic: PerRow) -> Tensor:
+    """Compute a statistic of uniform attention from weights: a key is visible if its weight is not 0."""
+    state = statistic.start(info)
     for block in blocks:
-        fold.add(state, _even(Block(*block[:4], (block.weights != 0).to(outline.dtype))))
-    return fold.finish(state)
+        statistic.add(state, _uniform_rows(Block(*block[:4], (block.weights != 0).to(info.dtype))))
+    return statistic.finish(state)
 
 
-def _even(block: Block) -> Block:
-    """Rows of 1 where a key is seen, as rows that share evenly."""
+def _uniform_rows(block: Block) -> Block:
+    """Return rows of ones at visible keys normalised to uniform attention."""
     return Block(*block[:4], block.weights / block.weights.sum(-1, keepdim=True).clamp_min(1.0))
 
 
 class Seen(NamedTuple):
-    """Who sees a range of keys.
+    """A range of keys, and which rows see how much of it.
 
     Attributes:
         keys: the range.
-        first: how many of them, the first ones, each row sees, int64 ``[rows]``; or None.
-        allowed: else who sees whom, ``[batch, heads, rows, keys]``.
+        first: number of keys from the start of the range that each row sees, int64 ``[rows]``; or None.
+        allowed: if `first` is None, which row sees which key, ``[batch, heads, rows, keys]``.
     """
 
     keys: range
@@ -160,76 +161,75 @@ class Seen(NamedTuple):
 
 
 class _Sums:
-    """Sums over complete rows, which may come in any order."""
+    """Sums for the uniform baseline, over complete rows in any order."""
 
-    def __init__(self, outline: Outline, places: Places, near: tuple[Near, ...]):
-        batch, heads, q_len, kv_len = outline.shape
-        self.outline, self.near = outline, near
-        self.placing = Placing(places, places.first)
-        self.folds = [one.fold(places) for one in near]
+    def __init__(self, info: MatrixInfo, positions: CheckedPair, near: tuple[Near, ...]):
+        batch, heads, q_len, kv_len = info.shape
+        self.info, self.near, self.positions = info, near, positions
+        self.statistics = [one.statistic(positions) for one in near]
 
         def zeros(length: int) -> Tensor:
-            return torch.zeros(batch, heads, length, dtype=outline.sum_dtype, device=outline.device)
+            return torch.zeros(batch, heads, length, dtype=info.sum_dtype, device=info.device)
 
         self.visible, self.received, self.far = zeros(q_len), zeros(kv_len), zeros(q_len)
         self.counts = {one.name: zeros(q_len) for one in near}
 
     def add(self, batch: slice, heads: slice, rows: range, seen: Sequence[Seen]) -> None:
-        own, wide = (batch, heads, as_slice(rows)), self.visible.dtype
+        index, wide = (batch, heads, as_slice(rows)), self.visible.dtype
         blocks: list[Block] = []
         counted: list[tuple[range, Tensor]] = []
         for one in seen:
-            if one.first is not None and self.placing.first is not None:
-                self._count(own, rows, one.keys, one.first)
+            if one.first is not None and lead_of(*self.positions) is not None:
+                self._count(index, rows, one.keys, one.first)
                 counted.append((one.keys, one.first))
                 continue
             allowed = one.allowed
             if allowed is None:
                 assert one.first is not None
                 allowed = torch.arange(len(one.keys), device=one.first.device) < one.first[:, None]
-            allowed = allowed.expand(*self.visible[own].shape, len(one.keys)).to(wide)
+            allowed = allowed.expand(*self.visible[index].shape, len(one.keys)).to(wide)
             block = Block(batch, heads, rows, (one.keys,), allowed)
             blocks.append(block)
-            self.visible[own] += allowed.sum(-1)
-            self.far[own] += Distance().of_rows(block, self.placing)
-            for near, fold in zip(self.near, self.folds, strict=True):
-                self.counts[near.name][own] += fold.of_rows(block, self.placing)
-        share = 1.0 / self.visible[own].clamp_min(1.0)
+            self.visible[index] += allowed.sum(-1)
+            self.far[index] += Distance().of_rows(block, *self.positions)
+            for near, statistic in zip(self.near, self.statistics, strict=True):
+                self.counts[near.name][index] += statistic.of_rows(block, *self.positions)
+        share = 1.0 / self.visible[index].clamp_min(1.0)
         for block in blocks:
             self.received[batch, heads, as_slice(block.columns[0])] += (share[..., None, :] @ block.weights)[..., 0, :]
         for keys, first in counted:
-            # Key c gets the shares of all rows that see more than c keys: sums from the end.
+            # Key c receives the shares of all rows that see more than c keys: cumulative sums from the end.
             at = share.new_zeros(*share.shape[:2], len(keys) + 1).index_add_(-1, first, share)
             self.received[batch, heads, as_slice(keys)] += at.flip(-1).cumsum(-1).flip(-1)[..., 1:]
 
-    def _count(self, own: tuple[slice, slice, slice], rows: range, keys: range, first: Tensor) -> None:
-        """Where all positions follow one by one and each row sees the first keys of a range: by arithmetic alone."""
-        device, step = first.device, keys.step
-        assert self.placing.first is not None
-        q_first, kv_first = self.placing.first
-        # Rows where keys are counted: key places, times step.
-        q = torch.arange(rows.start, rows.stop, rows.step, device=device) + q_first - kv_first - keys.start
+    def _count(self, index: tuple[slice, slice, slice], rows: range, keys: range, first: Tensor) -> None:
+        """Add rows that see the first keys of a range, by arithmetic alone; all positions must be consecutive."""
+        device, step, kv_first, lead = first.device, keys.step, self.positions[1].first, lead_of(*self.positions)
+        assert lead is not None
+        assert kv_first is not None
+        # The index of each row relative to the start of the keys.
+        q = torch.arange(rows.start, rows.stop, rows.step, device=device) + lead - keys.start
 
         def below(key: Tensor) -> Tensor:
-            """How many of the keys that a row sees stand before a place."""
+            """Return how many of the keys that a row sees are before an index."""
             return torch.minimum(((key + step - 1) // step).clamp_min(0), first)
 
-        self.visible[own] += first
+        self.visible[index] += first
         before = below(q)
-        # Keys stand at 0, step, 2 · step, …: sums of the first m are step · m (m - 1) / 2.
+        # Keys are at 0, step, 2 · step, …: the sum of the first m is step · m (m - 1) / 2.
         left = q * before - step * before * (before - 1) // 2
         right = step * (first * (first - 1) - before * (before - 1)) // 2 - q * (first - before)
-        self.far[own] += left + right
-        zero = -kv_first - keys.start  # the place of position 0
+        self.far[index] += left + right
+        zero = -kv_first - keys.start  # the index of position 0
         for near in self.near:
             if near.is_lag:
                 least, stop = q - near.most, q - near.least + 1
             else:
                 least, stop = (torch.full_like(q, zero + end) for end in (near.least, near.most + 1))
-            self.counts[near.name][own] += below(stop) - below(least)
+            self.counts[near.name][index] += below(stop) - below(least)
 
     def finished(self) -> Uniform:
-        dtype = self.outline.dtype
+        dtype = self.info.dtype
         distance = self.far / self.visible.clamp_min(1.0)
         near = {name: count.to(dtype) for name, count in self.counts.items()}
         return Uniform(self.visible.to(dtype), self.received.to(dtype), distance.to(dtype), near)

@@ -1,6 +1,7 @@
-"""Find the public function in which an error arises, so that a check needs no argument for its name.
+"""Called function: find the public function in which an error arises, for its message.
 
-The stack is read only when an error is built: a call without an error costs nothing.
+The stack is read only when an error is built, so a call without an error costs nothing, and checks need no argument for
+the name.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from collections.abc import Iterator
 from types import FrameType
 
 import torch
-
-__all__ = ["called_function"]
 
 _ENTRIES = frozenset(("__init__", "__call__", "__new__", "__post_init__", "__init_subclass__", "forward"))
 # Frames that only pass a call on.
@@ -49,7 +48,7 @@ def called_function(argument: str = "") -> str:
 
 
 def _library_frames() -> Iterator[FrameType]:
-    """Yield the frames of the library's innermost call, from the inside out."""
+    """Yield the stack frames of the library's innermost call, from the inside out."""
     frame: FrameType | None = sys._getframe(2)
     is_inside = False
     while frame is not None:
@@ -92,9 +91,9 @@ def _public_name(frame: FrameType, receiver: type | None) -> str:
 
 
 def _is_exported(name: str, module: str) -> bool:
-    """Return whether a package above a module exports a name."""
+    """Return whether a module, or a package above it, exports a name in ``__all__``; private modules have none."""
     if name.startswith("_"):
         return False
     parts = module.split(".")
-    packages = (".".join(parts[:n]) for n in range(1, len(parts)))
+    packages = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
     return any(name in getattr(sys.modules.get(package), "__all__", ()) for package in packages)

@@ -1,20 +1,20 @@
-"""The laws of attention, to try on ours or on your own function: ``print(testing.check(function))``.
+"""Conformance tests for any attention function: ``print(testing.check(function))``.
 
-A law is a sentence and a function that tries to break it; a case is a mask with sizes and options; a mutant
-is an implementation with one mistake, which shows that a law can catch it. ``oracle`` is the definition by which
-all are judged, ``definitions`` those of scores and relative biases.
+A law is a statement about attention with a function that looks for a counter-example; a case is a mask with sizes and
+options. ``oracle`` is the reference definition of attention, ``definitions`` those of scores and relative biases.
 """
 
+from saccade.engine.kernel_check import FirstUse
 from saccade.testing import definitions, oracle
 from saccade.testing.case import Case, Inputs
 from saccade.testing.cases import CASES, LARGE_CASES
 from saccade.testing.conformance import check, trials, try_law
-from saccade.testing.first_use import FirstUse, first_use
+from saccade.testing.first_use import first_use
 from saccade.testing.laws import LAWS, Law, LawBroken
-from saccade.testing.mutants import MUTANTS, Mutant
 from saccade.testing.problem import Problem
 from saccade.testing.reach import assert_reach
 from saccade.testing.report import Report, Result
+from saccade.testing.stepwise import Stepwise
 from saccade.testing.subject import Claims, Subject
 from saccade.testing.tolerances import TOLERANCES, Tolerance, error, tolerance
 
@@ -34,8 +34,7 @@ __all__ = [
     "Claims",
     "trials",
     "try_law",
-    "MUTANTS",
-    "Mutant",
+    "Stepwise",
     "TOLERANCES",
     "Tolerance",
     "tolerance",

@@ -1,4 +1,4 @@
-"""Try the laws on anybody's attention function, in five lines."""
+"""`check`: the conformance test that tries the laws on any attention function."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from saccade.testing.cases import CASES
 from saccade.testing.laws import LAWS, Law, LawBroken
 from saccade.testing.report import Report, Result
 from saccade.testing.subject import Claims, Subject
-
-__all__ = ["check", "trials", "try_law"]
 
 
 def check(
@@ -32,7 +30,7 @@ def check(
     claims: Claims | None = None,
     device: torch.device | str = "cpu",
 ) -> Report:
-    """Try every law on every case in every dtype, and report.
+    """Check an attention function for conformance: try every law on every case in every dtype.
 
     Example:
         >>> import torch.nn.functional as F
@@ -44,31 +42,29 @@ def check(
         >>> sorted({result.law for result in report.broken})  # torch lets a masked NaN through
         ['blindness', 'isolation']
 
-    What the function does not offer (an option that it does not take, or anything for which it raises
-    `NotImplementedError`) is listed with the reason, and not counted as kept. Anything else that it raises
-    breaks the law in question.
+    If a law needs an option that the function does not take, or the function raises `NotImplementedError`, the report
+    lists the reason and does not count the law as kept. Any other error breaks the law.
 
     Args:
         function: ``function(query, key, value, mask, **options) -> out``, in the layout
             ``[batch, heads, len, head_dim]``. Options (``bias``, ``scale``, ``softcap``, ``dropout_p``,
-            ``sink_logit``, ``score``) are passed only where they are used.
+            ``sink_logit``, ``score``) are passed only if they are used.
         call: ``call(function, query, key, value, mask, **options)``, for a function with another convention.
-        with_lse: the same function returning ``(out, lse)``, if there is one.
-        offers: the options that it takes: those it must answer, and all others refuse. None reads them off the
-            signature (a builtin has none to read). "relative" says that ``bias`` may also be a
-            `saccade.positions.Bias`, which no signature tells: unsaid, it is neither asked for nor demanded to be
-            refused.
-        reasons: called like the function, it says why the function will not run these inputs; empty if it will.
-            Function and reasons must agree.
-        gqa: it takes fewer key heads than query heads; if not, every head is handed its own copy of the keys.
-        masks: "dense" hands the mask over as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may
-            attend; "objects" as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions``
-            where a case has them. (Where a relative bias is asked for, they come along with either.)
-        cases: the cases to try the laws on, `CASES` if None; some laws bring cases of their own.
+        with_lse: the same function returning ``(out, lse)``, or None.
+        offers: the options that the function takes; it must refuse all others. None reads them from the signature
+            (a builtin has none). "relative" means that ``bias`` may also be a `saccade.positions.Bias`, which no
+            signature shows: without it, such a bias is not tried.
+        reasons: a function with the same arguments that returns the reasons why it cannot run them, or an empty
+            tuple; function and reasons must agree.
+        gqa: whether the function takes fewer key heads than query heads; if not, every head gets a copy of its keys.
+        masks: "dense" passes the mask as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend;
+            "objects" as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions`` if a case has
+            them. (A relative bias always comes with positions.)
+        cases: the cases to try the laws on, `CASES` if None; some laws bring other cases.
         laws: the laws to try, `LAWS` if None.
-        dtypes: of the inputs; some laws bring dtypes of their own.
-        claims: what its author promises beyond the laws that hold for all.
-        device: where the inputs are put.
+        dtypes: the dtypes of the inputs; some laws bring other dtypes.
+        claims: promises beyond the laws.
+        device: the device of the inputs.
 
     Returns:
         A `Report`.
@@ -91,7 +87,7 @@ def check(
 def trials(
     laws: Iterable[Law], cases: Sequence[Case], dtypes: Sequence[torch.dtype]
 ) -> Iterator[tuple[Law, Case, torch.dtype]]:
-    """Every combination to try: a law's own cases and dtypes stand in for those of the suite."""
+    """Yield every combination of law, case and dtype that `check` tries; a law may bring its cases and dtypes."""
     for law in laws:
         for case in cases if law.cases is None else law.cases:
             for dtype in dtypes if law.dtypes is None else law.dtypes:
@@ -99,7 +95,7 @@ def trials(
 
 
 def try_law(subject: Subject, law: Law, case: Case, dtype: torch.dtype) -> Result:
-    """Try one law on one case in one dtype."""
+    """Try one law on one case in one dtype, and return the result with its verdict."""
     try:
         reasons = law.reasons(subject, case)
         if reasons:

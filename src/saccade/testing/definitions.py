@@ -1,8 +1,8 @@
-"""How alike, and how far apart: scores and relative biases as their papers write them, dense and in float64.
+"""Reference definitions of scores and relative biases, as their papers give them, dense and in float64.
 
-Nothing is computed by the library's own means; only parameters are read off its modules. Where it maps queries and keys
-so that a dot product follows, here every pair is compared as the formula says; where it reads a table at distances,
-here every pair has its own index.
+This module reads only parameters from the modules of the library and calls none of their functions. The library maps
+queries and keys and takes dot products; this module applies the formula to every pair. The library reads a table at
+distances; this module computes an index for every pair.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from saccade.positions import T5, ALiBi, Bias, Clipped, GridTable, ShawKeys
 from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian, Modified, Score
 from saccade.support.errors import type_error
 
-__all__ = ["compare", "default_scale", "define", "modified", "relative"]
-
 
 def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
-    """How alike queries and keys are, pair by pair, before any scale.
+    """Compute the score of every pair by its definition, before any scale.
 
     Args:
         score: one of `saccade.scores`.
@@ -31,16 +29,16 @@ def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
         ``[batch, heads, q_len, kv_len]`` in float64.
 
     Raises:
-        TypeError: a score of which no definition is known.
+        TypeError: a score without a definition.
     """
     if isinstance(score, Modified):
         return compare(score.score, query, key)
     q, k = query.double()[:, :, :, None], key.double()[:, :, None]
-    return _of(_SCORES, score, "score")(score, q, k)
+    return _formula(_SCORES, score, "score")(score, q, k)
 
 
 def default_scale(score: Score | None, head_dim: int) -> float:
-    """What stands in for a scale that is not given."""
+    """Return the default scale of a score by its definition."""
     if isinstance(score, Modified):
         return default_scale(score.score, head_dim)
     plain = score is not None and not (isinstance(score, Dot) and score.scaled)
@@ -48,55 +46,55 @@ def default_scale(score: Score | None, head_dim: int) -> float:
 
 
 def modified(score: Score, scores: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
-    """What the function of a `Modified` score makes of scores that are scaled and capped.
+    """Apply the function of a `Modified` score to scaled and capped scores, by its definition.
 
     Args:
-        score: any score; most change nothing.
+        score: any score; only `Modified` changes anything.
         scores: ``[batch, heads, q_len, kv_len]`` in float64.
         q_positions, kv_positions: int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``.
 
     Raises:
-        TypeError: a function of a type of which no definition is known.
+        TypeError: a function of a type without a definition.
     """
     if not isinstance(score, Modified):
         return scores
     inner, function = modified(score.score, scores, q_positions, kv_positions), score.function
     places = q_positions[:, None, :, None], kv_positions[:, None, None, :]
-    return _of(_FUNCTIONS, function, "function of scores")(function, inner, *places)
+    return _formula(_FUNCTIONS, function, "function of scores")(function, inner, *places)
 
 
 def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tensor, scale: float) -> Tensor:
-    """What a relative bias adds to the scores.
+    """Compute the values of a relative bias by its definition.
 
     Args:
         bias: one of `saccade.positions`.
         q_positions, kv_positions: int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``.
         query: ``[batch, heads, q_len, head_dim]``.
-        scale: of the scores.
+        scale: the scale of the scores.
 
     Returns:
         ``[batch | 1, heads | 1, q_len, kv_len]`` in float64.
 
     Raises:
-        TypeError: a bias of which no definition is known.
+        TypeError: a bias without a definition.
     """
-    return _of(_BIASES, bias, "bias")(bias, q_positions[:, :, None], kv_positions[:, None], query.double(), scale)
+    return _formula(_BIASES, bias, "bias")(bias, q_positions[:, :, None], kv_positions[:, None], query.double(), scale)
 
 
 def define(kind: type, formula: Callable[..., Tensor]) -> None:
-    """Say what a score, a relative bias or a class of functions of scores should be, so that cases may use it.
+    """Register the definition of a score, a relative bias or a class of score functions for use in cases.
 
     Args:
         kind: the class.
         formula: for a score ``(score, q [B, H, L, 1, D], k [B, H, 1, S, D]) -> [B, H, L, S]``; for a bias
             ``(bias, q [B | 1, L, 1], kv [B | 1, 1, S], query, scale) -> [B | 1, H | 1, L, S]``, where q and kv are
-            positions; for a function ``(function, scores [B, H, L, S], q [B | 1, 1, L, 1], kv [B | 1, 1, 1, S])``; in
-            float64, and written independently of the class.
+            positions; for a function ``(function, scores [B, H, L, S], q [B | 1, 1, L, 1], kv [B | 1, 1, 1, S])``.
+            It must compute in float64 and share no code with the class.
     """
     (_SCORES if issubclass(kind, Score) else _BIASES if issubclass(kind, Bias) else _FUNCTIONS)[kind] = formula
 
 
-def _of(table: dict[type, Callable[..., Tensor]], module: object, what: str) -> Callable[..., Tensor]:
+def _formula(table: dict[type, Callable[..., Tensor]], module: object, what: str) -> Callable[..., Tensor]:
     if type(module) not in table:
         names = ", ".join(kind.__name__ for kind in table)
         raise type_error(what, f"be one of {names}", type(module).__name__)
@@ -130,8 +128,7 @@ def _gaussian(score: Gaussian, q: Tensor, k: Tensor) -> Tensor:
     return -((q - k) ** 2).sum(-1) / (2 * bandwidth**2)
 
 
-# Biases: q [B | 1, L, 1] and kv [B | 1, 1, S] are positions. A position of -1 holds no token: what is read there is
-# never used, but there must be something to read.
+# Biases: q [B | 1, L, 1] and kv [B | 1, 1, S] are positions. Values at position -1, padding, are computed but not used.
 
 
 def _alibi(bias: ALiBi, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
@@ -140,7 +137,7 @@ def _alibi(bias: ALiBi, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> T
 
 
 def _slopes(num_heads: int) -> list[float]:
-    """A geometric sequence; where there is no regular one, a shorter one and every other term of a longer one."""
+    """Return ALiBi's slopes: a geometric sequence, or for other head counts a shorter one and terms of a longer one."""
     nearest = 2 ** (len(bin(num_heads)) - 3)
     if nearest == num_heads:
         ratio = 2.0 ** (-8.0 / num_heads)
@@ -155,22 +152,22 @@ def _clipped(bias: Clipped, q: Tensor, kv: Tensor, query: Tensor, scale: float) 
 
 def _t5(bias: T5, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
     n = bias.num_buckets // 2 if bias.bidirectional else bias.num_buckets
-    distances, which = torch.unique(q - kv, return_inverse=True)
+    distances, inverse = torch.unique(q - kv, return_inverse=True)
     places = []
     for distance in distances.tolist():
         after = n if distance < 0 and bias.bidirectional else 0
         places.append(after + _bucket(abs(distance) if bias.bidirectional else max(distance, 0), n, bias.max_distance))
     at = torch.tensor(places, dtype=torch.int64, device=q.device)
-    return bias.weight.double()[at[which]].movedim(-1, 1)
+    return bias.weight.double()[at[inverse]].movedim(-1, 1)
 
 
 def _bucket(distance: int, n: int, max_distance: int) -> int:
-    """Which of n buckets, in whole numbers: no logarithm is rounded where one bucket ends and the next begins."""
+    """Return T5's bucket of a distance by integer arithmetic, so that no rounded logarithm moves a boundary."""
     single = n // 2
     if distance < single:
         return distance
     wide = n - single
-    # bucket single + b begins where (distance / single) ** wide reaches (max_distance / single) ** b
+    # bucket single + b begins at the distance with (distance / single) ** wide >= (max_distance / single) ** b
     reached = [distance**wide * single**b >= max_distance**b * single**wide for b in range(1, wide)]
     return single + sum(reached)
 

@@ -1,35 +1,32 @@
-"""Spelling: pieces as vocabularies write them, turned back into what was read."""
+"""Decode tokens, as vocabularies spell them, back into readable text."""
 
 import codecs
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-__all__ = ["is_special", "spelled"]
-
 _SPECIAL = re.compile(r"\[[A-Z]+\d*\]|<[|｜].*[|｜]>|</?s>|<(pad|unk|bos|eos|mask|sep|cls|start_of_turn|end_of_turn)>")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-_LONGEST = 12  # tokens that make one character, at most
+_LONGEST = 12  # most tokens of one character
 
 
 def is_special(token: str) -> bool:
-    """Whether a token looks like one that a tokenizer adds, such as ``[CLS]``, ``<s>`` and ``<|endoftext|>``."""
+    """Return whether a token looks like one that a tokenizer adds, such as ``[CLS]``, ``<s>`` and ``<|endoftext|>``."""
     return _SPECIAL.fullmatch(token) is not None
 
 
 def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
-    """Tokens as a person reads them: spaces as spaces, bytes as the characters that they make.
+    """Return readable tokens: spaces as spaces, bytes as the characters that they encode.
 
-    Three ways to write pieces are known: that of GPT-2, with a letter for each byte and Ġ for the space; that of
-    SentencePiece, with ▁ for the space and ``<0xE4>`` for a byte; that of BERT, in which ## goes on with a word. Which
-    it is, is told by these signs, or by letters that stand for bytes that make characters; tokens of other forms stay
-    as they are. Of a character that several tokens make, each shows it, with its number.
+    Three spellings are recognised by their signs: GPT-2's, with a letter for each byte and Ġ for the space;
+    SentencePiece's, with ▁ for the space and ``<0xE4>`` for a byte; and BERT's, in which ## continues a word. Tokens of
+    other spellings stay unchanged. If several tokens form one character, each shows the character and its number.
 
     Args:
-        tokens: as ``tokenizer.convert_ids_to_tokens(ids)`` or ``tokenizers.Encoding.tokens`` give them.
+        tokens: from ``tokenizer.convert_ids_to_tokens(ids)`` or ``tokenizers.Encoding.tokens``.
 
     Returns:
-        As many texts.
+        One text for each token.
 
     Cost: O(tokens).
 
@@ -44,68 +41,62 @@ def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
         ('[CLS]', ' un', 'likely')
     """
     plain = [token for token in tokens if not is_special(token)]
-    if _are_letters(plain):
-        return _joined(tokens, [_of_letters(token) for token in tokens])
+    if _is_gpt2_spelling(plain):
+        return tuple(_texts(tokens, [_gpt2_bytes(token) for token in tokens]))
     if any("▁" in token for token in plain) or any(_BYTE.fullmatch(token) for token in plain):
-        return _joined(tokens, [_of_sentencepiece(token) for token in tokens])
+        return tuple(_texts(tokens, [_sentencepiece_bytes(token) for token in tokens]))
     if any(token.startswith("##") and len(token) > 2 for token in plain):
-        return tuple(_of_wordpiece(token, is_first=place == 0) for place, token in enumerate(tokens))
+        return tuple(_wordpiece_text(token, is_first=place == 0) for place, token in enumerate(tokens))
     return tuple(tokens)
 
 
 @cache
-def _bytes_of_letters() -> dict[str, int]:
-    """The byte that each letter of GPT-2's vocabulary stands for: its own where it is seen, else one from 256 on."""
+def _gpt2_alphabet() -> dict[str, int]:
+    """Return the byte that each letter of GPT-2's vocabulary encodes."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unseen = [byte for byte in range(256) if byte not in seen]
     return {**{chr(byte): byte for byte in seen}, **{chr(256 + place): byte for place, byte in enumerate(unseen)}}
 
 
-def _of_letters(token: str) -> bytes | None:
-    """The bytes of a token; None of one that was added to the vocabulary as it is read."""
-    letters = _bytes_of_letters()
+def _gpt2_bytes(token: str) -> bytes | None:
+    """Return the bytes that a token in GPT-2's spelling encodes; None for a special token."""
+    letters = _gpt2_alphabet()
     if is_special(token) or any(letter not in letters for letter in token):
         return None
     return bytes(letters[letter] for letter in token)
 
 
-def _are_letters(plain: Sequence[str]) -> bool:
-    """Whether letters stand for bytes: they say so by their spaces, or, as Chinese has none, by making characters."""
+def _is_gpt2_spelling(plain: Sequence[str]) -> bool:
+    """Return whether tokens are in GPT-2's spelling: they have its space sign, or decode to non-ASCII characters."""
     if any("▁" in token for token in plain):
         return False
-    data = [own for token in plain if (own := _of_letters(token)) is not None]
+    data = [piece for token in plain if (piece := _gpt2_bytes(token)) is not None]
     if any(sign in token for token in plain for sign in "ĠĊ"):
         return True
     try:
         whole = b"".join(data).lstrip(bytes(range(0x80, 0xC0)))  # a text may begin within a character
         return not codecs.getincrementaldecoder("utf-8")().decode(whole).isascii()  # and end within one
-    except UnicodeDecodeError:  # letters of some other language
+    except UnicodeDecodeError:  # letters of another language
         return False
 
 
-def _of_sentencepiece(token: str) -> bytes | None:
+def _sentencepiece_bytes(token: str) -> bytes | None:
     if is_special(token):
         return None
-    found = _BYTE.fullmatch(token)
-    return bytes([int(found[1], 16)]) if found else token.replace("▁", " ").encode("utf-8", "surrogatepass")
+    match = _BYTE.fullmatch(token)
+    return bytes([int(match[1], 16)]) if match else token.replace("▁", " ").encode("utf-8", "surrogatepass")
 
 
-def _of_wordpiece(token: str, *, is_first: bool) -> str:
+def _wordpiece_text(token: str, *, is_first: bool) -> str:
     if token.startswith("##"):
         return token[2:]
     return token if is_first or is_special(token) else f" {token}"
 
 
-def _joined(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> tuple[str, ...]:
-    """Texts of the pieces; None is a token that is read as it is."""
-    return tuple(_texts(tokens, pieces))
-
-
 def _texts(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> Iterator[str]:
     start = 0
     while start < len(tokens):
-        own = pieces[start]
-        if own is None:
+        if pieces[start] is None:
             yield tokens[start]
             start += 1
             continue
@@ -120,7 +111,7 @@ def _texts(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> Iterator[st
 
 
 def _character(pieces: Sequence[bytes | None]) -> tuple[int, str]:
-    """How many pieces make whole characters, and which; one piece, with its odd bytes named, where none do."""
+    """Return how many tokens form whole characters, and these; else one token with its bytes escaped."""
     data = b""
     for count, piece in enumerate(pieces, 1):
         if piece is None:
@@ -129,6 +120,6 @@ def _character(pieces: Sequence[bytes | None]) -> tuple[int, str]:
         try:
             return count, data.decode()
         except UnicodeDecodeError as error:
-            if error.reason != "unexpected end of data":  # no byte that follows can make it whole
+            if error.reason != "unexpected end of data":  # no further byte can complete it
                 break
     return 1, (pieces[0] or b"").decode(errors="backslashreplace")

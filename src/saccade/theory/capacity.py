@@ -1,4 +1,4 @@
-"""Capacity: how many pairs of key and value a state of fixed size gives back."""
+"""Claim about capacity: the number of key-value pairs that a state of fixed size can store and recall."""
 
 from __future__ import annotations
 
@@ -12,50 +12,47 @@ from saccade.masks import Causal
 from saccade.matrix import attention
 from saccade.mechanisms import Delta, Linear
 from saccade.tasks import mqar
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
-__all__ = ["Recall", "recalled_by_attention", "recalled_by_best_state", "recalled_by_delta_rule", "recalled_by_linear"]
-
 Recall = Callable[[Tensor, Tensor], Tensor]
-"""What is given back for each of the keys ``[n, d_k]`` after all of their values ``[n, d_v]`` were read."""
+"""Stores keys ``[n, d_k]`` with values ``[n, d_v]``, and returns the value recalled for each key."""
 
 
 def recalled_by_best_state(key: Tensor, value: Tensor) -> Tensor:
-    """The state of d_k x d_v numbers that gives back most, by least squares, however it would be written."""
+    """Recall values from the best state matrix of d_k x d_v numbers, computed by least squares."""
     return key @ torch.linalg.lstsq(key, value, driver="gelsd").solution
 
 
 def recalled_by_delta_rule(key: Tensor, value: Tensor) -> Tensor:
-    """DeltaNet: each pair is written once; then each key is asked for, and nothing is written."""
-    both = torch.cat([key, key])[None, None]
+    """Recall values by the delta rule (DeltaNet): write each pair once, then query each key without writing."""
+    twice = torch.cat([key, key])[None, None]
     beta = torch.cat([torch.ones(len(key)), torch.zeros(len(key))]).to(key)[None, None]
-    matrix = Delta(scale=1.0)(both, both, beta=beta, mask=Causal())
-    found: Tensor = matrix @ torch.cat([value, torch.zeros_like(value)])[None, None]
-    return found[0, 0, len(key) :]
+    matrix = Delta(scale=1.0)(twice, twice, beta=beta, mask=Causal())
+    recalled: Tensor = matrix @ torch.cat([value, torch.zeros_like(value)])[None, None]
+    return recalled[0, 0, len(key) :]
 
 
 def recalled_by_linear(key: Tensor, value: Tensor) -> Tensor:
-    """Linear attention with as many features as key entries."""
-    found: Tensor = Linear("relu")(key[None, None], key[None, None]) @ value[None, None]
-    return found[0, 0]
+    """Recall values by linear attention, whose state has as many features as a key has entries."""
+    recalled: Tensor = Linear("relu")(key[None, None], key[None, None]) @ value[None, None]
+    return recalled[0, 0]
 
 
 def recalled_by_attention(key: Tensor, value: Tensor) -> Tensor:
-    """Attention with sharp scores: it keeps every pair, so what it keeps grows with n."""
+    """Recall values by softmax attention with sharp scores; it stores every pair, so its memory grows with n."""
     return attention(key[None, None], key[None, None], value[None, None], scale=1e4)[0, 0]
 
 
-def _answered(draw: Draw, recall: Recall, pairs: int = 64, width: int = 16) -> float:
-    """Share of the questions of `saccade.tasks.mqar` that are answered, tokens being random unit vectors."""
+def _recall_accuracy(draw: Draw, recall: Recall, pairs: int = 64, width: int = 16) -> float:
+    """Return the accuracy of recall on the task `saccade.tasks.mqar`, with random unit vectors for tokens."""
     task = mqar(1, 4 * pairs, pairs, vocab_size=4 * pairs + 1, seed=draw.integer())
     read = task.tokens[0, : task.context_len].reshape(-1, 2)
     key, value = (torch.nn.functional.normalize(draw.normal(4 * pairs + 1, width), dim=-1) for _ in range(2))
-    found = recall(key[read[:, 0]], value[read[:, 1]])
-    order, asked = read[:, 0].argsort(), task.tokens[0, task.targets[0] >= 0]
-    place = order[torch.searchsorted(read[order, 0], asked)]
-    answer = (found[place] @ value.T).argmax(-1)
+    recalled = recall(key[read[:, 0]], value[read[:, 1]])
+    order, queried = read[:, 0].argsort(), task.tokens[0, task.targets[0] >= 0]
+    place = order[torch.searchsorted(read[order, 0], queried)]
+    answer = (recalled[place] @ value.T).argmax(-1)
     return float((answer == task.targets[0, task.targets[0] >= 0]).double().mean())
 
 
@@ -74,7 +71,7 @@ def a_fixed_state_limits_what_is_remembered(
     linear: Recall = recalled_by_linear,
     attend: Recall = recalled_by_attention,
 ) -> Measurements:
-    """What a recurrence can remember is limited by the fixed size of its state; attention is not."""
+    """The fixed size of its state limits the memory of a recurrence; attention has no such limit."""
     n, width = 16, 8
     values = torch.eye(n, dtype=torch.float64)
     crowded = torch.nn.functional.normalize(draw.normal(n, width), dim=-1)
@@ -90,9 +87,9 @@ def a_fixed_state_limits_what_is_remembered(
     yield equal("linear attention, 8 axes as keys: squared error", lost(linear, values[:width, :width]), 0.0)
     yield at_least("linear attention, 16 keys: squared error, against n - d_k", lost(linear, crowded), n - width, 1e-9)
     yield at_most("attention, the same 16 keys: squared error", lost(attend, crowded), 1e-9)
-    answered = {name: _answered(draw, recall) for name, recall in (("best", best), ("attention", attend))}
-    yield at_most("recall of 64 pairs (mqar), any state, d_k = 16: share answered", answered["best"], 0.6)
-    yield equal("recall of 64 pairs (mqar), attention: share answered", answered["attention"], 1.0)
+    accuracy = {name: _recall_accuracy(draw, recall) for name, recall in (("best", best), ("attention", attend))}
+    yield at_most("recall of 64 pairs (mqar), any state, d_k = 16: share answered", accuracy["best"], 0.6)
+    yield equal("recall of 64 pairs (mqar), attention: share answered", accuracy["attention"], 1.0)
     angles = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
     circle = torch.stack([angles.cos(), angles.sin()], -1)
     yield at_most("attention, 16 keys on a circle, d_k = 2: squared error", lost(attend, circle), 1e-9)

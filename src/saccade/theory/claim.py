@@ -1,25 +1,69 @@
-"""Claim: a statement about attention, and the run that says whether it holds."""
+"""The `Claim` class: a statement about attention, its verdict, and a check with seeded random numbers."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 from saccade.support.errors import type_error
 from saccade.support.validation import check_int
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, Measurements
-
-__all__ = ["VERDICTS", "Check", "Claim", "Verdict", "claim"]
 
 Verdict = Literal["holds", "holds if", "refuted"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds if", "refuted")
 Check = Callable[..., Measurements]
+M = TypeVar("M", bound=nn.Module)
+
+
+class Draw:
+    """Random number generator for the check of one claim with one seed; tensors are float64.
+
+    Args:
+        seed: the seed of the run.
+        name: the name of the claim; two claims with the same seed draw independent numbers.
+
+    Attributes:
+        used: whether any number was drawn. A check without random numbers gives the same result for every seed.
+    """
+
+    def __init__(self, seed: int, name: str):
+        entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode())])
+        self._generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
+        self.used = False
+
+    def normal(self, *shape: int) -> Tensor:
+        """Draw independent standard normal numbers."""
+        self.used = True
+        return torch.randn(shape, dtype=torch.float64, generator=self._generator)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Draw independent numbers between 0 and 1."""
+        self.used = True
+        return torch.rand(shape, dtype=torch.float64, generator=self._generator)
+
+    def permutation(self, n: int) -> Tensor:
+        """Draw a permutation of the numbers below n, int64 ``[n]``."""
+        self.used = True
+        return torch.randperm(n, generator=self._generator)
+
+    def integer(self) -> int:
+        """Draw an integer below 2³¹, to seed a function."""
+        self.used = True
+        return int(torch.randint(0, 1 << 31, (), generator=self._generator))
+
+    def module(self, make: Callable[[], M]) -> M:
+        """Build a float64 module with random initial parameters, leaving torch's global generator unchanged."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.integer())
+            return make().double()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +72,13 @@ class Claim:
 
     Attributes:
         name: words joined by hyphens.
-        topic: what it is about.
-        statement: the claim in a sentence, as it is usually made, right or wrong.
-        latex: the same as a formula.
-        source: where it is stated, or where it is put right.
+        topic: the group of claims that it belongs to, such as "softmax".
+        statement: one sentence, as people usually state it, right or wrong.
+        latex: the statement as a formula.
+        source: a reference that states or corrects it.
         verdict: "holds", "holds if" (under the conditions), "refuted" (by a counter-example).
-        conditions: under which conditions it holds, or what is right instead.
-        trial: the function that measures; `check` calls it.
+        conditions: when the claim holds; for a refuted claim, the correct statement.
+        trial: the function that yields the measurements; `check` calls it.
 
     Example:
         >>> from saccade import theory
@@ -56,28 +100,27 @@ class Claim:
 
     @property
     def ingredients(self) -> tuple[str, ...]:
-        """Names of the formulas and functions that `check` can be given in the place of its own."""
+        """Names of the formulas and functions of the claim that `check` accepts replacements for."""
         parameters = inspect.signature(self.trial).parameters.values()
         return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
     def check(self, seed: int = 0, **kwargs: Any) -> tuple[Measurement, ...]:
-        """Measure.
+        """Measure whether the claim's verdict is right.
 
         Args:
-            seed: of the random numbers.
-            kwargs: one's own formula or function in the place of an ingredient (`ingredients` names them): a wrong one
-                makes some measurement disagree.
+            seed: the seed of the random numbers.
+            kwargs: replacements for `ingredients`; a wrong formula or function makes some measurement disagree.
 
         Returns:
-            The measurements. The verdict stands if every one of them agrees.
+            The measurements. They confirm the verdict if all of them agree.
 
         Raises:
-            TypeError: a seed that is no int, an ingredient that the check does not have.
+            TypeError: a seed that is no int, or an unknown ingredient.
         """
         return self.measure(Draw(check_int("seed", seed, 0), self.name), **kwargs)
 
     def measure(self, draw: Draw, **kwargs: Any) -> tuple[Measurement, ...]:
-        """Measure with the random numbers of a `Draw`."""
+        """Run the check of this claim with the random numbers of ``draw``."""
         unknown = sorted(set(kwargs) - set(self.ingredients))
         if unknown:
             rule = f"be among {', '.join(self.ingredients)}" if self.ingredients else "be left out"
@@ -91,7 +134,7 @@ class Claim:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Tensors as small as those of a claim gain little from several threads, and lose much beside a busy process."""
+    """Limit torch to one thread: the tensors of a claim are too small to gain from more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -103,12 +146,12 @@ def _one_thread() -> Iterator[None]:
 def claim(
     topic: str | None = None, *, latex: str, source: str, verdict: Verdict, conditions: str = ""
 ) -> Callable[[Check], Claim]:
-    """Make a claim of a function: its name is the claim's, its first paragraph the statement, its module the topic."""
+    """Turn a function into a `Claim`, named like the function; its docstring is the statement, its module the topic."""
 
     def make(trial: Check) -> Claim:
         name = trial.__name__.replace("_", "-")
         statement = " ".join((trial.__doc__ or "").split("\n\n")[0].split())
-        own = trial.__module__.rpartition(".")[2] if topic is None else topic
-        return Claim(name, own, statement, latex, source, verdict, conditions, trial)
+        subject = trial.__module__.rpartition(".")[2] if topic is None else topic
+        return Claim(name, subject, statement, latex, source, verdict, conditions, trial)
 
     return make

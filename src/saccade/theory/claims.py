@@ -1,4 +1,4 @@
-"""All claims, topic by topic, and as Markdown for the documents."""
+"""The list of all claims by topic, and the Markdown that documentation pages show of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from saccade.support.errors import value_error
 from saccade.support.validation import check_type
 from saccade.theory import (
     averages,
-    bottleneck,
     capacity,
     complexity,
     decoding,
@@ -17,59 +16,43 @@ from saccade.theory import (
     graphs,
     heads,
     information,
-    linear_costs,
     masking,
     mixture,
     paths,
     products,
     rank,
-    relations,
     relatives,
     scaling,
     similarity,
     softmax,
-    sparsity,
     spectrum,
     steps,
     symmetry,
+    trained,
     training,
     universality,
 )
 from saccade.theory.claim import Claim, Verdict
 
-__all__ = ["CLAIMS", "CONDITION", "find", "sections", "table"]
-
 _TOPICS = (
     *(scaling, similarity, softmax, gradients, products, averages, symmetry, universality, rank, spectrum, mixture),
-    *(
-        information,
-        bottleneck,
-        relatives,
-        heads,
-        training,
-        sparsity,
-        relations,
-        paths,
-        capacity,
-        complexity,
-        steps,
-    ),
-    *(linear_costs, decoding, graphs, features, masking),
+    *(information, relatives, heads, training, trained, paths, capacity, complexity, steps, decoding, graphs),
+    *(features, masking),
 )
 
 CLAIMS: tuple[Claim, ...] = tuple(one for topic in _TOPICS for one in vars(topic).values() if isinstance(one, Claim))
-"""Every claim that a topic states, in the order of the documents."""
+"""Every claim, ordered by topic as in the documentation."""
 
 CONDITION: dict[Verdict, str] = {"holds": "With", "holds if": "If", "refuted": "But"}
-"""The word that leads from a verdict to its conditions."""
+"""The word that introduces the conditions of each verdict."""
 
 
 def find(name: str) -> Claim:
-    """The claim of this name.
+    """Look up a claim by its name.
 
     Raises:
-        TypeError: a name that is no text.
-        ValueError: no claim has it.
+        TypeError: the name is not a string.
+        ValueError: no claim has this name.
 
     Example:
         >>> print(find("attention-has-low-rank").verdict)
@@ -85,14 +68,14 @@ def find(name: str) -> Claim:
 
 
 def table(claims: Sequence[Claim]) -> str:
-    """One row for each claim: name, verdict, statement."""
-    lines = ["| claim | verdict | what is said |", "|---|---|---|"]
+    """Format claims as a Markdown table of name, verdict and statement."""
+    lines = ["| claim | verdict | statement |", "|---|---|---|"]
     lines += [f"| `{claim.name}` | {claim.verdict} | {claim.statement} |" for claim in claims]
     return "\n".join(lines) + "\n"
 
 
 def sections(claims: Sequence[Claim]) -> str:
-    """One section for each claim: statement, formula, conditions, source."""
+    """Format claims as Markdown sections with statement, formula, conditions and source."""
     return "\n".join(_section(claim) for claim in claims)
 
 

@@ -1,4 +1,4 @@
-"""What tutorials say about attention, sentence by sentence, and which measurement could contradict the verdict."""
+"""Five tutorial documents about attention: their statements, each with the claim and measurement that test it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from typing import NamedTuple
 from saccade.theory.claim import Verdict
 from saccade.theory.claims import find
 
-__all__ = ["DOCUMENTS", "Document", "Said", "listed", "tables"]
-
 _CHINESE: dict[Verdict, str] = {"holds": "成立", "holds if": "有条件成立", "refuted": "被推翻"}
 
 
 class Said(NamedTuple):
-    """A statement of a tutorial, and what judges it.
+    """One statement of a tutorial document, and the claim that tests it.
 
     Attributes:
-        statement: in our words.
-        chinese: the same in Chinese.
-        claim: the name of the claim that judges it.
-        row: the measurement of that claim that could contradict the verdict.
-        verdict: on this statement; that of the claim, if the file does not say another.
+        statement: the statement, paraphrased.
+        chinese: the statement in Chinese.
+        claim: the name of the claim that tests it.
+        row: the name of that claim's measurement that could contradict the verdict.
+        verdict: the verdict on this statement; by default the claim's.
     """
 
     statement: str
@@ -34,12 +32,12 @@ class Said(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A tutorial and what it says, in its order.
+    """A tutorial document and its statements, in the tutorial's order.
 
     Attributes:
         title: in English.
         chinese: the title in Chinese.
-        says: its statements.
+        says: the statements.
     """
 
     title: str
@@ -49,23 +47,23 @@ class Document(NamedTuple):
 
 def _read() -> tuple[Document, ...]:
     with (Path(__file__).parent / "documents.toml").open("rb") as file:
-        told = tomllib.load(file)["document"]
+        documents = tomllib.load(file)["document"]
     return tuple(
         Document(
             one["title"],
             one["chinese"],
             tuple(Said(**{"verdict": find(said["claim"]).verdict} | said) for said in one["says"]),
         )
-        for one in told
+        for one in documents
     )
 
 
 DOCUMENTS = _read()
-"""Five tutorials, as ``documents.toml`` tells them."""
+"""The five tutorial documents that ``documents.toml`` describes."""
 
 
 def listed(documents: Sequence[Document] | None = None) -> str:
-    """Return every statement of the documents (of all if None) with its verdict, claim and test, as plain text."""
+    """List the statements of tutorial documents (all if None) with verdict, claim and measurement, as plain text."""
     lines: list[str] = []
     for document in DOCUMENTS if documents is None else documents:
         lines.append(document.title.upper())
@@ -75,11 +73,11 @@ def listed(documents: Sequence[Document] | None = None) -> str:
 
 
 def tables(documents: Sequence[Document] | None = None, *, chinese: bool = False) -> str:
-    """Like `listed`, as Markdown: one table per document."""
+    """Format the statements of tutorial documents (all if None) as Markdown: one table per document."""
     head = (
-        "| 它说 | 结论 | 论断 | 可推翻结论的测量 |"
+        "| 论述 | 结论 | 论断 | 可推翻结论的测量 |"
         if chinese
-        else "| it says | verdict | claim | could contradict it |"
+        else "| statement | verdict | claim | measurement that could contradict it |"
     )
     parts = []
     for document in DOCUMENTS if documents is None else documents:

@@ -1,4 +1,4 @@
-"""Random features and random projections: what is unbiased, what is not, and how many it takes."""
+"""Claims about random features and random projections: bias, variance, and how many are needed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, estimate, same
-
-__all__ = ["divided", "kernel_samples", "printed_projections", "variance_of_positive", "variance_of_trigonometric"]
 
 _CHOROMANSKI = "Choromanski et al. 2021, arXiv:2009.14794"
 _WANG = "Wang et al. 2020, arXiv:2006.04768"
@@ -22,7 +19,7 @@ _WANG = "Wang et al. 2020, arXiv:2006.04768"
 def kernel_samples(
     x: Tensor, y: Tensor, directions: Tensor, kind: Literal["positive", "trigonometric"] = "positive"
 ) -> Tensor:
-    """One estimate of exp(x·y) for each random direction ``[m, d]``."""
+    """Return one random-feature estimate of the kernel exp(x·y) for each direction ``[m, d]``."""
     squares = (x.square().sum() + y.square().sum()) / 2
     if kind == "positive":
         return (directions @ (x + y) - squares).exp()
@@ -30,18 +27,18 @@ def kernel_samples(
 
 
 def variance_of_positive(x: Tensor, y: Tensor) -> Tensor:
-    """Variance of one positive feature's estimate."""
+    """Return the variance of the kernel estimate from one positive random feature."""
     together = (x + y).square().sum().exp()
     return together * (2 * (x @ y)).exp() * (1 - 1 / together)
 
 
 def variance_of_trigonometric(x: Tensor, y: Tensor) -> Tensor:
-    """Variance of one trigonometric feature's estimate."""
+    """Return the variance of the kernel estimate from one trigonometric random feature."""
     apart = (-(x - y).square().sum()).exp()
     return (x + y).square().sum().exp() * (-2 * (x @ y)).exp() * (1 - apart) ** 2 / 2
 
 
-def _unit(draw: Draw, width: int, length: float) -> Tensor:
+def _random_vector(draw: Draw, width: int, length: float) -> Tensor:
     x = draw.normal(width)
     return x * (length / x.norm())
 
@@ -55,16 +52,16 @@ def _unit(draw: Draw, width: int, length: float) -> Tensor:
 def features_estimate_the_kernel(draw: Draw, *, samples: Callable[..., Tensor] = kernel_samples) -> Measurements:
     """Positive random features estimate the softmax kernel without bias."""
     width = 8
-    x, y = _unit(draw, width, 0.6), _unit(draw, width, 0.6)
+    x, y = _random_vector(draw, width, 0.6), _random_vector(draw, width, 0.6)
     directions = draw.normal(200_000, width)
     for kind in ("positive", "trigonometric"):
         yield estimate(f"{kind} features: mean of the estimates", samples(x, y, directions, kind), float((x @ y).exp()))
 
 
 def divided(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """φ(Q)(φ(K)ᵀV), each row divided by φ(q)·Σφ(k)."""
-    gathered = query @ (key.T @ value)
-    return gathered / (query @ key.sum(0))[:, None]
+    """Return linear attention with features, φ(Q)(φ(K)ᵀV), each row divided by φ(q)·Σφ(k)."""
+    sums = query @ (key.T @ value)
+    return sums / (query @ key.sum(0))[:, None]
 
 
 @claim(
@@ -73,8 +70,8 @@ def divided(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     + _CHOROMANSKI
     + ", equation 4",
     verdict="refuted",
-    conditions="each row must be divided by φ(q)·Σφ(k), as softmax is by its sum: what is printed gives sums, not "
-    "averages, even with exact features",
+    conditions="each row must be divided by φ(q)·Σφ(k), as softmax is by its sum: the printed formula gives sums, "
+    "not averages, even with exact features",
 )
 def features_need_no_division(
     draw: Draw,
@@ -83,11 +80,11 @@ def features_need_no_division(
     printed: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda query, key, value: query @ (key.T @ value),
 ) -> Measurements:
     """Attention is about φ(Q) (φ(K)ᵀ V), for features φ of the softmax kernel."""
-    n, places = 12, 5
-    # Keys at five places, and one feature for each of them: exp(q·k) exactly.
-    points, at = draw.normal(places, 4), torch.arange(n) % places
+    n, distinct = 12, 5
+    # Five distinct keys with one feature each: exp(q·k) exactly.
+    points, at = draw.normal(distinct, 4), torch.arange(n) % distinct
     query, value = draw.normal(n, 4), draw.normal(n, 3)
-    of_query, of_key = (query @ points.T).exp(), torch.eye(places, dtype=torch.float64)[at]
+    of_query, of_key = (query @ points.T).exp(), torch.eye(distinct, dtype=torch.float64)[at]
     exact = (query @ points[at].T).softmax(-1) @ value
     yield same("divided by the sum, against softmax", right(of_query, of_key, value), exact, 1e-10)
     ones = torch.ones(n, 1, dtype=torch.float64)
@@ -105,19 +102,19 @@ def features_need_no_division(
 def performer_attention_is_unbiased(draw: Draw, *, samples: Callable[..., Tensor] = kernel_samples) -> Measurements:
     """A Performer estimates attention without bias."""
     width, trials = 8, 10_000
-    query, keys = _unit(draw, width, 1.0), torch.stack([_unit(draw, width, 1.0) for _ in range(4)])
-    keys[0] = query  # the key that takes most, and whose weight varies most
+    query, keys = _random_vector(draw, width, 1.0), torch.stack([_random_vector(draw, width, 1.0) for _ in range(4)])
+    keys[0] = query  # the key with the largest weight, which also varies most
     exact = (keys @ query).softmax(0)[0]
     biases = {}
     for features in (4, 64):
         directions = draw.normal(trials * features, width)
         kernels = [samples(query, key, directions).view(trials, features).mean(-1) for key in keys]
-        found = kernels[0] / sum(kernels)
-        biases[features] = float(found.mean() - exact)
+        weights = kernels[0] / sum(kernels)
+        biases[features] = float(weights.mean() - exact)
         if features == 4:
-            error = float(found.std() / trials**0.5)
+            error = float(weights.std() / trials**0.5)
             yield apart(
-                "mean weight of the nearest key, 4 features", float(found.mean()), float(exact), 6 * error + 1e-9
+                "mean weight of the nearest key, 4 features", float(weights.mean()), float(exact), 6 * error + 1e-9
             )
     yield at_most("bias with 64 features, as a share of that with 4", abs(biases[64] / biases[4]), 0.5)
 
@@ -134,7 +131,7 @@ def how_many_features(
 ) -> Measurements:
     """The error of positive features grows with the norm of query plus key, exponentially."""
     width = 8
-    x, y = _unit(draw, width, 0.5), _unit(draw, width, 0.5)
+    x, y = _random_vector(draw, width, 0.5), _random_vector(draw, width, 0.5)
     errors = kernel_samples(x, y, draw.normal(400_000, width)) - (x @ y).exp()
     yield estimate("variance of one estimate", errors.square(), float(variance(x, y)))
 
@@ -154,7 +151,7 @@ def positive_features_are_always_better(
 ) -> Measurements:
     """Positive features have less variance than trigonometric ones."""
     width = 8
-    x = _unit(draw, width, 0.7)
+    x = _random_vector(draw, width, 0.7)
     directions = draw.normal(100_000, width)
     for name, y in (("x = y", x), ("x = -y", -x)):
         seen = kernel_samples(x, y, directions, "trigonometric")
@@ -171,8 +168,10 @@ def positive_features_are_always_better(
     latex=r"\lVert\tilde P w-Pw\rVert\le\varepsilon\lVert Pw\rVert,\quad\mathrm{rank}\tilde P=\Theta(\log n)",
     source=_WANG + ", theorem 1",
     verdict="refuted",
-    conditions="the random projection keeps each product up to an additive error of about |P_i||w|/√k, whatever the "
-    "matrix; nothing about attention makes it relative. That trained attention is nearly of low rank is an observation",
+    conditions="the random projection preserves each product up to an additive error of about |P_i||w|/√k, whatever "
+    "the "
+    "matrix; nothing about attention makes it relative. That trained attention is nearly of low rank is only an "
+    "observation",
 )
 def attention_is_low_rank_by_projection(
     draw: Draw,
@@ -181,7 +180,7 @@ def attention_is_low_rank_by_projection(
 ) -> Measurements:
     """A random projection to Θ(log n) dimensions keeps attention up to a small relative error."""
     n, error_allowed = 512, 0.5
-    rank = math.ceil(5 * math.log(n) / (error_allowed**2 - error_allowed**3))  # what the theorem asks for: 250
+    rank = math.ceil(5 * math.log(n) / (error_allowed**2 - error_allowed**3))  # the theorem requires 250
     weights = (draw.normal(n, 16) @ draw.normal(n, 16).T / 4).softmax(-1)
     values = draw.normal(n, 64)
     directions = draw.normal(rank, n) / rank**0.5
@@ -204,7 +203,7 @@ def attention_is_low_rank_by_projection(
 
 
 def printed_projections(directions: Tensor, delta: float) -> tuple[Tensor, Tensor]:
-    """E = δR and F = exp(-δ)R, as the proof of Linformer's second theorem prints them."""
+    """Return the projections E = δR and F = exp(-δ)R from the proof of Linformer's second theorem."""
     return delta * directions, math.exp(-delta) * directions
 
 
@@ -212,8 +211,8 @@ def printed_projections(directions: Tensor, delta: float) -> tuple[Tensor, Tenso
     latex=r"\lVert\mathrm{softmax}(qK^\top E^\top)FV-\mathrm{softmax}(qK^\top)V\rVert\le\varepsilon",
     source=_WANG + ", theorem 2 and its proof",
     verdict="refuted",
-    conditions="this is about the construction that the proof prints: for small δ and large its error is that of an "
-    "output of zeros, even with twice as many slots as keys. Others may do better; those of a Linformer are trained",
+    conditions="this refers to the construction in the proof: for small and large δ its error is that of an output "
+    "of zeros, even with twice as many slots as keys. Others may do better; those of a Linformer are trained",
 )
 def linformer_is_exact_by_construction(
     draw: Draw, *, projections: Callable[[Tensor, float], tuple[Tensor, Tensor]] = printed_projections
@@ -226,6 +225,6 @@ def linformer_is_exact_by_construction(
     directions = draw.normal(2 * n, n) / (2 * n) ** 0.5
     for delta in (1.0, 1 / n, 1e-6):
         of_keys, of_values = projections(directions, delta)
-        found = (scores @ of_keys.T).softmax(-1) @ (of_values @ value)
-        error = float((found - exact).norm() / exact.norm())
+        output = (scores @ of_keys.T).softmax(-1) @ (of_values @ value)
+        error = float((output - exact).norm() / exact.norm())
         yield apart(f"relative error of the output, δ = {delta:.1g}", error, 0.0, 0.5)

@@ -1,9 +1,10 @@
-"""Pictures of what the claims measure, one for each page about them. Needs matplotlib, imported when one is drawn."""
+"""Figures for the theory pages of the documentation, one per page. Needs matplotlib, imported on use."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,40 +13,39 @@ from torch import Tensor
 from saccade.masks import Window
 from saccade.matrix import AttentionMatrix, attention
 from saccade.scores import Gaussian
+from saccade.theory.claim import Draw
 from saccade.theory.complexity import dense, flops, recurrence
-from saccade.theory.draw import Draw
 from saccade.theory.features import variance_of_positive, variance_of_trigonometric
 from saccade.theory.information import gaussian_information, patterns
 from saccade.theory.mistakes import MISTAKES
-from saccade.theory.panels import head, legend, side_by_side
 from saccade.theory.paths import attending, convolutions, influence, lstm
-from saccade.theory.picture_of_training import trained
 from saccade.theory.rank import weights_of
 from saccade.theory.relatives import kalman_update
 from saccade.theory.scaling import inverse_root, movability
 from saccade.theory.softmax import jacobian, jacobian_as_printed
-from saccade.viz.canvas import GREY, INK, INKS, colours
+from saccade.theory.trained import TEXT, decoder_loss, random_keys, strongest
+from saccade.theory.training import attentive, learned, neighbours, recall
+from saccade.viz.canvas import DPI, GREY, INK, INKS, blank, colours
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = ["PICTURES"]
 
 _PURPLE, _RED, _GREEN, _GREY, _FILLED = *INKS[:3], GREY, "#efe9f4"
 
 
 def scaling() -> Figure:
-    """How far weights still react to scores, with and without the scale, against d_k."""
+    """Draw the figure on scaling: how strongly weights react to scores, with and without the scale, against d_k."""
     draw, widths = Draw(0, "scaling"), [2**power for power in range(1, 12)]
-    found = []
+    medians_and_means = []
     for width in widths:
         scores = draw.normal(800, width).norm(dim=-1, keepdim=True) * draw.normal(800, 16)
-        left, kept = movability(scores), movability(scores * inverse_root(width))
-        found.append([float(x) for x in (kept.median(), left.mean(), left.median())])
+        plain, scaled = movability(scores), movability(scores * inverse_root(width))
+        medians_and_means.append([float(x) for x in (scaled.median(), plain.mean(), plain.median())])
     figure, (axes,) = side_by_side(1, 4.6)
-    columns = list(zip(*found, strict=True))
-    told = (("scaled, median", _GREEN, "-"), ("not scaled, mean", _RED, "-"), ("not scaled, median", _PURPLE, "-"))
-    for (label, colour, style), column in zip(told, columns, strict=True):
+    columns = list(zip(*medians_and_means, strict=True))
+    styles = (("scaled, median", _GREEN, "-"), ("not scaled, mean", _RED, "-"), ("not scaled, median", _PURPLE, "-"))
+    for (label, colour, style), column in zip(styles, columns, strict=True):
         axes.plot(widths, column, color=colour, linestyle=style, marker="o", markersize=3, label=label)
     axes.plot(widths, [2 / math.sqrt(width) for width in widths], color=_GREY, linestyle=":", label="2/√d_k")
     axes.set(xscale="log", yscale="log", xlabel="d_k", ylabel="1 - |p|²", ylim=(1e-7, 2))
@@ -55,7 +55,7 @@ def scaling() -> Figure:
 
 
 def softmax() -> Figure:
-    """The Jacobian of a row, and the one that tutorials print."""
+    """Draw the figure on softmax: the Jacobian of a row, and the wrong one that tutorials print."""
     weights = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0], dtype=torch.float64).softmax(0)
     right, printed = jacobian(weights), jacobian_as_printed(weights[None])[0, :, 0]
     figure, panels = side_by_side(2, 2.6)
@@ -73,7 +73,7 @@ def softmax() -> Figure:
 
 
 def averages() -> Figure:
-    """Values, their hull, and outputs: of attention inside, after dropout wherever they come to lie."""
+    """Draw the figure on averages: values, their hull, outputs inside it, and outputs after dropout."""
     draw, n = Draw(3, "averages"), 9
     value = draw.normal(1, 1, n, 2)
     matrix = AttentionMatrix(2 * draw.normal(1, 1, 40, 2), value)
@@ -95,7 +95,7 @@ def averages() -> Figure:
 
 
 def matrices() -> Figure:
-    """Singular values of scores and weights, and eigenvalues of a sink, uniform and random weights."""
+    """Draw the figure on matrices: singular values of scores and weights, and eigenvalues of three kinds of weights."""
     draw = Draw(0, "matrices")
     q, k = draw.normal(64, 8), draw.normal(64, 8)
     figure, (left, right) = side_by_side(2, 3.0)
@@ -122,7 +122,7 @@ def matrices() -> Figure:
 
 
 def inference() -> Figure:
-    """Mean shift by attention, and what three patterns let through."""
+    """Draw the figure on inference: mean shift by attention, and the information that three patterns let through."""
     draw = Draw(1, "inference")
     centres = torch.tensor([[-2.0, -1.0], [2.0, -1.2], [0.2, 2.0]], dtype=torch.float64)
     keys = (centres[:, None] + 0.6 * draw.normal(3, 25, 2)).flatten(0, 1)
@@ -156,7 +156,7 @@ def inference() -> Figure:
 
 
 def relatives() -> Figure:
-    """A Kalman update that is no average of prediction and observation."""
+    """Draw the figure on relatives: a Kalman update that is not an average of prediction and observation."""
     prior_cov = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
     noise_cov = torch.tensor([0.1, 5.0], dtype=torch.float64).diag()
     prior, seen = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
@@ -178,8 +178,39 @@ def relatives() -> Figure:
     return figure
 
 
+def trained() -> Figure:
+    """Draw the figure on trained layers: accuracy by number of heads, and loss by number of keys a query reads."""
+    figure, (left, right) = side_by_side(2, 3.4)
+    cases = (
+        ("both neighbours", neighbours(1, 2), 32, 0.01, 200),
+        ("one of 16 keys", recall(), 16, 0.03, 400),
+    )
+    counts = (1, 2, 4, 8)
+    for shift, colour, (label, task, width, rate, steps) in zip((-0.2, 0.2), INKS[:2], cases, strict=True):
+        runs = [learned(attentive(heads), task, width=width, rate=rate, steps=steps) for heads in counts]
+        accuracies = [float(run.accuracy.mean()) for run in runs]
+        places = [place + shift for place in range(len(counts))]
+        left.bar(places, accuracies, width=0.38, color=colour, label=label)
+        for place, accuracy in zip(places, accuracies, strict=True):
+            left.text(place, accuracy + 0.02, f"{accuracy:.0%}", ha="center", size=7, color=INK)
+    left.set_xticks(range(len(counts)), [str(heads) for heads in counts])
+    left.set(xlabel="heads, of the same total width", ylabel="accuracy", ylim=(0, 1.35), yticks=(0, 0.5, 1))
+    head(left, "Which is better depends on the task", 9)
+    legend(left, loc="upper left", ncols=2)
+    whole, keys_read = decoder_loss(TEXT), (1, 2, 4, 9, 18, 37, 74)
+    for label, choose, colour in (("drawn by lot", random_keys, INKS[1]), ("the strongest", strongest, INKS[0])):
+        lost = [decoder_loss(TEXT, partial(choose, keys=keys)) - whole for keys in keys_read]
+        right.plot(keys_read, lost, color=colour, marker="o", markersize=3, label=label)
+    right.set(xscale="log", xlabel="keys that a query reads, of 74", ylabel="nats a token lost")
+    right.set_xticks(keys_read, [str(keys) for keys in keys_read])
+    right.minorticks_off()
+    head(right, "Most keys matter little to a decoder", 9)
+    legend(right)
+    return figure
+
+
 def cost() -> Figure:
-    """Counted operations against length, and influence against distance."""
+    """Draw the figure on cost: counted operations against length, and influence against distance."""
     figure, (left, right) = side_by_side(2, 3.0)
     lengths, width = [2**power for power in range(4, 14)], 64
 
@@ -207,8 +238,8 @@ def cost() -> Figure:
         "4 convolutions": convolutions(draw, 4),
     }
     for (name, layer), colour in zip(layers.items(), (_PURPLE, _GREEN, _GREY, _RED), strict=True):
-        found = influence(layer, x).mean(0).numpy()
-        shown = found[found > 0]
+        strength = influence(layer, x).mean(0).numpy()
+        shown = strength[strength > 0]
         right.plot(range(len(shown)), shown / shown[1], color=colour, label=name)
     right.set(yscale="log", xlabel="distance", ylabel="influence, against distance 1", ylim=(1e-14, 50))
     head(right, "Influence on the last output")
@@ -217,7 +248,7 @@ def cost() -> Figure:
 
 
 def features() -> Figure:
-    """Variance of two kinds of random features against the angle of query and key."""
+    """Draw the figure on random features: the error of two kinds against the angle of query and key."""
     figure, (axes,) = side_by_side(1, 4.6)
     angles = torch.linspace(0, math.pi, 91, dtype=torch.float64)
     x = torch.tensor([0.7, 0.0], dtype=torch.float64)
@@ -236,11 +267,11 @@ def features() -> Figure:
 
 
 def mistakes() -> Figure:
-    """The matrices of the common mistakes beside the right one: what each function makes of values that are units."""
+    """Draw the figure on mistakes: the weights of each common mistake beside the right ones."""
     draw, n, tokens = Draw(0, "mistakes"), 7, 4
     q, k = 1.5 * draw.normal(1, 1, n, 4), 1.5 * draw.normal(1, 1, n, 4)
     causal, eye = torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.eye(n, dtype=torch.float64)[None, None]
-    padded = (torch.arange(n) < torch.tensor([[n], [tokens]]))[:, None, None]  # two texts; the second is shorter
+    padded = (torch.arange(n) < torch.tensor([[n], [tokens]]))[:, None, None]  # two sequences; the second is shorter
     diagonal = [(x - 0.5, y - 0.5) for y in range(n + 1) for x in (y, y + 1)][1:-1]
     steps = {"wrong mask": [(tokens - 0.5, -0.5), (tokens - 0.5, n - 0.5)]}
     shown = {"right": attention(q, k, eye, causal)}
@@ -260,8 +291,35 @@ def mistakes() -> Figure:
     return figure
 
 
+def side_by_side(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
+    """Create a figure for a theory page with panels side by side, each about ``width`` inches wide."""
+    canvas = blank()
+    figure = canvas.figure
+    figure.clear()
+    figure.set_size_inches(width * count + 0.8, min(width, 3.0) + 0.6)
+    figure.set_layout_engine("constrained")
+    panels = tuple(figure.add_subplot(1, count, number + 1) for number in range(count))
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8, color=INK, labelcolor=INK)
+        axes.xaxis.label.set(size=8, color=INK)
+        axes.yaxis.label.set(size=8, color=INK)
+    assert figure.dpi == DPI, "blank() sets it"
+    return figure, panels
+
+
+def head(axes: Axes, title: str, size: float = 10) -> None:
+    """Set the title of a figure's panel, aligned left."""
+    axes.set_title(title, loc="left", size=size, color=INK)
+
+
+def legend(axes: Axes, **place: Any) -> None:
+    """Add a legend to a panel of a figure."""
+    axes.legend(frameon=False, fontsize=8, **place)
+
+
 PICTURES: dict[str, Callable[[], Figure]] = {
     f"theory-{picture.__name__}": picture
     for picture in (scaling, softmax, averages, matrices, inference, relatives, trained, cost, features, mistakes)
 }
-"""Functions that draw, by the name of the page that shows the picture."""
+"""The functions that draw the figures, by the name of the page that shows each."""

@@ -1,4 +1,4 @@
-"""Order: what permuting a sequence changes."""
+"""Claims about symmetry: the effect of permuting a sequence or its keys."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from torch import Tensor
 from saccade.masks import Causal, Mask
 from saccade.matrix import attention
 from saccade.positions import Sinusoidal
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, same
-
-__all__ = ["key_order_does_not_matter", "permutation_equivariance"]
 
 
 @claim(
     latex=r"\mathrm{Attn}(PX)=P\mathrm{Attn}(X)",
     source="tutorials; Lee et al. 2019, arXiv:1810.00825, section 3.1",
     verdict="holds if",
-    conditions="nothing tells positions apart: a causal mask, a relative bias or positions added to the tokens break "
+    conditions="nothing distinguishes positions: a causal mask, a relative bias or positions added to the tokens break "
     "it",
 )
 def permutation_equivariance(
     draw: Draw, *, mask: Mask | None = None, attention: Callable[..., Tensor] = attention
 ) -> Measurements:
-    """If the sequence is permuted, the output is permuted alike."""
+    """If the sequence is permuted, the output is permuted in the same way."""
     n, width = 9, 8
     x, order = draw.normal(1, 1, n, width), draw.permutation(n)
     maps = [draw.normal(width, width) for _ in range(3)]
@@ -44,8 +41,8 @@ def permutation_equivariance(
         "causal mask": attend(permuted, Causal()) - attend(x, Causal())[:, :, order],
         "a relative bias": attend(permuted, None, bias=bias) - attend(x, None, bias=bias)[:, :, order],
     }
-    where = Sinusoidal(width).double()(torch.arange(n))
-    broken["sinusoidal positions"] = attend(permuted + where, None) - attend(x + where, None)[:, :, order]
+    positions = Sinusoidal(width).double()(torch.arange(n))
+    broken["sinusoidal positions"] = attend(permuted + positions, None) - attend(x + positions, None)[:, :, order]
     for name, difference in broken.items():
         yield apart(f"permuted, with {name}, largest difference", float(difference.abs().max()), 0.0, 0.01)
 
@@ -54,14 +51,13 @@ def permutation_equivariance(
     latex=r"\mathrm{Attn}(Q,PK,PV)=\mathrm{Attn}(Q,K,V)",
     source="Lee et al. 2019, arXiv:1810.00825, section 3.1",
     verdict="holds",
-    conditions="keys and values in the same order, and nothing that tells positions apart",
+    conditions="keys and values in the same order, and nothing that distinguishes positions",
 )
 def key_order_does_not_matter(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
     """Cross-attention does not depend on the order of the keys, and follows the order of the queries."""
     q, k, v = draw.normal(1, 2, 5, 4), draw.normal(1, 2, 9, 4), draw.normal(1, 2, 9, 3)
-    order, other = draw.permutation(9), draw.permutation(5)
+    key_order, query_order = draw.permutation(9), draw.permutation(5)
     out = attention(q, k, v)
-    yield same("output after permuting keys and values", attention(q, k[:, :, order], v[:, :, order]), out)
-    yield same(
-        "output after permuting queries, against the permuted output", attention(q[:, :, other], k, v), out[:, :, other]
-    )
+    yield same("output after permuting keys and values", attention(q, k[:, :, key_order], v[:, :, key_order]), out)
+    reordered = attention(q[:, :, query_order], k, v)
+    yield same("output after permuting queries, against the permuted output", reordered, out[:, :, query_order])

@@ -1,5 +1,6 @@
-"""Reads tensors, arrays and nested lists as arrays that can be drawn."""
+"""Arrays for figures: reading tensors and nested lists, pooling them, and choosing the ends of colour scales."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -8,29 +9,32 @@ import torch
 
 from saccade.support.errors import type_error, value_error
 
-__all__ = ["DECADES", "Array", "as_maps", "as_matrix", "as_numbers", "limits_of", "log_limits_of", "masked", "max_pool"]
-
-DECADES = 4  # of a logarithmic scale that begins nowhere in particular: 1/10,000 of the largest
+DECADES = 4  # of a logarithmic scale without limits: down to 1/10,000 of the largest value
 Array = npt.NDArray[np.floating[Any]]
+_FEWEST = 4  # fewest rows that see a column, for it to count as a sink
+_SINK = 5.0  # the median weight of a sink is at least so many times the mean weight
+_ROWS = 95.0  # percent of rows whose largest weight, sinks aside, is within the scale
+_WORTH_IT = 0.5  # a scale that would end above this share of the largest weight ends at the largest
+_DECADES = 3  # lowest end, below the largest weight: a lower end would make tiny weights look large
 
 
 def as_matrix(weights: object) -> Array:
-    """Read a matrix from a tensor, an array or nested lists: ``[q_len, kv_len]``, infinities as NaN.
+    """Convert a tensor, an array or nested lists to an array ``[q_len, kv_len]``, with infinities as NaN.
 
     Raises:
-        TypeError: not numbers.
+        TypeError: the values are not numbers.
         ValueError: not two axes, an empty axis, or nothing finite in it.
     """
     return _checked(weights, "[q_len, kv_len]", axes=(2,))
 
 
 def as_maps(weights: object) -> Array:
-    """Read many matrices of one shape: ``[layers, heads, q_len, kv_len]`` or ``[heads, q_len, kv_len]``."""
+    """Convert to an array of matrices: ``[layers, heads, q_len, kv_len]`` or ``[heads, q_len, kv_len]``."""
     return _checked(weights, "[heads, q_len, kv_len] or [layers, heads, q_len, kv_len]", axes=(3, 4))
 
 
 def as_numbers(argument: str, values: object) -> Array:
-    """Read real numbers of any shape from a tensor, an array or nested lists.
+    """Convert a tensor, an array or nested lists to an array of real numbers.
 
     Raises:
         TypeError: not real numbers.
@@ -40,7 +44,7 @@ def as_numbers(argument: str, values: object) -> Array:
         tensor = values.detach()
         if tensor.is_complex():
             raise type_error(argument, "be real numbers", tensor.dtype)
-        # NumPy has no bfloat16; everything narrower than float64 fits in float32 for the eye.
+        # NumPy has no bfloat16; float32 is precise enough for figures of all dtypes below float64.
         return tensor.to("cpu", torch.float64 if tensor.dtype == torch.float64 else torch.float32).numpy()
     try:
         array = np.asarray(values)
@@ -52,10 +56,9 @@ def as_numbers(argument: str, values: object) -> Array:
 
 
 def max_pool(matrix: Array, rows: int, columns: int) -> Array:
-    """Keep of every group of neighbours what is farthest from 0, so that at most ``[rows, columns]`` groups remain.
+    """Pool an array to at most ``[rows, columns]``: of each group of neighbours the value farthest from 0.
 
-    The farthest, because the mean of a thin diagonal over its neighbours is next to nothing. NaN loses against
-    any number.
+    A mean would almost erase a thin diagonal. NaN is ignored next to any number.
     """
     for axis, most in enumerate((rows, columns)):
         if matrix.shape[axis] > most:
@@ -66,9 +69,9 @@ def max_pool(matrix: Array, rows: int, columns: int) -> Array:
 
 
 def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
-    """Decide the values that the two ends of the colour scale stand for.
+    """Return the values at the two ends of the colour scale of an array.
 
-    Zero is one end whenever no value lies beyond it: weights are compared with nothing, not with the least.
+    If all values have one sign, 0 is one end, so that the colour of a weight shows its size.
     """
     if limits is not None:
         low, high = (float(limit) for limit in limits)
@@ -80,11 +83,11 @@ def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float,
         low = 0.0
     elif high <= 0:
         high = 0.0
-    return (low, high) if low < high else (0.0, 1.0)  # also when nothing is finite: NaN is below nothing
+    return (low, high) if low < high else (0.0, 1.0)  # also if nothing is finite: NaN compares False
 
 
 def log_limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
-    """Decide the two ends of a logarithmic scale: some decades below the largest value, or as given.
+    """Return the two ends of a logarithmic colour scale: four decades below the largest value, or `limits`.
 
     Raises:
         ValueError: limits that are not above 0, or no value that is.
@@ -102,28 +105,27 @@ def log_limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[fl
 
 
 def masked(matrix: Array, allowed: object) -> Array:
-    """A matrix with NaN where ``allowed`` is False.
+    """Return an array with NaN where ``allowed`` is False.
 
     Args:
-        where: for error messages.
         matrix: ``[..., q_len, kv_len]``.
         allowed: bool, broadcastable to it; None for everything.
     """
     if allowed is None:
         return matrix
-    given = allowed.detach().cpu().numpy() if isinstance(allowed, torch.Tensor) else np.asarray(allowed)
-    if given.dtype != np.bool_:
-        raise type_error("allowed", "be of bool", given.dtype, hint="mask.to_dense(q_len, kv_len) is")
-    while given.ndim > matrix.ndim and len(given) == 1:  # Mask.to_dense has batch and heads
-        given = given[0]
+    visible = allowed.detach().cpu().numpy() if isinstance(allowed, torch.Tensor) else np.asarray(allowed)
+    if visible.dtype != np.bool_:
+        raise type_error("allowed", "be of bool", visible.dtype, hint="mask.to_dense(q_len, kv_len) is")
+    while visible.ndim > matrix.ndim and len(visible) == 1:  # Mask.to_dense has batch and heads
+        visible = visible[0]
     try:
-        given = np.broadcast_to(given, matrix.shape)
+        visible = np.broadcast_to(visible, matrix.shape)
     except ValueError:
         rule = f"be broadcastable to {list(matrix.shape)}"
-        raise value_error("allowed", rule, f"shape {list(given.shape)}") from None
-    if not given.any():
+        raise value_error("allowed", rule, f"shape {list(visible.shape)}") from None
+    if not visible.any():
         raise value_error("allowed", "allow something", "nothing")
-    return np.where(given, matrix, np.nan)
+    return np.where(visible, matrix, np.nan)
 
 
 def _checked(weights: object, shape: str, axes: tuple[int, ...]) -> Array:
@@ -136,3 +138,37 @@ def _checked(weights: object, shape: str, axes: tuple[int, ...]) -> Array:
     if not finite.any():
         raise value_error("weights", "hold at least one finite number", "only NaN and infinities")
     return array if finite.all() else np.where(finite, array, np.nan)
+
+
+def scale_of(cells: Array, limits: tuple[float, float] | None, *, log: bool = False) -> tuple[float, float, bool]:
+    """Return the ends of an array's colour scale, symmetric for both signs, and whether values lie above it."""
+    low, high = (log_limits_of if log else limits_of)(cells, limits)
+    if limits is None and not log and low < 0:
+        return -max(high, -low), max(high, -low), False
+    top = float(np.fmax.reduce(cells, axis=None))
+    if limits is None and not log and (end := robust_top(cells)) < top:
+        high = end
+    return low, high, top > high
+
+
+def robust_top(cells: Array) -> float:
+    """Return the upper end of a colour scale: the largest weight, unless a few keys or queries are far above.
+
+    Columns that at least half of their rows give five times the mean weight are *sinks*, and do not count; nor do the
+    5 % of rows whose largest remaining weight is largest. If what remains stays below half of the largest weight,
+    the scale ends there, but never below a thousandth of the largest weight.
+
+    Args:
+        cells: ``[rows, columns]``; NaN for what is hidden. Numbers below 0 are no weights: the largest is the end.
+    """
+    top = float(np.fmax.reduce(cells, axis=None))
+    if not top > 0 or float(np.fmin.reduce(cells, axis=None)) < 0:
+        return top
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of rows and columns that are hidden completely
+        is_sink = np.nanmedian(cells, axis=0) >= _SINK * np.nanmean(cells)
+    is_sink &= np.isfinite(cells).sum(axis=0) >= _FEWEST
+    largest = np.fmax.reduce(cells[:, ~is_sink], axis=1, initial=np.nan)
+    largest = largest[np.isfinite(largest)]
+    end = float(np.percentile(largest, _ROWS, method="higher")) if largest.size else 0.0
+    return max(end, top / 10**_DECADES) if 0 < end < _WORTH_IT * top else top

@@ -1,11 +1,11 @@
-"""Two texts side by side, with a line from each word to what it looks at."""
+"""Bipartite figures: two sequences side by side, with lines from each query to the keys that it attends to."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_number
 from saccade.text.labels import display_width
@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["bipartite"]
-
 _MOST = 80  # words on either side
 _LINE, _BETWEEN, _SIZE = 0.21, 2.6, 9.0  # inches of a line of text and between the columns, points
 
 
-@answers({})
+@argument_hints({})
 def bipartite(
     weights: object,
     *,
@@ -35,22 +33,22 @@ def bipartite(
     y_name: str = "query",
     x_name: str = "key",
 ) -> "Figure":
-    """Draw queries at the left, keys at the right, and a line from a query to each key that it looks at.
+    """Draw queries at the left, keys at the right, and a line from a query to each key that it attends to.
 
-    A line's darkness and width are its weight, from ``least``, which is hardly there, to 1: pictures of different
-    heads compare. Made for cross-attention, where two texts are two.
+    A line's darkness and width show its weight, from ``least`` (hardly visible) to 1, so figures of different heads can
+    be compared. It is made for cross-attention between two texts.
 
     Args:
         weights: ``[q_len, kv_len]``, at most 80 each way: a tensor, an array or nested lists.
         y_labels: one for each query, shown as text, never as mathematics.
         x_labels: one for each key.
         least: the smallest weight that is drawn, above 0 and below 1.
-        title: stands above the picture.
-        y_name: what the queries are.
-        x_name: what the keys are.
+        title: text above the figure.
+        y_name: name of the queries.
+        x_name: name of the keys.
 
     Returns:
-        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers, or labels are one string.
@@ -68,7 +66,7 @@ def bipartite(
     check_labels("x_labels", x_labels, matrix.shape[1], "keys")
     canvas = blank()
     height = max(matrix.shape)
-    # The shorter text stands in the middle of the longer one.
+    # Centre the shorter column.
     left, right = ((np.arange(count) + (height - count) / 2 + 0.5) for count in matrix.shape)
     _draw_lines(canvas.axes, matrix, least, left, right)
     for labels, places, x, side in ((y_labels, left, -0.03, "right"), (x_labels, right, 1.03, "left")):
@@ -84,7 +82,7 @@ def bipartite(
 
 
 def _draw_lines(axes: "Axes", matrix: Array, least: float, left: Array, right: Array) -> None:
-    """A line for each weight of at least ``least``, the strongest on top."""
+    """Draw a line for each weight of at least ``least``, the strongest on top."""
     from matplotlib.collections import LineCollection  # noqa: PLC0415  matplotlib is optional
 
     rows, columns = np.nonzero(np.nan_to_num(matrix) >= least)

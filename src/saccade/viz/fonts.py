@@ -1,4 +1,4 @@
-"""Fonts that have the characters of our labels, and what to show when no font has them."""
+"""Fonts that have the characters of labels; characters that no font has are escaped."""
 
 import contextlib
 import sys
@@ -14,9 +14,7 @@ from saccade.text import shorten, visible
 if TYPE_CHECKING:
     from matplotlib.font_manager import FontProperties
 
-__all__ = ["MissingGlyphsWarning", "covering_families", "drawable_labels", "drawable_title"]
-
-LABEL_WIDTH = 19  # columns; a longer label would take more room than the picture
+LABEL_WIDTH = 19  # columns; a longer label would be wider than the map
 
 # Upright faces that read well next to Latin text, best first; any other installed font comes after them.
 _PREFERRED = (
@@ -34,7 +32,7 @@ _PREFERRED = (
 )
 # The commonest Chinese characters, for machines that have no font with them; see han/NOTICE.md.
 _OWN_FAMILY, _OWN_FILE = "Saccade Han", Path(__file__).parent / "han" / "SaccadeHan-Regular.ttf"
-# Has a box for every character there is: it would make every label "covered" and none readable.
+# It has a box for every character: every label would be "covered" and none readable.
 _PLACEHOLDER = "Last Resort"
 _CJK_NAMES = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "IDEOGRAPHIC", "FULLWIDTH")
 
@@ -44,17 +42,17 @@ _warned = False
 
 
 class MissingGlyphsWarning(UserWarning):
-    """No installed font has some character of a label."""
+    """A warning that no installed font has some character of a label."""
 
 
 def drawable_labels(labels: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Make labels that can be drawn, and name the font families to draw them with.
+    """Return labels that can be drawn, and the font families to draw them with.
 
-    Invisible characters are escaped and long labels cut. A label with a character that no installed font has
-    becomes its number, counted from 1: ``#4``.
+    Invisible characters are escaped and long labels cut. A label with a character that no installed font has is
+    replaced by its number, counted from 1: ``#4``.
 
     Warns:
-        MissingGlyphsWarning: once in the life of the process, naming the characters and a package that helps.
+        MissingGlyphsWarning: once per process, with the characters and a package that has them.
     """
     shown = [shorten(visible(label), LABEL_WIDTH) for label in labels]
     families, missing = covering_families(set().union(*shown))
@@ -65,7 +63,7 @@ def drawable_labels(labels: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def drawable_title(title: str) -> tuple[str, list[str]]:
-    """Make a title that can be drawn: a character that no installed font has is written as its escape."""
+    """Return a title that can be drawn, in which a character that no installed font has is escaped."""
     shown = visible(title)
     families, missing = covering_families(set(shown))
     if missing:
@@ -74,13 +72,13 @@ def drawable_title(title: str) -> tuple[str, list[str]]:
 
 
 def covering_families(characters: Iterable[str]) -> tuple[list[str], set[str]]:
-    """Find installed font families that together have all ``characters``.
+    """Return installed font families that together have all ``characters``.
 
     Returns:
-        The families, the user's own default first (matplotlib falls back from one to the next, glyph by
-        glyph), and the characters that no installed font has.
+        The families, the user's default first (matplotlib falls back from one to the next, glyph by glyph), and the
+        characters that no installed font has.
 
-    Cost: opens fonts only while a character is still missing; each is opened once in the life of the process.
+    Cost: opens fonts only while a character is still missing, and each one once per process.
     """
     from matplotlib import font_manager, rcParams  # noqa: PLC0415  matplotlib is optional
 
@@ -89,7 +87,7 @@ def covering_families(characters: Iterable[str]) -> tuple[list[str], set[str]]:
     missing -= _characters_drawn_with(font_manager.FontProperties())
     for search in (_known_faces, _new_faces):
         for name, path, face in search() if missing else ():
-            # A family has many faces: what counts is the one that matplotlib draws with.
+            # A family has many faces: check the one that matplotlib uses.
             if missing & _characters(path, face):
                 covered = missing & _characters_drawn_with(font_manager.FontProperties(family=[name]))
                 families += [name] if covered else []
@@ -100,7 +98,7 @@ def covering_families(characters: Iterable[str]) -> tuple[list[str], set[str]]:
 
 
 def _known_faces() -> list[_Face]:
-    """The faces that matplotlib knows, and our own; the families that read best first."""
+    """Return the font faces that matplotlib knows, and our own; the most legible families first."""
     from matplotlib import font_manager  # noqa: PLC0415  matplotlib is optional
 
     if all(entry.name != _OWN_FAMILY for entry in font_manager.fontManager.ttflist):
@@ -115,12 +113,12 @@ def _known_faces() -> list[_Face]:
 
 
 def _new_faces() -> list[_Face]:
-    """The faces installed since matplotlib last made its list, which it does not renew by itself."""
+    """Return the font faces installed since matplotlib built its list, which it does not update."""
     from matplotlib import font_manager  # noqa: PLC0415  matplotlib is optional
 
     before = _known_faces()
     for path in sorted({*font_manager.findSystemFonts()} - {path for _, path, _ in before}):
-        # A file that is no font we can draw with is no reason to draw nothing.
+        # Skip files that are not usable fonts.
         with contextlib.suppress(OSError, RuntimeError, NotImplementedError):
             font_manager.fontManager.addfont(path)
     return [face for face in _known_faces() if face not in before]
@@ -135,11 +133,11 @@ def _characters_drawn_with(properties: "FontProperties") -> frozenset[str]:
 
 @cache
 def _characters(path: str, face: int) -> frozenset[str]:
-    """The characters that a face has; none when it cannot be read, for then it cannot be drawn with."""
+    """Return the characters that a font face has; none if it cannot be read."""
     from matplotlib.ft2font import FT2Font  # noqa: PLC0415  matplotlib is optional
 
     try:
-        # Only matplotlib >= 3.11 tells the faces of a collection apart; before, there is no other face.
+        # Only matplotlib >= 3.11 distinguishes the faces of a collection; older ones read the first.
         font = FT2Font(path, face_index=face) if face else FT2Font(path)
     except (OSError, RuntimeError):
         return frozenset()
@@ -147,7 +145,7 @@ def _characters(path: str, face: int) -> frozenset[str]:
 
 
 def _warn_once(missing: set[str]) -> None:
-    global _warned  # noqa: PLW0603  a fact about the process: its user has been told
+    global _warned  # noqa: PLW0603  once per process
     if _warned:
         return
     _warned = True
@@ -163,7 +161,7 @@ def _warn_once(missing: set[str]) -> None:
 
 
 def _callers_level() -> int:
-    """How many calls above `_warn_once` the user's own code stands."""
+    """Return the number of stack frames between the warning and the user's code."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "saccade":
         level, frame = level + 1, frame.f_back

@@ -1,11 +1,11 @@
-"""One number for every head of every layer."""
+"""Grid figures: one number for every head of every layer."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error, value_error
 from saccade.text.labels import display_width
 from saccade.viz.arrays import Array, as_matrix, as_numbers, limits_of
@@ -14,34 +14,32 @@ from saccade.viz.canvas import INK, Canvas, blank, colours
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["head_grid"]
-
-# All in pixels: a cell, what is between grids, what is above each for its name, at its left and below for numbers.
+# In pixels: a cell, the space between grids, above each for its name, at its left and below for numbers.
 _CELL, _GAP, _NAME, _SIDE, _BELOW = 30, 24, 34, 30, 30
-_LARGEST = 64  # a cell of few heads, which fill the room that the names take
+_LARGEST = 64  # a cell if there are few heads, so that names fit
 _WIDEST = 1300
-_WIDEST_NUMBER = 40  # pixels that the number of a head takes, with room
-_ENDS = 8  # columns of text that the ends of a scale take, about
+_WIDEST_NUMBER = 40  # pixels of the number of a head, with margin
+_ENDS = 8  # columns of text of the ends of a scale, about
 _LETTER = 10  # pixels of one column of text in a name
 
 
-@answers({})
+@argument_hints({})
 def head_grid(
     values: object, *, title: str | None = None, limits: tuple[float, float] | None = None, shared_scale: bool = False
 ) -> "Figure":
-    """Draw one number for each head: rows are layers from the top, columns are heads; several grids side by side.
+    """Draw one cell for each head: rows are layers from the top, columns are heads; several grids side by side.
 
-    Each grid has its own scale, written under its name as its least and its most; with ``shared_scale``, or
-    ``limits``, equal colours mean equal numbers in all of them. NaN is grey.
+    Each grid has its own scale, and its smallest and largest number below its name; with ``shared_scale`` or
+    ``limits``, equal colours mean equal numbers in all grids. NaN is grey.
 
     Args:
         values: ``[layers, heads]``, or a mapping of names to such: tensors, arrays or nested lists, all of one shape.
-        title: stands above the picture.
+        title: text above the figure.
         limits: the values at the two ends of all colour scales; from the values when None.
         shared_scale: one colour scale for all grids.
 
     Returns:
-        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `save` writes it.
+        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
 
     Raises:
         TypeError: not real numbers.
@@ -50,14 +48,16 @@ def head_grid(
 
     Cost: O(layers * heads) for each grid.
     """
-    grids = _named(values)
+    grids = _grids_by_name(values)
     layers, heads = next(iter(grids.values())).shape
     everything = np.stack(list(grids.values()))
     canvas = blank()
     ends = {name: limits_of(everything if shared_scale else grid, limits) for name, grid in grids.items()}
     names = {name: f"{name}  {low:.3g} – {high:.3g}".strip() for name, (low, high) in ends.items()}
     named = max(display_width(text) * _LETTER for text in names.values())
-    room = max(display_width(name) + _ENDS for name in grids) * _LETTER  # whatever numbers the ends of scales are
+    room = (
+        max(display_width(name) + _ENDS for name in grids) * _LETTER
+    )  # independent of the numbers at the ends of scales
     cell = min(max(_CELL, room // heads), _LARGEST)
     height, width = layers * cell, heads * cell
     widest = max(width, named)
@@ -78,7 +78,7 @@ def head_grid(
 
 
 def _number(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, left: int) -> None:
-    """Write the numbers of layers at the left of a grid, those of heads below: as many as can be read."""
+    """Write the numbers of layers at the left of a grid, and those of heads below it: as many as are legible."""
     layers, heads = shape
     for layer in range(0, layers, _every(layers, 1)):
         y = top + (layer + 0.5) * cell
@@ -88,7 +88,7 @@ def _number(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, left: i
         canvas.axes.text(x, top + layers * cell + 4, f"H{head}", size=7.5, ha="center", va="top", color=INK)
 
 
-def _named(values: object) -> dict[str, Array]:
+def _grids_by_name(values: object) -> dict[str, Array]:
     given = values if isinstance(values, Mapping) else {"": values}
     if not given:
         raise value_error("values", "hold at least one grid", "none")
@@ -107,5 +107,5 @@ def _named(values: object) -> dict[str, Array]:
 
 
 def _every(count: int, least: int) -> int:
-    """Number every row or column where they are few, else every fourth."""
+    """Return the step between numbered rows or columns of a grid: 1 if they are few, else 4."""
     return least if count <= 16 else 4

@@ -1,19 +1,14 @@
-"""A figure that a notebook shows. Imports matplotlib: asked for by the first figure that is drawn."""
+"""A matplotlib figure that a notebook displays. Importing this module imports matplotlib."""
 
 import io
 
 from matplotlib import figure
 
-__all__ = ["Figure"]
-
 
 class Figure(figure.Figure):
-    """A figure of matplotlib that is shown where a cell of a notebook ends with it.
-
-    pyplot does not know our figures, so that nobody has to close them; of its own accord Jupyter shows those of pyplot.
-    """
+    """A matplotlib figure outside pyplot that Jupyter displays as the result of a cell."""
 
     def _repr_png_(self) -> bytes:
-        written = io.BytesIO()
-        self.savefig(written, format="png")
-        return written.getvalue()
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Labels that users hand over, and names along the two axes of a map: as many as can be read."""
+"""Tick labels along the two axes of a map: as many as are legible."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-__all__ = ["check_labels", "name_axis", "name_columns", "name_rows"]
-
 _SIZE = 9.0  # points
-_COLUMN = 0.62 * _SIZE  # points that one column of text takes, a little more than it needs
+_COLUMN = 0.62 * _SIZE  # points of one column of text, with a margin
 
 
 def check_labels(argument: str, labels: Sequence[str] | None, count: int, lines: str) -> None:
-    """Raise unless there are no labels, or one for each of so many lines, such as "columns"."""
+    """Raise unless `labels` is None or has one label for each of ``count`` rows or columns (``lines``)."""
     if isinstance(labels, str):
         hint = "list(text) is one label per character."
         raise type_error(argument, "be a list of strings", "one string", hint=hint)
@@ -39,7 +37,7 @@ def name_columns(
     width: float,
     places: Ints | None = None,
 ) -> None:
-    """Write labels, or numbers (``places``, if given), above a map so many inches wide, slanted where they must be."""
+    """Write tick labels, or numbers, above a map ``width`` inches wide, slanted if they do not fit."""
     axes.xaxis.set_label_position("top")
     axes.xaxis.tick_top()
     slanted = _write(axes.xaxis, labels, name, count, width, places, across=True)
@@ -55,7 +53,7 @@ def name_rows(
     height: float,
     places: Ints | None = None,
 ) -> None:
-    """Write labels, or numbers (``places``, if given), at the left of a map ``height`` inches high."""
+    """Write tick labels, or numbers, at the left of a map ``height`` inches high."""
     _write(axes.yaxis, labels, name, count, height, places, across=False)
 
 
@@ -75,7 +73,7 @@ def _write(
     *,
     across: bool,
 ) -> bool:
-    """Write the labels along ``axis``; True if they are too wide to stand side by side without a slant."""
+    """Write tick labels along ``axis``; return whether they are too wide to fit without a slant."""
     name_axis(axis, name)
     if labels is None:
         axis.set_tick_params(which="major", length=3, color=INK, labelcolor=INK, labelsize=_SIZE)
@@ -91,15 +89,15 @@ def _write(
 
 
 def _number(axis: "Axis", places: Ints, length: float, *, across: bool) -> None:
-    """Write round numbers among the places at which lines stand; some of them, if these do not follow each other."""
+    """Write round tick numbers among the positions of rows or columns, or some positions if not consecutive."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
 
-    # Not more steps than numbers fit; a map of few cells has one for each.
+    # As many steps as numbers fit; small maps number every cell.
     room = (len(f"{places.max():,}") + 3) * _COLUMN if across else 2.5 * _SIZE
     steps = max(1, min(len(places), int(length * 72 / room), 12))
     locator = MaxNLocator(nbins=steps, integer=True, steps=[1, 2, 5, 10])
     first = int(places[0]) if (np.diff(places) == 1).all() else 0
     ticks = np.asarray(locator.tick_values(first, first + len(places) - 1)).astype(np.int64) - first
     ticks = np.unique(ticks[(ticks >= 0) & (ticks < len(places))])
-    # -1 says that no token stands there.
+    # -1 marks padding.
     axis.set_ticks(ticks, labels=[f"{place:,}" if place >= 0 else "–" for place in places[ticks].tolist()])

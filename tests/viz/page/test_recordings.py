@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from tests.integrations import model_zoo as zoo
-from tests.integrations import recurrent_zoo
-from tests.recording.expected import ids_of, weights_of
-from tests.viz.page.reading import written
+from tests.integrations import recurrent_models
+from tests.recording.eager_weights import ids_of, weights_of
+from tests.viz.page.page_reader import written
 
 import saccade as sc
 from saccade import masks
@@ -92,19 +92,19 @@ def test_statistics_of_a_generation_are_means_over_all_queries(llama, tmp_path):
     assert layer["values"]["largest_logit"] == pytest.approx(largest, rel=1e-5)
 
 
-@pytest.mark.parametrize("fold", ["pooled", Pooled(4, "max"), Pooled(5, "sum")], ids=str)
-def test_pooled_maps_are_shown_as_they_were_kept(llama, tmp_path, fold):
-    recording = recorded(llama, fold)
+@pytest.mark.parametrize("statistic", ["pooled", Pooled(4, "max"), Pooled(5, "sum")], ids=str)
+def test_pooled_maps_are_shown_as_they_were_kept(llama, tmp_path, statistic):
+    recording = recorded(llama, statistic)
     page = written(tmp_path, recording)
-    kept = [run.ask(run.kept[0])[0][0] for run in recording.values()]
+    kept = [run.compute(run.kept[0])[0][0] for run in recording.values()]
     check_maps(page, kept)
     assert page.layer()["values"] == {}
     assert page.close(0, 0).received is None
 
 
-def test_of_several_pooled_maps_the_one_of_largest_weights_is_shown(llama, tmp_path):
+def test_the_pooled_map_with_largest_weights_is_shown(llama, tmp_path):
     recording = recorded(llama, (Pooled(6), Pooled(3, "max"), Pooled(4, "max")))
-    check_maps(written(tmp_path, recording), [run.ask(Pooled(4, "max"))[0][0] for run in recording.values()])
+    check_maps(written(tmp_path, recording), [run.compute(Pooled(4, "max"))[0][0] for run in recording.values()])
 
 
 @pytest.mark.parametrize("bins, is_known", [(64, True), (4, False)])
@@ -146,15 +146,15 @@ def test_strongest_keys_are_those_that_were_kept(llama, tmp_path, keep, steps):
 
 @pytest.mark.parametrize("keep", ["statistics", ("statistics", Pooled(4, "sum")), Pooled(4, "sum")], ids=str)
 def test_weights_of_any_sign_are_shown_with_their_signs(tmp_path, keep):
-    network, inputs = recurrent_zoo.model("qwen3_next"), recurrent_zoo.batch()
+    network, inputs = recurrent_models.model("qwen3_next"), recurrent_models.batch()
     with torch.no_grad(), record(network, keep=keep) as recording:
         network(**inputs)
-    layer = next(iter(recurrent_zoo.recurrent_layers(network)))
+    layer = next(iter(recurrent_models.recurrent_layers(network)))
     place = list(recording).index(layer)
     page = written(tmp_path, recording)
     assert page.layer(place)["signed"]
     if keep != "statistics":
-        cells = recording[layer].ask(Pooled(4, "sum"))[0][0].double().numpy()
+        cells = recording[layer].compute(Pooled(4, "sum"))[0][0].double().numpy()
         assert (cells < 0).any()
         for head, own in enumerate(cells):
             np.testing.assert_allclose(page.small(place, head)[0], own, rtol=0.12, atol=2e-6 * np.abs(own).max())

@@ -1,4 +1,4 @@
-"""Every language model of the installed transformers, small and random, held against the claims of an audit."""
+"""Audit every language model of the installed transformers, small and with random weights."""
 
 from saccade.auditing.survey.architectures import Architecture, architectures
 from saccade.auditing.survey.result import Broken, Cell, measure

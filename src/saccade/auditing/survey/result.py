@@ -1,25 +1,24 @@
-"""One architecture by one implementation of attention: what came of each claim."""
+"""Measure all claims for one architecture with one attention implementation; lines that reproduce broken ones."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from saccade.auditing.audit import audit
+from saccade.auditing.bug_script import claim_lines, run_lines
 from saccade.auditing.declared_rules import from_config, is_causal
 from saccade.auditing.equivalence import Pair, sameness
-from saccade.auditing.equivalence_script import claim_lines
-from saccade.auditing.finding import Judged
-from saccade.auditing.float64 import said
-from saccade.auditing.survey.architectures import Architecture
-from saccade.auditing.survey.reproduce import LENGTHS, ids, model_lines, printed, reach_lines
+from saccade.auditing.finding import ClaimResult
+from saccade.auditing.float64 import describe_error
+from saccade.auditing.survey.architectures import VOCABULARY, Architecture
 from saccade.masks import Causal, Full
-
-__all__ = ["Broken", "Cell", "measure"]
 
 _TOLD_BY_POSITIONS = ("packed", "packed, with a cache", "packed, with a mask of ones")
 
@@ -29,12 +28,12 @@ class Broken:
     """A broken claim.
 
     Attributes:
-        size: of the largest effect where there should be none, by the root mean square of all outputs; None if it is
+        size: the largest effect where there should be none, by the root mean square of all outputs; None if it is
             infinite.
         where: the first pair or row.
-        lines: what shows it without this library, behind the lines that make the model; empty for a claim of reach.
-        printed: what they print; None where they raise.
-        is_held_by_ours: whether the same model holds it with our kernel.
+        lines: lines that show it without this library, after the lines that make the model; empty if there are none.
+        printed: the number that they print; None if they raise.
+        is_held_by_ours: whether the same model holds it with saccade's kernel.
     """
 
     size: float | None
@@ -46,13 +45,13 @@ class Broken:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What came of all claims.
+    """The results of all claims.
 
     Attributes:
-        model: lines that make the model; empty where it could not be made.
-        held: names of claims.
-        unanswered: why, by names of claims; "runs" where the model could not be made.
-        broken: by names of claims.
+        model: lines that make the model; empty if it could not be made.
+        held: names of the claims that held.
+        unanswered: reasons by names of claims; "runs" if the model could not be made.
+        broken: broken claims by name.
     """
 
     model: tuple[str, ...] = ()
@@ -62,7 +61,7 @@ class Cell:
 
 
 def measure(architecture: Architecture, implementation: str) -> Cell:
-    """All claims of one small model; what it raises is a claim that was not answered.
+    """Measure all claims for one small model; an exception becomes a claim that was not answered.
 
     Cost: about 200 forward passes of a small model.
     """
@@ -70,36 +69,36 @@ def measure(architecture: Architecture, implementation: str) -> Cell:
         model = architecture.make(implementation)
         with torch.no_grad():
             model(input_ids=ids())
-    except Exception as error:  # whatever so many models may raise
-        return Cell(unanswered={"runs": said(error)})
+    except Exception as error:  # models may raise anything
+        return Cell(unanswered={"runs": describe_error(error)})
     first, unanswered = tuple(model_lines(architecture, implementation, model)), dict[str, str]()
-    found: list[Judged | Pair] = []
-    asked: dict[str, Callable[[nn.Module], Sequence[Judged | Pair]]] = {"reach": _reach, "all others": _ways}
+    found: list[ClaimResult | Pair] = []
+    asked: dict[str, Callable[[nn.Module], Sequence[ClaimResult | Pair]]] = {"reach": _reach, "all others": _ways}
     for name, ask in asked.items():
         try:
             found += ask(model)
         except Exception as error:  # as above
-            unanswered[name] = said(error)
+            unanswered[name] = describe_error(error)
     unanswered |= {one.name: one.why for one in found if one.verdict == "not answered"}
     broken = {one.name: _shown(one, model, first) for one in found if one.verdict == "broken"}
     return Cell(first, tuple(one.name for one in found if one.verdict == "held"), unanswered, broken)
 
 
-def _reach(model: nn.Module) -> list[Judged]:
+def _reach(model: nn.Module) -> list[ClaimResult]:
     known = from_config(model) is not None
     rule = None if known else Causal() if is_causal(model) else Full()
     claims = audit(model, rule, inputs=ids(), tests=6).claims
-    return [claim for claim in claims if known or claim.name == "reach"]  # what else a layer sees is not declared
+    return [claim for claim in claims if known or claim.name == "reach"]  # the rule of single layers is not declared
 
 
 def _ways(model: nn.Module) -> list[Pair]:
     pairs = sameness(model, ids(), packed=LENGTHS, padded=True, cache=is_causal(model))
-    # What fills in words is never said to tell texts apart by positions.
+    # Masked language models do not claim to separate texts by positions.
     return [pair for pair in pairs if is_causal(model) or pair.name not in _TOLD_BY_POSITIONS]
 
 
-def _shown(one: Judged | Pair, model: nn.Module, first: tuple[str, ...]) -> Broken:
-    if isinstance(one, Judged):
+def _shown(one: ClaimResult | Pair, model: nn.Module, first: tuple[str, ...]) -> Broken:
+    if isinstance(one, ClaimResult):
         found = one.finding
         assert found is not None
         size, where = one.largest, f"{found.pair}, {found.module or 'no module found'}"
@@ -113,3 +112,45 @@ def _shown(one: Judged | Pair, model: nn.Module, first: tuple[str, ...]) -> Brok
 
 def _finite(number: float) -> float | None:
     return float(f"{number:.2g}") if math.isfinite(number) else None
+
+
+LENGTHS = (9, 8, 7)
+"""Lengths of the packed texts; the first is longer than the small models' windows of 8."""
+
+
+def ids() -> Tensor:
+    """Return two texts of 24 random tokens, none of them special."""
+    return torch.randint(4, VOCABULARY, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
+
+
+def model_lines(architecture: Architecture, implementation: str, model: nn.Module) -> list[str]:
+    """Return lines that make the model and two texts, and two functions: one runs the model, one compares."""
+    return [
+        "import torch, transformers as T",
+        "torch.manual_seed(0); torch.set_grad_enabled(False)",
+        f"model = {architecture.expression()}.eval()",
+        "drawn = (p for n, p in model.named_parameters() if p.dim() > 1 and p.requires_grad and 'embed' not in n)",
+        "[torch.nn.init.xavier_normal_(p) for p in drawn]",
+        *([f'model.set_attn_implementation("{implementation}")'] if implementation != "eager" else []),
+        f"ids = torch.randint(4, {VOCABULARY}, (2, {sum(LENGTHS)}))",
+        *run_lines(model, ".logits"),
+    ]
+
+
+def reach_lines(row: tuple[int, int], key: tuple[int, int]) -> list[str]:
+    """Return lines that change one token and compare an output that must not depend on it."""
+    return [
+        f"other = ids.clone(); other[{key[0]}, {key[1]}] = 3",
+        f"off(run(other)[{row[0]}, {row[1]}], run(ids)[{row[0]}, {row[1]}])",
+    ]
+
+
+def printed(lines: Sequence[str]) -> float:
+    """Run a script, and return the number that it prints; NaN if it raises."""
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), torch.no_grad():
+            exec("\n".join(lines), {})  # text of this module
+        return float(out.getvalue())
+    except Exception:  # models may raise anything; then the claim is not reproduced
+        return math.nan

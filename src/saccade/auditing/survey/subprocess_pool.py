@@ -1,4 +1,4 @@
-"""Work in processes of their own, forked, so that none can end or change another."""
+"""Run each piece of work in a forked process, so that none can end or change another."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["each_alone"]
-
 
 def each_alone(
     work: Sequence[Callable[[], Any]], *, jobs: int = 1, seconds: float = 300.0
 ) -> Iterator[tuple[int, Any]]:
-    """The place of each piece of work, and what it returned; as text, how its process ended if it returned nothing.
+    """Yield the index and the result of each piece of work; a text if its process ended without a result.
 
     Args:
-        work: what each process does; it may return whatever can be pickled.
-        jobs: how many run at once.
-        seconds: after which a process is ended.
+        work: functions that return something that can be pickled.
+        jobs: number of parallel processes.
+        seconds: time limit of a process.
 
     Cost: a fork for each, some hundredths of a second.
     """
@@ -49,18 +47,18 @@ def _answer(here: Any, process: Any, seconds: float, *, is_late: bool) -> Any:
     if is_late:
         process.kill()
     try:
-        found = f"took more than {seconds:.0f} s" if is_late else here.recv()
+        result = f"took more than {seconds:.0f} s" if is_late else here.recv()
     except EOFError:
         process.join()
-        found = f"ended its process (exit status {process.exitcode})"
+        result = f"ended its process (exit status {process.exitcode})"
     process.join()
     here.close()
-    return found
+    return result
 
 
 def _child(piece: Callable[[], Any], there: Connection) -> None:
     torch.set_num_threads(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for own in (sys.stdout.fileno(), sys.stderr.fileno()):  # warnings of so many models
-        os.dup2(nowhere, own)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout.fileno(), sys.stderr.fileno()):  # silence the warnings of models
+        os.dup2(devnull, stream)
     there.send(piece())

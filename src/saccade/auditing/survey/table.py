@@ -1,14 +1,12 @@
-"""What a survey found, in Markdown: a table of models and claims, and lines that reproduce what is broken."""
+"""Write a survey in Markdown: a table of models and claims, and lines that reproduce broken claims."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["COLUMNS", "LEAST", "mark", "written"]
-
 LEAST = 1e-5
-"""What the lines print of a right model is below this."""
+"""The lines print a number below this for a correct model."""
 COLUMNS: dict[str, tuple[str, ...]] = {
     "reach": ("reach", "sight", "by layer"),
     "batch": ("one by one = in a batch",),
@@ -24,43 +22,43 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "steps": ("steps",),
     "state": ("cache cropped", "cache forked", "cache reordered"),
 }
-"""Claims by column; that of steps is one for each split, and "ours" is our kernel where packed texts meet."""
+"""Claims by column; "steps" has one claim for each split, and "ours" is saccade's kernel on packed texts."""
 _WORDS = {
     "en": {
         "model": "model",
         "ran": "{count} models; {versions}.",
         "none": "Not run:",
-        "broken": "In {count} models. Of {name}:",
-        "others": "What they print, by model:",
-        "models": "Their third lines, that make the model:",
+        "broken": "Broken in {count} models. Code for {name}:",
+        "others": "Printed difference by model:",
+        "models": "The third line of each, which builds the model:",
     },
     "zh": {
         "model": "模型",
         "ran": "{count} 个模型；{versions}。",
-        "none": "没有运行的：",
-        "broken": "{count} 个模型如此。以 {name} 为例：",
-        "others": "各模型打印的数：",
-        "models": "各模型的第三行（创建模型的一行）：",
+        "none": "没有运行的模型：",
+        "broken": "{count} 个模型不成立。{name} 的代码：",
+        "others": "各模型打印的差异：",
+        "models": "各模型代码的第三行（构造模型）：",
     },
 }
 
-_KNOWN = ("llama", "mistral", "gpt2", "mamba", "bert (masked)")  # of which the lines are printed if they break
+_KNOWN = ("llama", "mistral", "gpt2", "mamba", "bert (masked)")  # preferred models for the printed lines
 _Cell = Mapping[str, Any]
 
 
 def written(survey: Mapping[str, Any], language: str) -> str:
-    """The table, the models that were not run, and for each column the lines that show it broken.
+    """Return the table, the models that were not run, and for each column the lines that show it broken.
 
     Args:
-        survey: ``versions``, and ``cells``: by model and implementation a `Cell` as plain values, or as text how its
-            process ended.
+        survey: ``versions``, and ``cells``: by model and implementation, a `Cell` as plain values, or a text if its
+            process ended early.
         language: "en" or "zh".
     """
     return "\n".join(_lines(survey, _WORDS[language]))
 
 
 def mark(cell: _Cell | str, column: str) -> str:
-    """``✗`` broken and shown, ``?`` broken and not shown, ``✓`` held, ``–`` not answered; nothing where none ran."""
+    """Return ``✗`` broken and reproduced, ``?`` broken, ``✓`` held, ``–`` not answered; "" if the model did not run."""
     if not _ran(cell):
         return ""
     assert not isinstance(cell, str)
@@ -109,7 +107,7 @@ def _first(by: Mapping[str, Any]) -> _Cell:
 
 
 def _marks(by: Mapping[str, Any], column: str) -> str:
-    """One mark where all implementations that answer agree; else one for each, in their order."""
+    """Return one mark if all implementations that answer agree; else one for each, in order."""
     marks = [mark(cell, column) for cell in by.values()]
     answered = {one for one in marks if one not in ("", "–")}
     return answered.pop() if len(answered) == 1 else "".join(one or "·" for one in marks) if answered else "–"
@@ -134,8 +132,8 @@ def _reproductions(column: str, ran: Mapping[str, Any], words: Mapping[str, str]
     cell, broken = shown[first]
     yield from ("", f"### {column}", "", words["broken"].format(count=len(shown), name=first), "", "```text")
     yield from (*cell["model"], *broken["lines"]) if broken["lines"] else (broken["where"],)
-    yield from ("```", "", words["others"] + " " + ", ".join(_told(name, one) for name, (_, one) in shown.items()))
+    yield from ("```", "", words["others"] + " " + ", ".join(_summary(name, one) for name, (_, one) in shown.items()))
 
 
-def _told(name: str, broken: Mapping[str, Any]) -> str:
+def _summary(name: str, broken: Mapping[str, Any]) -> str:
     return f"{name} {broken['printed']:g}" if broken["printed"] is not None else f"{name} ({broken['where']})"

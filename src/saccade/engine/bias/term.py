@@ -1,4 +1,4 @@
-"""What is added to the scores, held so that any tile of it can be read, and its gradient collected, without the rest.
+"""Bias terms: matrices added to the scores, of which any tile can be read, and its gradient collected, on its own.
 
 Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
 """
@@ -14,11 +14,9 @@ from torch import Tensor
 from saccade.engine.tiles.grouped_heads import add_at, take
 from saccade.plan import Tile
 
-__all__ = ["DenseTerm", "HidingTerm", "Term", "entry", "rows_of", "summed_to"]
-
 
 class Term(Protocol):
-    """A matrix [B, H, L, S] that need not exist.
+    """A bias term: a matrix ``[B, H, L, S]`` that is added to the scores and need not be stored.
 
     Attributes:
         source: the tensor that gradients are taken of.
@@ -29,28 +27,28 @@ class Term(Protocol):
     is_written_out: bool
 
     def of(self, source: Tensor) -> Term:
-        """The same term read from another tensor of the same shape."""
+        """Return this bias term with another source of the same shape."""
         ...
 
     def in_order(self, rows: Tensor, kv_len: int) -> Term:
-        """The same term with its rows in another order: row i is what row ``rows[i]`` was, int64 ``[L]``."""
+        """Return the bias term with permuted rows: row i is the former row ``rows[i]``, int64 ``[L]``."""
         ...
 
     def read(self, tile: Tile) -> Tensor:
-        """The part that a tile needs, broadcasting to ``[batch, heads, rows, columns]``; differentiable."""
+        """Return the bias of a tile, broadcasting to ``[batch, heads, rows, columns]``; differentiable."""
         ...
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """The term at indices of batch item, head, query and key, for kernels that ask pair by pair."""
+        """Return the bias at indices of batch item, head, query and key, for kernels that read it pair by pair."""
         ...
 
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
-        """Add the gradient of a tile, ``[batch, heads, rows, columns]``, to that of `source`."""
+        """Add the gradient of a tile's bias, ``[batch, heads, rows, columns]``, to that of `source`."""
         ...
 
 
 class DenseTerm(Term):
-    """A tensor that broadcasts to the matrix.
+    """A bias term stored as a tensor that broadcasts to the matrix.
 
     Args:
         source: ``[B | 1, H | 1, L | 1, S | 1]``.
@@ -84,13 +82,13 @@ class DenseTerm(Term):
             add_at(part, grad_scores, tile.spans, 3)
 
 
-class HidingTerm(Term):
-    """A term, or nothing, with -inf at some queries and some keys.
+class MaskedTerm(Term):
+    """A bias term, or none, with -inf for some queries and some keys.
 
     Args:
-        term: what is added elsewhere.
+        term: the term that is added elsewhere.
         queries, keys: bool ``[B, H, L]`` and ``[B, H, S]``, True where the term is -inf.
-        nothing: zeros ``[1, 1, 1, 1]``, read where there is no term.
+        nothing: zeros ``[1, 1, 1, 1]``, read if there is no term.
     """
 
     is_written_out = False
@@ -99,22 +97,22 @@ class HidingTerm(Term):
         self.term, self.queries, self.keys, self._nothing = term, queries, keys, nothing
         self.source = nothing if term is None else term.source
 
-    def of(self, source: Tensor) -> HidingTerm:
+    def of(self, source: Tensor) -> MaskedTerm:
         return self._around(None if self.term is None else self.term.of(source), self.queries)
 
-    def in_order(self, rows: Tensor, kv_len: int) -> HidingTerm:
+    def in_order(self, rows: Tensor, kv_len: int) -> MaskedTerm:
         term = None if self.term is None else self.term.in_order(rows, kv_len)
         return self._around(term, self.queries.index_select(2, rows))
 
-    def _around(self, term: Term | None, queries: Tensor) -> HidingTerm:
-        return HidingTerm(term, queries, self.keys, self._nothing)
+    def _around(self, term: Term | None, queries: Tensor) -> MaskedTerm:
+        return MaskedTerm(term, queries, self.keys, self._nothing)
 
     def read(self, tile: Tile) -> Tensor:
         inner = self._nothing if self.term is None else self.term.read(tile)
         return inner.masked_fill(self.hidden(tile), -math.inf)
 
     def hidden(self, tile: Tile) -> Tensor:
-        """Return where the term is -inf in a tile, bool ``[batch, heads, rows, columns]``."""
+        """Return where the bias term is -inf in a tile, bool ``[batch, heads, rows, columns]``."""
         keys = take(self.keys[tile.batch, tile.heads], tile.spans, 2)[:, :, None]
         return keys | take(self.queries[tile.batch, tile.heads], (tile.rows,), 2)[..., None]
 
@@ -128,18 +126,18 @@ class HidingTerm(Term):
 
 
 def rows_of(x: Tensor, tile: Tile) -> Tensor:
-    """The part of ``x [B | 1, H | 1, L | 1, ...]`` for the rows of a tile."""
+    """Return the part of a bias ``x [B | 1, H | 1, L | 1, ...]`` for the rows of a tile."""
     x = x[tile.batch] if x.shape[0] > 1 else x
     x = x[:, tile.heads] if x.shape[1] > 1 else x
     return take(x, (tile.rows,), 2) if x.shape[2] > 1 else x
 
 
 def entry(x: Tensor, *place: Tensor) -> Tensor:
-    """``x`` at a place for each of its four axes; an axis of one entry has that one everywhere."""
+    """Return the entries of a bias at an index for each of its four axes; an axis of size 1 is broadcast."""
     return x[tuple(index if size > 1 else index - index for size, index in zip(x.shape, place, strict=True))]
 
 
 def summed_to(x: Tensor, like: Tensor) -> Tensor:
-    """Sum over batch items and heads where the other tensor has one for all."""
+    """Return a gradient of a bias summed over the batch items and heads that share one entry."""
     few = [axis for axis in range(2) if like.shape[axis] == 1 < x.shape[axis]]
     return x.sum(few, keepdim=True) if few else x

@@ -1,6 +1,5 @@
-"""Where a compiled kernel runs for the first time, a few of its rows are compared with the definition."""
+"""The first-use check: compare a few rows of a compiled kernel with the definition when it runs for the first time."""
 
-from saccade.engine.kernel_check.registry import failed, holds, is_on, reasons, seen
-from saccade.engine.kernel_check.result import FirstUse
+from saccade.engine.kernel_check.registry import FirstUse, failed, holds, is_on, reasons, seen
 
 __all__ = ["FirstUse", "failed", "holds", "is_on", "reasons", "seen"]

@@ -1,10 +1,10 @@
-"""The compiled kernel of saccade-cpu: one parallel region a product, forward and backward, for processors."""
+"""Native: the compiled kernel of saccade-cpu for CPUs; one parallel region per product, forward and backward."""
 
 from __future__ import annotations
 
 import os
 import platform
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -12,24 +12,32 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias.relative import DistanceTerm
-from saccade.engine.bias.term import DenseTerm, HidingTerm, Term, summed_to
+from saccade.engine.bias.term import DenseTerm, MaskedTerm, Term, summed_to
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import (
+    CAN_RUN,
     NO_FORWARD_DERIVATIVES,
     Backward,
-    KernelByHand,
+    KernelWithBackward,
+    Request,
     Tensors,
+    Verdict,
     reasons_of_dot_products,
 )
-from saccade.engine.kernels.native_arguments import Call, bytes_of_backward, chunks_of, cost_of, prepared
-from saccade.engine.kernels.native_plan import kept_plan, known_plan
+from saccade.engine.kernels.native_arguments import (
+    Call,
+    bytes_of_backward,
+    cached_plan,
+    chunks_of,
+    cost_of,
+    known_plan,
+    prepared,
+)
 from saccade.engine.memory_accounting import Cost
 from saccade.support.torch_modes import has_forward_derivatives, unobserved, wants_gradient
 
-__all__ = ["HALF", "Native", "abilities", "is_on", "reads"]
-
-_FEW_KEYS = 40  # below which, and below so many pairs in all heads, other kernels start sooner
+_FEW_KEYS = 40  # with fewer keys, and fewer pairs in all heads, other kernels start sooner
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
 _MANY_PRODUCTS, _MANY_BITS = 1 << 28, 1 << 25
 """Size from which masks with a step run faster on gathered keys: numbers multiplied per head in float32, pairs in
@@ -54,87 +62,67 @@ def abilities() -> int | None:
 
 @cache
 def is_on() -> bool:
-    """Whether it is installed, and not left out by ``SACCADE_CPU=off``."""
+    """Return whether the compiled kernel is installed, and not disabled by ``SACCADE_CPU=off``."""
     return os.environ.get("SACCADE_CPU", "on") != "off" and abilities() is not None
 
 
 def reads(dtype: torch.dtype) -> bool:
-    """Whether it computes in a dtype on this processor."""
+    """Return whether the compiled kernel computes in a dtype on this processor."""
     return dtype is torch.float32 or (dtype is torch.bfloat16 and (abilities() or 0) >= HALF)
 
 
-class Native(KernelByHand):
-    """Exact attention by compiled code: a few rows and all keys that they see at a time.
+_MISSING = Verdict(("saccade-cpu is not installed: pip install 'saccade-attention[cpu]'",))
+_OFF = Verdict(("SACCADE_CPU=off leaves it out",))
+_STEPS = Verdict((), ("its mask has steps, and it would compute the pairs between them",))
+
+
+class Native(KernelWithBackward):
+    """Exact attention by compiled code, which processes a few rows with all keys that they see.
 
     Cost: time grows with the pairs that the mask allows, dropout, softcaps and biases included; memory beside inputs
     and outputs is that of the keys and values packed, for each thread.
     """
 
     name = "native"
-    is_choosy = True
     leaves_to = "fused"
 
-    def suits(self, inputs: AttentionInputs, dropout_p: float) -> bool:
-        """Return whether the kernel is installed and switched on."""
-        return is_on()
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
+        """Return why the compiled kernel cannot run these inputs, or why `fused` is faster.
 
-    def drawbacks(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Return why another kernel is faster: there are few keys, or the mask has a step.
-
-        For a mask with a step this kernel reads all keys, with a bit per pair; `fused` gathers the keys of each step.
+        Few keys start sooner elsewhere. For a mask with a step, this kernel reads all keys, with a bit per pair,
+        whereas `fused` gathers the keys of each step.
         """
-        batch, heads, q_len, kv_len = inputs.shape
-        pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(inputs.query.dtype, 0)
-        if kv_len < _FEW_KEYS:
-            return (f"{kv_len} keys do not repay packing them (from {_FEW_KEYS} on they do)",)
-        if pairs < enough:
-            return (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",)
-        bits, width = q_len * kv_len, inputs.query.shape[3]
-        is_half = inputs.query.dtype is torch.bfloat16
-        is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS
-        if is_few or dropout_p > 0.0 or all(step == 1 for step, _ in inputs.rule.terms()):
-            return ()
-        return ("its mask has steps, and it would compute the pairs between them",)
-
-    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
-        if abilities() is None:
-            return ("saccade-cpu is not installed: pip install saccade-cpu",)
-        why = []
-        dtype = inputs.query.dtype
-        if not inputs.query.is_cpu:
-            why.append(f"it runs on CPUs, not on {inputs.query.device.type}")
-        if not reads(dtype):
-            why.append(f"it has no {str(dtype).removeprefix('torch.')} on this processor")
-        why += reasons_of_dot_products(inputs)
-        if inputs.rule.asks_functions:
-            why.append("its mask calls a function")
-        if inputs.bias is not None:
-            why += _reasons_of_bias(inputs.bias, inputs.shape)
-        if has_forward_derivatives():
-            why.append(NO_FORWARD_DERIVATIVES)
-        if not why and kept_plan(inputs) is None:
-            why.append("its mask says nothing exact about its rows, and a bit for each pair is too much")
-        return tuple(why)
+        if request.impl == "auto":
+            if not is_on():
+                return _MISSING if abilities() is None else _OFF
+            batch, heads, q_len, kv_len = inputs.shape
+            pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(inputs.query.dtype, 0)
+            if kv_len < _FEW_KEYS:
+                return _few_keys(kv_len)
+            if pairs < enough:
+                return Verdict((), (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",))
+            if request.dropout_p == 0.0 and _has_steps(inputs):
+                return _STEPS
+        return _MISSING if abilities() is None else _verdict_of_inputs(inputs)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """What the blocks compute and hold; nothing is run."""
+        """Return the cost of the compiled kernel's forward product, without running it."""
         return cost_of(inputs, value_dim, dropout_p)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """What the backward pass holds: sums over the keys in parts, and the sum of the parts."""
+        """Return the peak bytes of the compiled kernel's backward pass: partial sums over keys, and their total."""
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Query-key pairs whose scores the blocks compute."""
+        """Return the number of query-key pairs whose scores the compiled kernel computes."""
         return known_plan(inputs).pairs(inputs)
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Output and lse."""
+        """Return the output and the lse of the compiled kernel."""
         call = Call.of(inputs, value, dropped)
         out, lse = torch.ops.saccade_cpu.forward(*call.arguments)
         out = out if out.shape[3] == value.shape[3] else out[..., : value.shape[3]]
-        if isinstance(inputs.bias, HidingTerm):
+        if isinstance(inputs.bias, MaskedTerm):
             out = out.masked_fill(inputs.bias.queries[..., None], 0.0)
             lse = lse.masked_fill(inputs.bias.queries, -torch.inf)
         return out, lse
@@ -147,7 +135,7 @@ class Native(KernelByHand):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Gradients of query, key, value and the bias's source."""
+        """Return the gradients of query, key, value and the bias's source by the compiled kernel."""
         call = Call.of(inputs, value, dropped)
         grad_out = prepared(results.grad_out)
         delta = (grad_out[..., : value.shape[3]].float() * results.out.float()).sum(-1)
@@ -170,9 +158,42 @@ class Native(KernelByHand):
         )
 
 
+def _verdict_of_inputs(inputs: AttentionInputs) -> Verdict:
+    """Return the compiled kernel's verdict on inputs, whatever the request."""
+    query, why = inputs.query, []
+    if not query.is_cpu:
+        why.append(f"it runs on CPUs, not on {query.device.type}")
+    if not reads(query.dtype):
+        why.append(f"it has no {str(query.dtype).removeprefix('torch.')} on this processor")
+    if inputs.tile_function is not None or inputs.modification is not None:
+        why += reasons_of_dot_products(inputs)
+    if inputs.rule.asks_functions:
+        why.append("its mask calls a function")
+    if inputs.bias is not None:
+        why += _reasons_of_bias(inputs.bias, inputs.shape)
+    if has_forward_derivatives():
+        why.append(NO_FORWARD_DERIVATIVES)
+    if not why and cached_plan(inputs) is None:
+        why.append("its mask says nothing exact about its rows, and a bit for each pair is too much")
+    return Verdict(tuple(why)) if why else CAN_RUN
+
+
+@lru_cache
+def _few_keys(count: int) -> Verdict:
+    return Verdict((), (f"{count} keys do not repay packing them (from {_FEW_KEYS} on they do)",))
+
+
+def _has_steps(inputs: AttentionInputs) -> bool:
+    """Return whether the mask has a step, with so many pairs that `fused` is faster than the compiled kernel."""
+    bits, width = inputs.shape[2] * inputs.shape[3], inputs.query.shape[3]
+    is_half = inputs.query.dtype is torch.bfloat16
+    is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS
+    return not is_few and any(step != 1 for step, _ in inputs.rule.terms())
+
+
 def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
-    """Why a bias cannot be read row by row, or its gradient not be taken."""
-    if isinstance(bias, HidingTerm):
+    """Return why the compiled kernel cannot read a bias row by row, or cannot compute its gradient."""
+    if isinstance(bias, MaskedTerm):
         return [] if bias.term is None else _reasons_of_bias(bias.term, shape)
     source, wants_grad = bias.source, wants_gradient(bias.source)
     if isinstance(bias, DistanceTerm):
@@ -188,10 +209,10 @@ def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
 
 
 def _grad_of_bias(bias: Term, found: Tensor, call: Call) -> Tensor:
-    """Gradient of a bias's source from that of its rows, or of the numbers that all rows share."""
-    if not found.numel() or not bias.source.numel():  # of no pairs
+    """Return the gradient of a bias's source, from that of its rows or of the numbers that all rows share."""
+    if not found.numel() or not bias.source.numel():  # there are no pairs
         return torch.zeros_like(bias.source)
-    bias = bias.term if isinstance(bias, HidingTerm) and bias.term is not None else bias
+    bias = bias.term if isinstance(bias, MaskedTerm) and bias.term is not None else bias
     if call.table:
         found = found.sum(0)[:, :, None]
     found = summed_to(found, bias.source)

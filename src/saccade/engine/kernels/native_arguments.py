@@ -1,35 +1,221 @@
-"""What the compiled operations are handed, and how many bytes of it are made for the call."""
+"""Arguments of the compiled kernel: the plan of a mask, the tensors of a call, and their bytes."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.engine.bias.relative import DistanceTerm
-from saccade.engine.bias.term import HidingTerm, Term
+from saccade.engine.bias.term import MaskedTerm, Term
 from saccade.engine.dropout import Dropped, Words
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.native_plan import ROWS, held_by_bits, kept_bits, known_plan, packed
-from saccade.engine.memory_accounting import Cost, Held, Ledger
-from saccade.engine.tiles.tile_scores import index_of, positions
+from saccade.engine.memory_accounting import Cost, Held, Ledger, Probe
+from saccade.engine.tiles.tile_scores import allowed, index_of, positions
+from saccade.plan import ALL, ColumnRange, Groups, Tile
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
+from saccade.support.torch_modes import unobserved
 
-__all__ = ["Call", "bytes_of_backward", "chunks_of", "cost_of", "prepared"]
+ROWS, PANEL = 24, 64  # rows of a block, and keys of a panel; as in the C++ sources
+_MOST_BITS = 1 << 29  # bits of a mask whose bounds are not exact: 64 MB
+_PAIRS_ASKED = 1 << 20  # evaluated at a time
+_MOST_SPANS = 64  # ranges of a row: with more of them, bits take less memory
+_WHOLE, _LIMITED, _RESIDUAL = range(3)
+
+
+class NativePlan(NamedTuple):
+    """The plan of the compiled kernel: the allowed pairs of a mask, in indices of queries and keys.
+
+    Attributes:
+        starts: int32 ``[items * blocks + 1]``: index of the first run of each block of `ROWS` rows; ``items`` is 1 if
+            all batch items are alike.
+        runs: int32 ``[runs, 3]``: first panel, last panel + 1, and kind: 0, every row sees every key; 1, each row sees
+            the keys of its spans; 2, each row sees the keys whose bits are set.
+        spans: int32 ``[items, q_len, spans, 2]``: the keys of each row, as ranges.
+        is_exact: whether spans describe all pairs, so that there are no bits.
+    """
+
+    starts: Tensor
+    runs: Tensor
+    spans: Tensor
+    is_exact: bool
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs) -> NativePlan | None:
+        """Return the compiled kernel's plan of a mask; None if bounds are inexact and bits for all pairs too many."""
+        rule, (batch, _, q_len, kv_len), (q_first, kv_first) = inputs.rule, inputs.shape, inputs.origin
+        if 0 in inputs.shape:
+            blocks = -(-q_len // ROWS)
+            none = [torch.zeros(size, dtype=torch.int32) for size in ((blocks + 1,), (0, 3), (1, q_len, 0, 2))]
+            return cls(none[0], none[1], none[2], True)
+        if inputs.plan.is_full:
+            return _full_plan(q_len, kv_len)
+        items = [ALL] if rule.shape[0] == 1 or batch == 1 else list(range(batch))
+        first = np.tile(np.arange(q_first, q_first + q_len, ROWS, dtype=np.int64), len(items))
+        last = np.minimum(first + ROWS, q_first + q_len) - 1
+        blocks = len(first) // len(items)
+        groups = Groups(np.repeat(np.asarray(items, dtype=np.int64), blocks), first, last)
+        bounds = rule.bounds(groups, _key_domain(first, kv_first, kv_len))
+        starts, runs = _panel_runs(inputs, bounds, first)
+        is_whole = not (runs[:, 2] == _LIMITED).any()
+        few = bounds.any_row.starts.shape[1] <= _MOST_SPANS and not is_whole
+        exact = _exact_spans(inputs, items) if few else None
+        is_exact = is_whole or exact is not None
+        if not is_exact and math.prod(_num_distinct(inputs)) * q_len * kv_len > _MOST_BITS:
+            return None
+        runs[runs[:, 2] == _LIMITED, 2] = _LIMITED if is_exact else _RESIDUAL
+        spans = np.zeros((len(items), q_len, 0, 2), dtype=np.int64) if exact is None else exact
+        arrays = [torch.from_numpy(x.astype(np.int32)) for x in (starts, runs, spans)]
+        return cls(arrays[0], arrays[1], arrays[2], is_exact)
+
+    def pairs(self, inputs: AttentionInputs) -> int:
+        """Return the number of query-key pairs in the panels of all blocks, over batch and heads."""
+        batch, heads, q_len, kv_len = inputs.shape
+        blocks = -(-q_len // ROWS)
+        block = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts.numpy())) % max(blocks, 1)
+        rows = np.minimum(ROWS, q_len - block * ROWS)
+        first, stop, _ = self.runs.numpy().astype(np.int64).T
+        pairs = int((rows * (np.minimum(stop * PANEL, kv_len) - first * PANEL)).sum())
+        return pairs * heads * (batch if len(self.spans) == 1 else 1)
+
+
+def cached_plan(inputs: AttentionInputs) -> NativePlan | None:
+    """Return the compiled kernel's plan (`NativePlan.of`), cached with the plan of the mask."""
+    memo = inputs.plan.memo
+    if "native" not in memo:
+        with unobserved():
+            memo["native"] = NativePlan.of(inputs)
+    return cast("NativePlan | None", memo["native"])
+
+
+def known_plan(inputs: AttentionInputs) -> NativePlan:
+    """Return the compiled kernel's plan of a mask that has one, as `Native.verdict` has checked."""
+    plan = inputs.plan.memo.get("native") or cached_plan(inputs)
+    assert plan is not None
+    return cast("NativePlan", plan)
+
+
+def cached_bits(inputs: AttentionInputs) -> Tensor:
+    """Return one bit per pair, int64 ``[batch | 1, heads | 1, q_len, panels]``, cached with the plan of the mask."""
+    memo = inputs.plan.memo
+    if "native bits" not in memo:
+        with unobserved():
+            memo["native bits"] = _bits(inputs)
+    return cast("Tensor", memo["native bits"])
+
+
+def _bits(inputs: AttentionInputs) -> Tensor:
+    words = torch.zeros(_shape_of_bits(inputs), dtype=torch.int64, device=inputs.device)
+    own = words.numpy().view(np.uint8)
+    for tile in _row_tiles(inputs):
+        bits = np.packbits(cast("Tensor", allowed(inputs, tile)).numpy(), axis=-1, bitorder="little")
+        own[:, :, tile.rows.start : tile.rows.stop, : bits.shape[-1]] = bits
+    return words
+
+
+def held_by_bits(inputs: AttentionInputs) -> Held:
+    """Return the peak bytes of `cached_bits` while it evaluates the mask, and the bytes of its result."""
+    words = 8 * math.prod(_shape_of_bits(inputs))
+    asked = Probe(inputs).held("bits", next(_row_tiles(inputs)), allowed)
+    return Held(words + asked.most, words)
+
+
+@lru_cache
+def _full_plan(q_len: int, kv_len: int) -> NativePlan:
+    """Return the compiled kernel's plan of a mask that hides nothing."""
+    blocks = -(-q_len // ROWS)
+    runs = torch.tensor([[0, -(-kv_len // PANEL), _WHOLE]], dtype=torch.int32).repeat(blocks, 1)
+    spans = torch.zeros((1, q_len, 0, 2), dtype=torch.int32)
+    return NativePlan(torch.arange(blocks + 1, dtype=torch.int32), runs, spans, True)
+
+
+def packed_bits(seen: Tensor) -> Tensor:
+    """Pack bools ``[..., keys]`` into the bits of int64 words ``[..., panels]``."""
+    found = np.packbits(seen.numpy(force=True), axis=-1, bitorder="little")
+    words = np.zeros((*seen.shape[:-1], -(-seen.shape[-1] // PANEL) * 8), dtype=np.uint8)
+    words[..., : found.shape[-1]] = found
+    return torch.from_numpy(words.view(np.int64))
+
+
+def _key_domain(groups: Ints, first: int, count: int) -> KeyDomain:
+    return KeyDomain(np.full_like(groups, first), np.full_like(groups, first + count))
+
+
+def _exact_spans(inputs: AttentionInputs, items: list[int]) -> Ints | None:
+    """Return the key ranges of each row, ``[items, q_len, spans, 2]``; None if they are not exact, or too many."""
+    (_, _, q_len, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
+    own = np.repeat(np.asarray(items, dtype=np.int64), q_len)
+    rows = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
+    asked = inputs.rule.bounds(Groups(own, rows, rows), _key_domain(rows, kv_first, kv_len))
+    is_exact = asked.is_exact or bool((asked.any_row.sizes() == asked.all_rows.sizes()).all())
+    if not is_exact or asked.any_row.starts.shape[1] > _MOST_SPANS:
+        return None
+    return (np.stack([asked.any_row.starts, asked.any_row.ends], 2) - kv_first).reshape(len(items), q_len, -1, 2)
+
+
+def _panel_runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
+    """Return the index of each block's first run, and the runs of panels: of whole panels, and of limited ones."""
+    kv_first, panels = inputs.origin[1], _key_domain(first, 0, -(-inputs.shape[3] // PANEL))
+    touched = _in_panels(bounds.any_row, kv_first, panels, out=True)
+    whole = _in_panels(bounds.all_rows, kv_first, panels, kv_len=inputs.shape[3])
+    found = []
+    for spans, kind in ((whole, _WHOLE), (touched.minus(whole, panels), _LIMITED)):
+        block, slot = np.nonzero(spans.starts < spans.ends)
+        columns = (block, spans.starts[block, slot], spans.ends[block, slot], np.full_like(block, kind))
+        found.append(np.stack(columns, 1))
+    runs = np.concatenate(found)
+    runs = runs[np.lexsort((runs[:, 1], runs[:, 0]))]
+    return np.searchsorted(runs[:, 0], np.arange(len(first) + 1)), runs[:, 1:]
+
+
+def _in_panels(keys: Spans, first: int, panels: KeyDomain, *, out: bool = False, kv_len: int = 0) -> Spans:
+    """Return the panels of keys that lie within ranges of keys or, with ``out``, that contain any of their keys.
+
+    The last panel may be incomplete; it lies within a range that reaches the last key.
+    """
+    starts, ends = keys.starts - first, keys.ends - first
+    if not out:
+        return Spans.of(-(-starts // PANEL), np.where(ends == kv_len, ends + PANEL - 1, ends) // PANEL, panels)
+    is_some = starts < ends
+    return Spans.of(np.where(is_some, starts // PANEL, 0), np.where(is_some, -(-ends // PANEL), 0), panels)
+
+
+def _num_distinct(inputs: AttentionInputs) -> tuple[int, int]:
+    """Return how many batch items and heads have bits of their own."""
+    return min(inputs.rule.shape[0], inputs.shape[0]), min(inputs.rule.shape[1], inputs.shape[1])
+
+
+def _shape_of_bits(inputs: AttentionInputs) -> tuple[int, int, int, int]:
+    return (*_num_distinct(inputs), inputs.shape[2], -(-inputs.shape[3] // PANEL))
+
+
+def _row_tiles(inputs: AttentionInputs) -> Iterator[Tile]:
+    """Yield tiles of some rows each, for all batch items and heads that the mask distinguishes."""
+    (items, heads), (q_len, kv_len) = _num_distinct(inputs), inputs.shape[2:]
+    rows = max(1, _PAIRS_ASKED // (items * heads * kv_len))
+    for first in range(0, q_len, rows):
+        columns = (ColumnRange(range(kv_len), "all pairs"),)
+        yield Tile(slice(0, items), slice(0, heads), range(first, min(first + rows, q_len)), columns, inputs.rule)
+
 
 _LANES = 16  # widths that are multiples of it need no copies
-_TASKS = 16  # sums over rows are taken in at least so many parts, where heads alone are fewer
+_TASKS = 16  # parts of sums over rows, if there are fewer heads
 
 
 class Call(NamedTuple):
-    """Arguments of the operations, and what the gradient of a bias is read from.
+    """Arguments of one call of the compiled kernel, and how its bias was read.
 
     Attributes:
         arguments: those that forward and backward share.
-        places: where each distance stands in the bias's source, from the last query's first key on; None by rows.
-        table: how many numbers of a bias all rows share; 0 for a row of its own, -1 without a bias.
+        places: index of each distance in the bias's source, from the last query's first key on; None for a bias by
+            rows.
+        table: how many numbers of a bias all rows share; 0 if each row has its own, -1 without a bias.
     """
 
     arguments: tuple[Any, ...]
@@ -38,40 +224,44 @@ class Call(NamedTuple):
 
     @property
     def of_scores(self) -> tuple[Any, ...]:
-        """The arguments without the value and what belongs to dropout."""
+        """The arguments that determine the scores: all but the value and the dropout."""
         return (*self.arguments[:2], *self.arguments[3:-4])
 
     @classmethod
     def of(cls, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> Call:
-        """Tensors as the operations read them."""
+        """Return the arguments of the compiled kernel for checked inputs."""
         plan, term = known_plan(inputs), inputs.bias
-        bits = None if plan.is_exact else kept_bits(inputs)
+        bits = None if plan.is_exact else cached_bits(inputs)
         visible = None
-        if isinstance(term, HidingTerm):
-            visible, term = packed(~term.keys), term.term
-        bias, index, table = _rows_of(term, inputs.shape)
+        if isinstance(term, MaskedTerm):
+            visible, term = packed_bits(~term.keys), term.term
+        bias, index, table = (None, None, -1) if term is None else _bias_rows(term, inputs.shape)
         rows, columns, threshold, kept = None, None, 0, 1.0
         if dropped is not None:
             b, h, _ = index_of(inputs, inputs.everything)
             words = Words(dropped.seed, dropped.items(b), h, *positions(inputs, inputs.everything), dropped.p)
             rows, columns, threshold = words.rows.contiguous(), words.columns.contiguous(), words.threshold
             kept = 1.0 / (1.0 - dropped.p)
-        tensors = (prepared(inputs.query), prepared(inputs.key), prepared(value))
+        q, k = inputs.query, inputs.key
+        q, k = q if _is_ready(q) else _padded(q), k if _is_ready(k) else _padded(k)
+        tensors = (q, k, value if _is_ready(value) else _padded(value))
         capped = 0.0 if inputs.softcap is None else inputs.softcap
         options = (bias, index is not None, inputs.scale, capped, rows, columns, threshold, kept)
         return cls((*tensors, plan.starts, plan.runs, plan.spans, bits, visible, *options), index, table)
 
 
 def prepared(x: Tensor) -> Tensor:
-    """Of a width that vectors fill, its numbers side by side, its rows where a pair of numbers can be read at once."""
-    if _is_ready(x):
-        return x
-    missing = _filled(x.shape[3]) - x.shape[3]
+    """Return a tensor with padded width, stride 1 in it, and aligned rows, as the compiled kernel requires."""
+    return x if _is_ready(x) else _padded(x)
+
+
+def _padded(x: Tensor) -> Tensor:
+    missing = _padded_width(x.shape[3]) - x.shape[3]
     return F.pad(x, (0, missing)) if missing else x.clone(memory_format=torch.contiguous_format)
 
 
 def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-    """What a forward product costs: what `Call.of` makes, the results, and what each thread packs."""
+    """Return the cost of a forward product of the compiled kernel: copies, results and packed keys."""
     (batch, heads, q_len, kv_len), query, key = inputs.shape, inputs.query, inputs.key
     plan, ledger, rows = known_plan(inputs), Ledger(), batch * heads * q_len
     if not plan.is_exact:
@@ -81,7 +271,7 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
         ledger.step(_held_by_bias(inputs.bias, q_len + kv_len - 1))
     if dropout_p:
         ledger.step(Held(32 * max(rows, kv_len), 4 * (rows + kv_len)))
-    widths, item = (_filled(query.shape[3]), _filled(value_dim)), query.dtype.itemsize
+    widths, item = (_padded_width(query.shape[3]), _padded_width(value_dim)), query.dtype.itemsize
     ledger.take(sum(0 if _is_ready(x) else math.prod(x.shape[:3]) * widths[0] * item for x in (query, key)))
     ledger.take(0 if value_dim == widths[1] else math.prod(key.shape[:3]) * widths[1] * item)
     results = rows * (widths[1] * item + 4)
@@ -92,37 +282,35 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
 
 
 def chunks_of(inputs: AttentionInputs) -> int:
-    """Parts in which the backward pass sums over rows, where heads alone are fewer than its tasks."""
+    """Return into how many parts the compiled backward pass splits sums over rows, so that each thread has work."""
     batch, _, q_len, _ = inputs.shape
     return max(1, min(-(-_TASKS // max(1, batch * inputs.key.shape[1])), -(-q_len // ROWS)))
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
-    """Most bytes that a backward pass holds, gradients included."""
+    """Return the peak bytes of the compiled kernel's backward pass, gradients included."""
     (batch, heads, q_len, kv_len), kv_heads = inputs.shape, inputs.key.shape[1]
-    rows, widths = batch * heads * q_len, (_filled(inputs.query.shape[3]), _filled(value_dim))
+    rows, widths = batch * heads * q_len, (_padded_width(inputs.query.shape[3]), _padded_width(value_dim))
     of_keys = 4 * batch * kv_heads * kv_len * sum(widths)
     narrow = inputs.query.dtype.itemsize
     rounded = 0 if narrow == 4 else narrow * (rows * widths[0] + batch * kv_heads * kv_len * sum(widths))
     return 4 * rows * (widths[0] + 1) + max((chunks_of(inputs) + 1) * of_keys, of_keys + rounded)
 
 
-def _filled(width: int) -> int:
-    """The next width that vectors fill."""
+def _padded_width(width: int) -> int:
+    """Return the width padded to a multiple of the vector width."""
     return -(-max(1, width) // _LANES) * _LANES
 
 
 def _is_ready(x: Tensor) -> bool:
-    """Whether `prepared` has nothing to do."""
+    """Return whether the compiled kernel can read a tensor as it is: padded width, stride 1, aligned rows."""
     if x.shape[3] % _LANES or not x.shape[3] or x.stride(3) != 1 or x.data_ptr() % 4:
         return False
     return x.dtype == torch.float32 or not any(step % 2 for step in x.stride()[:3])
 
 
-def _rows_of(bias: Term | None, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
-    """A bias as float32 rows, where distances stand in its source, and how many numbers all rows share."""
-    if bias is None:
-        return None, None, -1
+def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
+    """Return a bias as float32 rows, the index of distances in its source, and how many numbers all rows share."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         q_len, kv_len = shape[2:]
@@ -136,7 +324,7 @@ def _rows_of(bias: Term | None, shape: tuple[int, int, int, int]) -> tuple[Tenso
 
 
 def _held_by_bias(bias: Term, distances: int) -> Held:
-    """Bytes that `_rows_of` holds, and those that it returns."""
+    """Return the peak bytes of `_bias_rows`, and the bytes of its result."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         read = (8 + 4 * source.shape[0] * source.shape[1]) * distances

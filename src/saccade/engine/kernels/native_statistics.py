@@ -1,4 +1,4 @@
-"""Numbers of the rows and columns of a softmax, found by the compiled kernel in one sweep."""
+"""Statistics of softmax rows and columns, computed by the compiled kernel in one sweep."""
 
 from __future__ import annotations
 
@@ -7,65 +7,65 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.bias.term import HidingTerm
+from saccade.engine.bias.term import MaskedTerm
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.kernels.native import HALF, Native, abilities, is_on
 from saccade.engine.kernels.native_arguments import Call, chunks_of
 from saccade.engine.nonfinite import is_clean
 from saccade.support.torch_modes import is_plain
 
-__all__ = ["NUMBERS", "Band", "Looked", "can_look", "look"]
-
 NUMBERS = ("largest_logit", "largest_weight", "held", "entropy", "squares", "variance", "distance")
-"""Of each row, in this order; the same values are in native/src/arguments.h."""
+"""Numbers of each row, in this order; native/src/arguments.h has the same list."""
 _FAR = 1 << 30
 
 
 class Band(NamedTuple):
-    """Keys from ``first`` to ``stop``, counted from the row's own index if they follow it."""
+    """A range of keys from ``first`` to ``stop``, counted from the row's own index if it follows the rows."""
 
     follows: bool
     first: int
     stop: int
 
 
-class Looked(NamedTuple):
-    """What was found.
+class Sweep(NamedTuple):
+    """The results of a compiled sweep: statistics of rows, and column sums.
 
     Attributes:
-        rows: float32 ``[NUMBERS and bands, batch, heads, q_len]``: of each row the numbers, and its sums in the bands.
-        received: sums of the columns, float64 ``[batch, heads, kv_len]``.
+        rows: float32 ``[NUMBERS and bands, batch, heads, q_len]``: statistics of each row, then its sums over the
+            bands.
+        received: column sums, float64 ``[batch, heads, kv_len]``.
     """
 
     rows: Tensor
     received: Tensor
 
 
-def can_look(inputs: AttentionInputs, impl: str | Kernel) -> bool:
-    """Whether the compiled kernel is asked for, or allowed, and can look at these ingredients."""
+def can_sweep(inputs: AttentionInputs, impl: str | Kernel) -> bool:
+    """Return whether the compiled kernel may and can compute the statistics of these inputs."""
     is_named = impl == "native" or isinstance(impl, Native)
     if not is_named and not (impl == "auto" and is_on()):
         return False
     if (
         not (is_plain(inputs.query) and is_plain(inputs.key))
         or 0 in inputs.shape
-        or isinstance(inputs.bias, HidingTerm)
+        or isinstance(inputs.bias, MaskedTerm)
     ):
         return False
-    return not Native().reasons(_readable(inputs), 0.0) and is_clean(inputs, inputs.query, inputs.key)
+    request = Request(impl="native")
+    return not Native().verdict(_readable(inputs), request).cannot and is_clean(inputs, inputs.query, inputs.key)
 
 
-def look(inputs: AttentionInputs, bands: list[Band], ahead: int) -> Looked:
-    """One sweep.
+def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> Sweep:
+    """Compute statistics of all softmax rows and columns by the compiled kernel, in one sweep.
 
     Args:
-        inputs: what `can_look` has said yes to.
-        bands: whose sums are wanted.
-        ahead: by how many positions query i stands before key i, for distances.
+        inputs: inputs that `can_sweep` accepts.
+        bands: ranges of keys whose weights are summed.
+        ahead: how far the position of query i is ahead of key i, for distances.
 
-    Cost: time as for one product with as many pairs, or less; for each thread the scores of `ROWS` rows, and
-    O(kv_len) for each of some parts whose column sums are added up, in one order on any number of threads.
+    Cost: time as for one product with as many pairs, or less; memory per thread is the scores of `ROWS` rows, and
+    O(kv_len) for each part of the column sums, which are added in one order on any number of threads.
     """
     wide = _readable(inputs)
     told = [[band.follows, *(min(max(edge, -_FAR), _FAR) for edge in band[1:])] for band in bands]
@@ -74,11 +74,11 @@ def look(inputs: AttentionInputs, bands: list[Band], ahead: int) -> Looked:
     rows, received = torch.ops.saccade_cpu.look(
         *Call.of(wide, wide.key, None).of_scores, sinks, ranges, ahead, chunks_of(inputs)
     )
-    return Looked(rows, received.sum(0))
+    return Sweep(rows, received.sum(0))
 
 
 def _readable(inputs: AttentionInputs) -> AttentionInputs:
-    """In float32 where the processor has no products of the dtype: statistics are computed in it anyway."""
+    """Return the inputs in a dtype that the compiled kernel computes in; statistics are float32 anyway."""
     dtype = inputs.query.dtype
     if dtype is torch.float16 or (dtype is torch.bfloat16 and (abilities() or 0) < HALF):
         return inputs.replaced(query=inputs.query.float(), key=inputs.key.float())

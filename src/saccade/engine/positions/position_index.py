@@ -1,4 +1,4 @@
-"""TokenOrder: the tokens of a table of positions, one after another; from rows to positions, and back to columns."""
+"""TokenOrder: an index of a table of positions, which finds the columns of the tokens at given positions."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
-__all__ = ["Among", "TokenOrder"]
-
-_FARTHEST = 1 << 40  # positions beyond it, times the batch items, may not fit into int64
-_MOST_RUNS = 16  # of neighbouring tokens in an item, up to which holes are left out one by one
+_FARTHEST = 1 << 40  # larger positions, times the batch items, may overflow int64
+_MOST_RUNS = 16  # most runs of neighbouring tokens in an item for which every hole is excluded
 
 
 class Among(NamedTuple):
-    """Which positions the tokens among some rows span, per group of rows; all of shape ``[groups]``.
+    """The range of positions among the tokens of each group of rows, ``[groups]`` each.
 
     Attributes:
-        first, last: positions of the first and the last token; 0 where there is none.
-        some: whether there is a token.
-        every: whether in every row stands one.
+        first, last: positions of the first and the last token; 0 without tokens.
+        some: True if any row has a token.
+        every: True if every row has one.
     """
 
     first: Ints
@@ -33,57 +31,57 @@ class Among(NamedTuple):
 
 
 class TokenOrder:
-    """The tokens of all batch items, one after another, where in each item positions never decrease from row to row.
+    """An index of token positions that never decrease from row to row of a batch item.
 
-    Padding may stand anywhere, positions may repeat and leave gaps; then the tokens at positions ``start`` to ``stop``
-    are neighbours, and bisection finds them.
+    Padding may be anywhere, positions may repeat and leave gaps. The tokens at positions ``start`` to ``stop`` are then
+    neighbours, and bisection finds them.
 
     Args:
-        table: int64 ``[items, len]``, below 0 where no token stands; as `of` has checked it.
+        table: int64 ``[items, len]``, below 0 at padding; checked by `of`.
 
-    Cost: one pass over the table; a question costs O(log(tokens)).
+    Cost: one pass over the table; a lookup costs O(log(tokens)).
     """
 
     def __init__(self, table: Ints):
         items, self._len = table.shape
-        here = table >= 0
-        self._seats = np.flatnonzero(here)  # item * len + index
+        is_token = table >= 0
+        self._seats = np.flatnonzero(is_token)  # item * len + index
         self._positions = table.ravel() if len(self._seats) == table.size else table.ravel()[self._seats]
-        counts = here.sum(axis=1)
+        counts = is_token.sum(axis=1)
         self._begins = np.concatenate([[0], np.cumsum(counts)])
-        self._step = int(self._positions.max(initial=0)) + 2  # more than any end of a range of positions
-        # Item and position in one number; it grows from token to token.
+        self._step = int(self._positions.max(initial=0)) + 2  # above the end of any range of positions
+        # Item and position combined in one number, which grows from token to token.
         self._places = self._positions + np.repeat(np.arange(items) * self._step, counts)
 
     @classmethod
     def of(cls, table: Tensor) -> TokenOrder | None:
-        """That of a table; None where positions decrease, or cannot be read without waiting for a device."""
+        """Return the index of a table of positions; None if positions decrease or are on another device."""
         if table.device.type != "cpu":
             return None
         rows = table.detach().numpy()
         if rows.size and int(rows.max()) > _FARTHEST:
             return None
-        made = cls(rows)
-        return made if bool((made._places[1:] >= made._places[:-1]).all()) else None
+        order = cls(rows)
+        return order if bool((order._places[1:] >= order._places[:-1]).all()) else None
 
     @cached_property
     def items(self) -> int:
-        """Batch items that the table tells apart."""
+        """Number of batch items that the table distinguishes."""
         return len(self._begins) - 1
 
-    def universe(self, item: Ints) -> Universe:
-        """The positions from the first token of an item to its last one."""
+    def universe(self, item: Ints) -> KeyDomain:
+        """Return the positions from the first token of an item to its last one."""
         low, high = self._begins[item], self._begins[item + 1]
-        return Universe(*self._ends(low, high, 1))
+        return KeyDomain(*self._ends(low, high, 1))
 
     def among(self, item: Ints, first: Ints, last: Ints) -> Among:
-        """The tokens in the rows ``first`` to ``last`` (inclusive)."""
+        """Return the range of positions of the tokens in the rows ``first`` to ``last`` (inclusive)."""
         offset = item * self._len
         low, high = np.searchsorted(self._seats, (offset + first, offset + last + 1))
         return Among(*self._ends(low, high, 0), low < high, high - low == last - first + 1)
 
-    def columns(self, item: Ints, positions: Spans, keys: Universe) -> Bounds:
-        """Where the tokens stand that have these positions; exact unless tokens and padding alternate too often."""
+    def columns(self, item: Ints, positions: Spans, keys: KeyDomain) -> Bounds:
+        """Return the columns of the tokens at some positions; inexact if tokens and padding alternate too often."""
         if not len(self._seats):
             return Bounds.exactly(Spans.nothing(keys))
         place, offset = (item * self._step)[:, None], (item * self._len)[:, None]
@@ -101,7 +99,7 @@ class TokenOrder:
         return Bounds.exactly(hull.intersection(Spans.of(run_starts[item], run_ends[item], keys), keys))
 
     def one_by_one(self, item: int, indices: range) -> range | None:
-        """The positions of the tokens with these indices, if they follow one by one without padding; else None."""
+        """Return the positions of the tokens with some indices if consecutive and without padding, else None."""
         offset = item * self._len
         low, high = np.searchsorted(self._seats, (offset + indices.start, offset + indices.stop)).tolist()
         if high - low != len(indices) or indices.step != 1:
@@ -112,20 +110,20 @@ class TokenOrder:
         return range(int(positions[0]), int(positions[-1]) + 1)
 
     def span(self, item: int) -> range:
-        """The positions from an item's first token to its last one."""
+        """Return the positions from an item's first token to its last one."""
         first, stop = self.universe(np.asarray([item]))
         return range(int(first[0]), int(stop[0]))
 
     def edges(self, item: int, cuts: Ints) -> Ints:
-        """Indices at which tokens begin and end, and those of the first tokens at or behind some positions."""
+        """Return the indices at which runs of tokens begin and end, and of the first tokens at or after `cuts`."""
         low, high = self._begins[item : item + 2].tolist()
-        found = low + np.searchsorted(self._positions[low:high], cuts)
-        inner = self._seats[found[found < high]] - item * self._len
+        at_cuts = low + np.searchsorted(self._positions[low:high], cuts)
+        inner = self._seats[at_cuts[at_cuts < high]] - item * self._len
         return inner if self._runs is None else np.concatenate([inner, *(side[item] for side in self._runs)])
 
     @cached_property
     def _runs(self) -> tuple[Ints, Ints] | None:
-        """First and last + 1 indices of neighbouring tokens, ``[items, runs]``; None if an item has too many."""
+        """Return first and last + 1 indices of adjacent tokens, ``[items, runs]``; None for items with too many."""
         item = np.repeat(np.arange(self.items), np.diff(self._begins))
         is_new = np.ones(len(self._seats), dtype=bool)
         is_new[1:] = (np.diff(self._seats) != 1) | (np.diff(item) != 0)
@@ -142,7 +140,7 @@ class TokenOrder:
         return starts, ends
 
     def _ends(self, low: Ints, high: Ints, beyond: int) -> tuple[Ints, Ints]:
-        """Positions of the tokens numbered ``low`` and ``high - 1``, the latter plus ``beyond``; 0 where none is."""
+        """Return the positions of tokens ``low`` and ``high - 1``, the latter plus ``beyond``; 0 for empty ranges."""
         if not len(self._seats):
             return np.zeros_like(low), np.zeros_like(low)
         some = low < high

@@ -1,4 +1,4 @@
-"""A mask on positions, read at the indices of a matrix: only here are the two translated."""
+"""PositionedMask: a mask on positions, evaluated at the indices of a matrix. Positions become indices only here."""
 
 from __future__ import annotations
 
@@ -12,34 +12,32 @@ from torch import Tensor
 
 from saccade.engine.positions.position_index import TokenOrder
 from saccade.masks import Mask
-from saccade.masks.domain import EVERYWHERE
+from saccade.masks.mask import EVERYWHERE
 from saccade.plan import ALL, Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error
 
-__all__ = ["AtPositions", "check_domain", "placed"]
-
-_FEW_GAPS = 4  # positions per row, up to which a mask is asked where it would like to cut
+_FEW_GAPS = 4  # most positions per row for which the cuts of the mask are listed
 _FEW_ROWS = 16
-_FEWEST = 1 << 20  # keys times rows, and some more for each key, below which a plan saves less than it costs
+_FEWEST = 1 << 20  # below so many keys times (rows + 256), planning costs more than it saves
 _NOWHERE = 1 << 62
 
 
-def placed(
+def resolve_positions(
     rule: Mask,
     q: Positions | None,
     kv: Positions | None,
     shape: tuple[int, int, int, int],
     device: torch.device,
 ) -> tuple[Mask, tuple[int, int]]:
-    """The rule as a plan counts, and what it calls the first query and the first key.
+    """Return the mask that a plan reads, and the coordinates of the first query and the first key in it.
 
-    Tokens that follow one by one are counted by their positions, others by their indices.
+    The coordinates are positions if all tokens are consecutive, else indices.
 
     Args:
-        rule: on positions.
-        q, kv: where the tokens stand, as `checked_positions` tells; bottom-right when None.
+        rule: the mask on positions.
+        q, kv: positions of queries and keys, as `checked_positions` returns them; bottom-right when None.
         shape: (batch, heads, q_len, kv_len).
         device: of the matrix.
     """
@@ -51,13 +49,13 @@ def placed(
     q_first, kv_first = q.first, 0 if kv is None else kv.first
     if q_first is not None and kv_first is not None:
         return rule, (q_first, kv_first)
-    return AtPositions.of(rule, q, Positions.between(0, kv_len) if kv is None else kv, device), (0, 0)
+    return PositionedMask.of(rule, q, Positions.between(0, kv_len) if kv is None else kv, device), (0, 0)
 
 
 def checked_positions(
     q_given: GivenPositions, kv_given: GivenPositions, shape: tuple[int, int, int, int]
 ) -> tuple[Positions, Positions | None]:
-    """Where queries and keys stand, of which one at least is given. Raises unless they fit the matrix."""
+    """Return checked positions of queries and keys, of which at least one is not None."""
     batch, _, q_len, kv_len = shape
     if q_given is None:
         hint = "without it the last query stands at the last key's index, which kv_positions may contradict"
@@ -69,38 +67,38 @@ def checked_positions(
 
 
 def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: int, kv_len: int) -> None:
-    """Raise unless the mask covers the positions of all queries and keys; those of no token do not count."""
+    """Raise an error unless the mask covers the positions of all queries and keys; padding does not count."""
     domain = mask.domain
     if domain == EVERYWHERE:
         return
-    for name, own, positions, default in (
+    for name, covered, positions, default in (
         ("keys", domain.keys, kv, range(kv_len)),
         ("queries", domain.rows, q, range(kv_len - q_len, kv_len)),
     ):
         ends = (Positions(default) if positions is None else positions).ends
-        if own is None or ends is None:
+        if covered is None or ends is None:
             continue
-        # Of more queries than keys the first stand before position 0, where no rule that begins there sees anything.
-        if ends[1] < own.stop and (ends[0] >= own.start or own.start == 0):
+        # With more queries than keys the first positions are below 0; a mask that begins at 0 hides everything there.
+        if ends[1] < covered.stop and (ends[0] >= covered.start or covered.start == 0):
             continue
         rule = f"cover the positions of all {name}, {ends[0]} to {ends[1]}"
         hint = "make the mask for this length; a token that sees nothing and is not seen has position -1"
-        if own == range(1) and kv_len > 1:
+        if covered == range(1) and kv_len > 1:
             hint = f"a tensor with one column for all keys: tensor.expand(..., {kv_len})"
-        raise value_error("mask", rule, f"{mask}, which covers {own.start} to {own.stop - 1}", hint=hint)
+        raise value_error("mask", rule, f"{mask}, which covers {covered.start} to {covered.stop - 1}", hint=hint)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class AtPositions(Mask):
-    """A mask on *indices*, made from a mask on positions and the positions of the tokens.
+class PositionedMask(Mask):
+    """A mask on the *indices* of a matrix: a mask on positions, with the positions of the tokens.
 
-    Where positions never decrease from token to token of an item, whatever padding stands between them, the mask's
-    own bounds say which keys a row needs: those whose positions they hold. Other tables are looked at pair by pair.
+    If positions never decrease from token to token of an item (padding may lie between them), the bounds of the mask
+    tell which keys a row needs. For other tables every pair is evaluated.
 
     Args:
-        mask: the rule on positions.
-        q_positions, kv_positions: int64 ``[batch | 1, len]``; below 0: no token stands here, it sees nothing and
-            nothing sees it.
+        mask: the mask on positions.
+        q_positions, kv_positions: int64 ``[batch | 1, len]``; a position below 0 marks padding, which attends to
+            nothing and which no query attends to.
     """
 
     mask: Mask
@@ -108,8 +106,8 @@ class AtPositions(Mask):
     kv_positions: Tensor
 
     @classmethod
-    def of(cls, mask: Mask, q: Positions, kv: Positions, device: torch.device) -> AtPositions:
-        """Written out as tensors of its own: the plan is made from what they hold now, and products may come later."""
+    def of(cls, mask: Mask, q: Positions, kv: Positions, device: torch.device) -> PositionedMask:
+        """Return a positioned mask with copies of the position tables, since products may run later."""
         return cls(mask, *(x.on(device) if x.table is None else x.on(device).clone() for x in (q, kv)))
 
     @property
@@ -128,7 +126,7 @@ class AtPositions(Mask):
         return f"{self.mask} at given positions"
 
     def positions(self, b: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of the tokens with these indices."""
+        """Return the positions of the tokens with these indices."""
         return tuple(  # type: ignore[return-value]
             table[b if len(table) > 1 else 0, index]
             for table, index in ((self.q_positions, q), (self.kv_positions, kv))
@@ -136,29 +134,29 @@ class AtPositions(Mask):
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         q_position, kv_position = self.positions(b, q, kv)
-        here = (q_position >= 0) & (kv_position >= 0)
-        return here & self.mask.allows(b, h, q_position, kv_position)
+        is_token = (q_position >= 0) & (kv_position >= 0)
+        return is_token & self.mask.allows(b, h, q_position, kv_position)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
-        together = groups.batch == ALL
-        if self._orders is None or (self._items > 1 and together.any() and not together.all()):
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
+        is_shared = groups.batch == ALL
+        if self._orders is None or (self._items > 1 and is_shared.any() and not is_shared.all()):
             return Bounds.unknown(keys)
-        if self._items == 1 or not together.any():
+        if self._items == 1 or not is_shared.any():
             return self._bounds(groups, keys)
-        # What some item needs is needed, and what all of them have is sure.
+        # any_row: the keys that any item needs; all_rows: the keys that all items see.
         count, items = len(groups.first), self._items
         first, last, *universe = (edge.repeat(items) for edge in (groups.first, groups.last, *keys))
-        each = Universe(*universe)
-        found = self._bounds(Groups(np.tile(np.arange(items), count), first, last), each)
+        each = KeyDomain(*universe)
+        bounds = self._bounds(Groups(np.tile(np.arange(items), count), first, last), each)
         if (groups.rows <= _FEW_ROWS).all():
-            return _one_range(found, items, keys)
-        missing = found.sure.complement(each)
-        needed, missing = (
-            Spans.of(x.starts.reshape(count, -1), x.ends.reshape(count, -1), keys) for x in (found.needed, missing)
+            return _one_range(bounds, items, keys)
+        missing = bounds.all_rows.complement(each)
+        any_row, missing = (
+            Spans.of(x.starts.reshape(count, -1), x.ends.reshape(count, -1), keys) for x in (bounds.any_row, missing)
         )
-        return Bounds(needed, missing.complement(keys))
+        return Bounds(any_row, missing.complement(keys))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         unknown = (id(self), box)
         if self._orders is None or (self._items > 1 and box.batch == ALL):
             return unknown
@@ -169,9 +167,9 @@ class AtPositions(Mask):
         rows, columns = spans
         if rows is None or columns is None:
             return unknown
-        # A function may answer for each item, though its rule tells none apart.
+        # A user's function may depend on the item, although the shape of its mask does not say so.
         is_alike = self.mask.shape[0] == 1 and not self.mask.asks_functions
-        return self.mask.residual(Box(ALL if is_alike else box.batch, rows, columns))
+        return self.mask.partial(Box(ALL if is_alike else box.batch, rows, columns))
 
     def cuts(self, batch: int, rows: range) -> Ints:
         if self._orders is None or len(rows) <= 1:
@@ -181,10 +179,10 @@ class AtPositions(Mask):
         for item in range(self._items) if batch == ALL else [batch]:
             row = 0 if order.items == 1 else item
             span = order.span(row)
-            # A rule may list its cuts, and of positions far apart these would be many more than there are rows.
+            # A mask may list its cuts; if positions are far apart these would outnumber the rows.
             is_dense = len(span) <= _FEW_GAPS * len(rows)
-            asked = batch if self._items == 1 else item
-            cuts = self.mask.cuts(ALL if self.mask.shape[0] == 1 else asked, span) if is_dense else ()
+            mask_item = batch if self._items == 1 else item
+            cuts = self.mask.cuts(ALL if self.mask.shape[0] == 1 else mask_item, span) if is_dense else ()
             edges.append(order.edges(row, np.asarray(cuts, dtype=np.int64)))
         return np.concatenate(edges)
 
@@ -193,7 +191,7 @@ class AtPositions(Mask):
 
     @cached_property
     def _orders(self) -> tuple[TokenOrder, TokenOrder] | None:
-        """Of queries and keys, where both are known and worth it: to plan takes as long as a few pairs do."""
+        """Position indexes of queries and keys; None if unordered or unreadable, or if planning does not pay."""
         if self._items * self.kv_positions.shape[1] * (self.q_positions.shape[1] + 256) < _FEWEST:
             return None
         q = TokenOrder.of(self.q_positions)
@@ -202,36 +200,36 @@ class AtPositions(Mask):
 
     @property
     def _items(self) -> int:
-        """Batch items that the tables tell apart."""
+        """Number of batch items that the tables distinguish."""
         return max(len(self.q_positions), len(self.kv_positions))
 
-    def _bounds(self, groups: Groups, keys: Universe) -> Bounds:
-        """Of groups that belong to one item, or to all if the tables tell none apart."""
-        assert self._orders is not None  # who calls has looked
+    def _bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
+        """Return the bounds of groups of one item each, or of all items if the tables do not distinguish them."""
+        assert self._orders is not None  # callers have checked
         q, kv = self._orders
         q_item, kv_item = (np.zeros_like(groups.batch) if order.items == 1 else groups.batch for order in (q, kv))
         rows = q.among(q_item, groups.first, groups.last)
         batch = np.full_like(groups.batch, ALL) if self.mask.shape[0] == 1 else groups.batch
         inner = self.mask.bounds(Groups(batch, rows.first, rows.last), kv.universe(kv_item))
-        found = kv.columns(kv_item, inner.needed, keys)
+        columns = kv.columns(kv_item, inner.any_row, keys)
         nothing = Spans.nothing(keys)
-        needed = found.needed.where(rows.some, nothing)
-        if inner.is_exact and found.is_exact and bool((rows.every == rows.some).all()):
-            return Bounds.exactly(needed)
-        sure = found.sure if inner.is_exact else kv.columns(kv_item, inner.sure, keys).sure
-        return Bounds(needed, sure.where(rows.every & rows.some, nothing))
+        any_row = columns.any_row.where(rows.some, nothing)
+        if inner.is_exact and columns.is_exact and bool((rows.every == rows.some).all()):
+            return Bounds.exactly(any_row)
+        all_rows = columns.all_rows if inner.is_exact else kv.columns(kv_item, inner.all_rows, keys).all_rows
+        return Bounds(any_row, all_rows.where(rows.every & rows.some, nothing))
 
 
-def _one_range(found: Bounds, items: int, keys: Universe) -> Bounds:
-    """Bounds for all items at once, of a single range of keys each.
+def _one_range(bounds: Bounds, items: int, keys: KeyDomain) -> Bounds:
+    """Return bounds for all items at once, with a single range of keys each.
 
-    For a few rows, to gather keys costs more than to compute some in vain: one range of keys is one view.
+    One range of keys is one view. For a few rows, gathering keys costs more than computing some that are not needed.
     """
-    needed, sure = found
-    first = np.where(needed.starts < needed.ends, needed.starts, _NOWHERE)[:, 0]  # empty slots stand last
-    stop = np.where(needed.starts < needed.ends, needed.ends, 0).max(axis=1)
-    slot = (sure.ends - sure.starts).argmax(axis=1)[:, None]
-    sure_first, sure_stop = (np.take_along_axis(edge, slot, 1).reshape(-1, items) for edge in sure)
+    any_row, all_rows = bounds
+    first = np.where(any_row.starts < any_row.ends, any_row.starts, _NOWHERE)[:, 0]  # empty slots come last
+    stop = np.where(any_row.starts < any_row.ends, any_row.ends, 0).max(axis=1)
+    slot = (all_rows.ends - all_rows.starts).argmax(axis=1)[:, None]
+    sure_first, sure_stop = (np.take_along_axis(edge, slot, 1).reshape(-1, items) for edge in all_rows)
     return Bounds(
         Spans.within(keys, first.reshape(-1, items).min(axis=1), stop.reshape(-1, items).max(axis=1)),
         Spans.within(keys, sure_first.max(axis=1), sure_stop.min(axis=1)),

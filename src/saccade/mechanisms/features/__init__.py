@@ -1,3 +1,3 @@
-"""What Linear and Performer share: sums over keys of features, which never meet pair by pair."""
+"""Linear attention as sums over features of keys, without computing pairs: shared by Linear and Performer."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Sums over all earlier keys: what makes causal linear attention linear."""
+"""Prefix sums: sums over all earlier keys, which make causal linear attention linear."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from torch import Tensor
 from saccade.caches.recurrent import Memory
 from saccade.engine.tiles.grouped_heads import product
 from saccade.mechanisms.features.chunks import Carried, Line, chunked_sums
-
-__all__ = ["continued", "prefix_sums"]
+from saccade.support.torch_modes import is_tracing
 
 
 def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, reverse: bool = False) -> Tensor:
-    r"""Compare a row with all keys up to its own place, and sum what these keys bring.
+    r"""Compare each row with all keys up to its place, and sum their values.
 
     .. math:: o_i = \sum_{j \le i} w_{ij} (a_i \cdot b_j)\, c_j
 
@@ -38,12 +37,12 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
     state ``[batch, groups, width, value_dim]`` and one chunk.
     """
     line = Line() if line is None else line
-    run = _operation if torch.compiler.is_compiling() else _PrefixSums.apply
+    run = _operation if is_tracing() else _PrefixSums.apply
     return run(a, b, c, *line, reverse)
 
 
 def continued(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor, Carried]:
-    """`prefix_sums` that begin with a memory, the state after the last key, and what the weights in it mean."""
+    """Return `prefix_sums` that continue from a memory, the state after the last key, and the state's scale."""
     out = prefix_sums(a, b, c, line)
     if memory is None:
         carried = Carried.nothing(len(a), b.shape[1], a.detach())
@@ -58,7 +57,7 @@ def continued(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | None
     return out, state, carried
 
 
-def _swept(
+def _run_prefix_sums(
     a: Tensor,
     b: Tensor,
     c: Tensor,
@@ -76,36 +75,40 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _derivatives(ctx: Any, grad: Tensor, run: Callable[..., Tensor]) -> tuple[Tensor | None, ...]:
-    """Sums again: of the gradient in the place of what was brought, forwards or backwards."""
-    a, b, c, *own = ctx.saved_tensors
-    line, reverse, wanted = Line(*own), ctx.reverse, ctx.needs_input_grad
+    """Return the gradients of the prefix sums, which are prefix sums again, forwards or backwards."""
+    a, b, c, *line_tensors = ctx.saved_tensors
+    line, reverse, needs_grad = Line(*line_tensors), ctx.reverse, ctx.needs_input_grad
     turned = line.turned()
     return (
-        run(grad, c, b, *line, reverse) if wanted[0] else None,
-        run(c, grad, a, *turned, not reverse) if wanted[1] else None,
-        run(b, a, grad, *turned, not reverse) if wanted[2] else None,
+        run(grad, c, b, *line, reverse) if needs_grad[0] else None,
+        run(c, grad, a, *turned, not reverse) if needs_grad[1] else None,
+        run(b, a, grad, *turned, not reverse) if needs_grad[2] else None,
         *(None, None, None, None),
     )
 
 
 def _mapped(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Tensor], *args: Any) -> tuple[Tensor, int]:
-    """Under ``torch.func.vmap``: the mapped axis becomes part of the batch."""
+    """Run the prefix sums under ``torch.func.vmap``: the mapped axis becomes part of the batch."""
     *tensors, reverse = args
     size, dim = info.batch_size, in_dims[0]
     batch = tensors[0].shape[0 if dim is None or dim else 1]
     folded = [
-        None if x is None else _into_batch(x, own, size, batch) for x, own in zip(tensors, in_dims[:-1], strict=True)
+        None if x is None else _into_batch(x, dim_of_x, size, batch)
+        for x, dim_of_x in zip(tensors, in_dims[:-1], strict=True)
     ]
     return run(*folded, reverse).unflatten(0, (size, batch)), 0
 
 
 def _into_batch(x: Tensor, dim: int | None, size: int, batch: int) -> Tensor:
+    """Move a mapped axis of ``torch.func.vmap`` into the batch."""
     x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
     return x.expand(size, batch, *x.shape[2:]).flatten(0, 1)  # segments may be the same for the whole batch
 
 
 class _PrefixSums(torch.autograd.Function):
-    forward = staticmethod(_swept)
+    """The prefix sums as an autograd function."""
+
+    forward = staticmethod(_run_prefix_sums)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -118,7 +121,7 @@ class _PrefixSums(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
-        """Sums again, once for each of what they are linear in; at least one of the three changes."""
+        """Return the forward-mode derivative of the prefix sums: one sum for each argument that changes."""
         a, b, c, *line = ctx.saved_tensors
         threes = ((da, b, c), (a, db, c), (a, b, dc))
         changed = [three for three in threes if all(x is not None for x in three)]
@@ -130,8 +133,8 @@ class _PrefixSums(torch.autograd.Function):
         return _mapped(info, in_dims, _PrefixSums.apply, *args)
 
 
-# A compiler sees one node, whatever the length: otherwise it would see the same steps once for every chunk.
-_operation = torch.library.custom_op("saccade::prefix_sums", _swept, mutates_args=())
+# A custom op, so that a compiler sees one node instead of the steps of every chunk.
+_operation = torch.library.custom_op("saccade::prefix_sums", _run_prefix_sums, mutates_args=())
 _operation.register_fake(lambda a, b, c, *_: a.new_empty(*a.shape[:3], c.shape[3]))
 _operation.register_autograd(lambda ctx, grad: _derivatives(ctx, grad, _operation), setup_context=_keep)
 _operation.register_vmap(lambda info, in_dims, *args: _mapped(info, in_dims, _operation, *args))

@@ -1,4 +1,4 @@
-"""Where a law has something to say: each condition gives the reason why not, or None."""
+"""Conditions of laws: each returns the reason why a law does not apply to a case, or None."""
 
 from __future__ import annotations
 
@@ -7,29 +7,12 @@ from collections.abc import Callable
 from saccade.testing.case import Case
 from saccade.testing.subject import Subject
 
-__all__ = [
-    "claims_memory",
-    "default_positions",
-    "has_empty_rows",
-    "has_no_sink",
-    "has_queries_and_keys",
-    "has_several_items",
-    "has_several_queries",
-    "hides_something",
-    "is_causal",
-    "is_full",
-    "is_small",
-    "shares_keys",
-    "shows_something",
-    "trains_parameters",
-]
-
 
 def _unless(reason: str, holds: Callable[[Case], bool]) -> Callable[[Subject, Case], str | None]:
-    """The condition that something holds of a case, and the reason that it gives where it does not."""
+    """Build a condition of laws from a property of cases and the reason for cases without it."""
 
     def condition(subject: Subject, case: Case) -> str | None:
-        """Holds, or says why the law does not apply."""
+        """Return the reason why a law does not apply to the case, or None if it does."""
         return None if holds(case) else reason
 
     return condition
@@ -37,7 +20,7 @@ def _unless(reason: str, holds: Callable[[Case], bool]) -> Callable[[Subject, Ca
 
 is_causal = _unless("a query may see the future", lambda case: case.is_causal)
 is_full = _unless("some key may not be seen", lambda case: bool(case.allowed.all()))
-is_small = _unless("too long to ask for every derivative", lambda case: case.q_len * case.kv_len <= 400)
+is_small = _unless("too long to check every derivative", lambda case: case.q_len * case.kv_len <= 400)
 has_empty_rows = _unless("every row sees something", lambda case: not bool(case.allowed.any(-1).all()))
 has_no_sink = _unless("a sink would count once in each part", lambda case: not case.sink)
 has_queries_and_keys = _unless("nothing to attend to", lambda case: bool(case.allowed.numel()))
@@ -50,11 +33,11 @@ has_several_items = _unless("a single batch item", lambda case: case.batch > 1)
 
 
 def claims_memory(subject: Subject, case: Case) -> str | None:
-    """The author says how memory grows."""
+    """Require, as a condition of a law, that the subject claims a growth of memory."""
     return None if subject.claims.memory_exponent is not None else "no growth of memory is claimed"
 
 
 def trains_parameters(subject: Subject, case: Case) -> str | None:
-    """It takes something that has parameters."""
+    """Require, as a condition of a law, that the subject takes an option with parameters."""
     takes = subject.offers.intersection({"score", "relative", "sink_logit"})
     return None if takes else "nothing that it takes has parameters"

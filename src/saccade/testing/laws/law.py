@@ -1,4 +1,4 @@
-"""What a law is: a sentence, and a function that tries to break it."""
+"""The `Law` class: a statement about attention, and a function that looks for a counter-example."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ import torch
 from saccade.testing.case import Case
 from saccade.testing.subject import Subject
 
-__all__ = ["Condition", "Law", "law"]
-
 Trial = Callable[[Subject, Case, torch.dtype], None]
 Condition = Callable[[Subject, Case], str | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A statement about attention that a function keeps or breaks.
+    """A law: a statement about attention that a function keeps or breaks.
 
-    Calling a law tries it: ``law(subject, case, dtype)`` returns, or raises `LawBroken`: a counter-example.
+    ``law(subject, case, dtype)`` tries the law, and raises `LawBroken` with a counter-example if it is broken.
 
     Attributes:
-        name: one word or two.
+        name: the name in reports.
         statement: the law in one sentence.
-        trial: the function behind it.
-        needs: what a function must offer to be tried, besides what the case needs: options by name, "lse" or
-            "gqa"; None for a law that asks for what is not offered.
-        where: conditions on the case; each gives the reason why the law says nothing there, or None.
-        cases: cases of its own, for a law about something else than masks; None for those of the suite.
-        dtypes: dtypes of its own; None for those of the suite.
+        trial: the function that looks for a counter-example.
+        needs: options that a function must offer, besides those of the case: names, "lse" or "gqa"; None for a law
+            that tries options that are not offered.
+        where: conditions on the case; each returns the reason why the law does not apply, or None.
+        cases: the cases of a law that is not about masks; None means those of `check`.
+        dtypes: the dtypes of the law; None means those of `check`.
     """
 
     name: str
@@ -42,16 +40,16 @@ class Law:
     dtypes: tuple[torch.dtype, ...] | None = None
 
     def __call__(self, subject: Subject, case: Case, dtype: torch.dtype) -> None:
-        """Return if the law holds, raise `LawBroken` if not."""
+        """Return if the law holds; raise `LawBroken` if not."""
         self.trial(subject, case, dtype)
 
     def __str__(self) -> str:
         return self.name
 
     def reasons(self, subject: Subject, case: Case) -> tuple[str, ...]:
-        """Why the law says nothing about a case; empty if it does."""
-        found = (condition(subject, case) for condition in self.where)
-        return tuple(reason for reason in found if reason is not None)
+        """Return why the law does not apply to a case; empty if it does."""
+        reasons = (condition(subject, case) for condition in self.where)
+        return tuple(reason for reason in reasons if reason is not None)
 
 
 def law(
@@ -61,7 +59,7 @@ def law(
     cases: tuple[Case, ...] | None = None,
     dtypes: tuple[torch.dtype, ...] | None = None,
 ) -> Callable[[Trial], Law]:
-    """Make a law of a function: its name is the law's, the first paragraph of its docstring the statement."""
+    """Turn a function into a `Law`, named like the function; its docstring's first paragraph is the statement."""
 
     def make(trial: Trial) -> Law:
         statement = " ".join((trial.__doc__ or "").split("\n\n")[0].split())

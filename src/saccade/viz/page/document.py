@@ -1,4 +1,4 @@
-"""The page as one file: its code, its style and its data, and a policy that forbids everything else."""
+"""The HTML document of a page in one file: code, style, data, and a policy that forbids everything else."""
 
 import base64
 import hashlib
@@ -8,19 +8,17 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["code", "document", "style"]
-
 _BROWSER = files("saccade.viz.page").joinpath("browser")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z]+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 
 
 def document(title: str, parts: Mapping[str, str]) -> str:
-    """The page.
+    """Return the HTML document of a page.
 
     Args:
-        title: of the window.
-        parts: packed data, by name; base64, in which nothing can be markup.
+        title: title of the window.
+        parts: packed data by name, in base64, which cannot contain markup.
     """
     script, look = code("file"), style()
     policy = "; ".join(
@@ -33,7 +31,7 @@ def document(title: str, parts: Mapping[str, str]) -> str:
             "form-action 'none'",
         ]
     )
-    given = {
+    values = {
         "policy": policy,
         "title": html.escape(title),
         "style": look,
@@ -43,23 +41,23 @@ def document(title: str, parts: Mapping[str, str]) -> str:
         ),
     }
     page = _BROWSER.joinpath("page.html").read_text("utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: given[found[1]], page)  # at once: nothing is read that was put in
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], page)  # in one pass: inserted text is not searched
 
 
 @cache
 def code(name: str) -> str:
-    """A module with all that it imports, as one module: every name at the top of a file is its own in all of them."""
+    """Return a JavaScript module with all that it imports as one script for the document."""
     done: dict[str, str] = {}
 
-    def add(own: str) -> None:
-        if own in done:
+    def add(module: str) -> None:
+        if module in done:
             return
-        text = _BROWSER.joinpath(f"{own}.js").read_text("utf-8")
-        done[own] = ""  # a circle ends here
+        text = _BROWSER.joinpath(f"{module}.js").read_text("utf-8")
+        done[module] = ""  # ends cycles
         for needed in _IMPORT.findall(text):
             add(needed)
-        del done[own]
-        done[own] = _EXPORT.sub("", _IMPORT.sub("", text))
+        del done[module]
+        done[module] = _EXPORT.sub("", _IMPORT.sub("", text))
 
     add(name)
     return "\n".join(done.values())
@@ -67,7 +65,7 @@ def code(name: str) -> str:
 
 @cache
 def style() -> str:
-    """How the page looks."""
+    """Return the style sheet of the document."""
     return _BROWSER.joinpath("page.css").read_text("utf-8")
 
 

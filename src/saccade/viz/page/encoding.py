@@ -1,4 +1,4 @@
-"""Packing: numbers as few bytes, and bytes as text that a browser opens by itself."""
+"""Encoding of numbers in few bytes, and of bytes as text that a browser can decode without libraries."""
 
 import base64
 import json
@@ -11,52 +11,49 @@ import numpy.typing as npt
 
 from saccade.viz.arrays import Array
 
-__all__ = ["DECADES", "as_json", "halves", "levels", "packed", "tops_of"]
-
-DECADES = 6  # of a map's colours, below its largest weight
-_ZERO = 128  # the level of 0 where weights have both signs
+DECADES = 6  # of the colours of a map, below its largest weight
+_ZERO = 128  # the level of 0 with weights of both signs
 
 
 def tops_of(cells: Array) -> list[float]:
-    """The largest weight of each map ``[heads, rows, columns]``, whatever its sign; 0 where nothing is finite."""
+    """Return the largest absolute weight of each map ``[heads, rows, columns]``; 0 if nothing is finite."""
     sizes = np.abs(np.where(np.isfinite(cells), cells, 0.0))
     return [float(top) for top in sizes.max(axis=(1, 2), initial=0.0)]
 
 
 def levels(cells: Array, top: float, *, is_signed: bool) -> npt.NDArray[np.uint8]:
-    """A map as one byte a cell, on a logarithmic scale of six decades: 6 % apart, 12 % where there are both signs.
+    """Encode a map of weights as one byte a cell, on a log scale of six decades: steps of 6 %, or 12 % with signs.
 
-    Weights are rounded away from 0, so that no weight is larger than its level says. Level 0 is a cell that is hidden.
-    Without signs, 255 is ``top`` and 1 is what is next to nothing; with signs, 255 is ``top``, 128 is nothing and 1 is
-    ``-top``.
+    Weights are rounded away from 0, so that no weight is larger than its level. Level 0 is a hidden cell. Without
+    signs, 255 is ``top`` and 1 is close to 0; with signs, 255 is ``top``, 128 is 0 and 1 is ``-top``.
 
     Args:
         cells: NaN where hidden.
-        top: the largest of all, whatever its sign.
-        is_signed: whether there may be weights below 0.
+        top: the largest absolute weight.
+        is_signed: True if weights may be below 0.
     """
     steps = 254 - _ZERO if is_signed else 253
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log10(np.abs(cells) / top) if top > 0 else np.full(cells.shape, -np.inf)
-    scaled = np.clip(logs / DECADES + 1.0, -1.0, 1.0)  # 1 for the largest, 0 for what is next to nothing
+    scaled = np.clip(logs / DECADES + 1.0, -1.0, 1.0)  # 1 for the largest, 0 for six decades below
     level = np.where(scaled >= 0, np.ceil(scaled * steps) + 1, 0)
     shown = _ZERO + np.where(cells < 0, -level, level) if is_signed else 1 + level
     return np.where(np.isnan(cells), 0, shown).astype(np.uint8)
 
 
 def halves(numbers: Array, top: float) -> bytes:
-    """Numbers as float16 parts of the largest: 0.05 % apart, however large they are."""
+    """Encode numbers as float16 fractions of the largest, within 0.05 %."""
     parts = numbers / top if top > 0 else np.zeros_like(numbers)
     return np.clip(np.nan_to_num(parts), -1.0, 1.0).astype("<f2").tobytes()
 
 
 def packed(data: bytes) -> str:
-    """Bytes, deflated and in base64."""
+    """Compress bytes and encode them in base64."""
     return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
 
 
 def as_json(value: Any) -> bytes:
-    """A value as JSON; numbers with six digits, null where they are not finite."""
+    """Encode a value as JSON; numbers have six digits, and are null if not finite."""
     return json.dumps(_plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
 
 

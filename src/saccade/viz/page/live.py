@@ -1,4 +1,4 @@
-"""live_report(): a page that is written anew while a recording goes on."""
+"""live_report(): a live page that is rewritten while a recording goes on."""
 
 from __future__ import annotations
 
@@ -9,37 +9,34 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import check_number, check_type
+from saccade.viz.page.html_report import Language, checked_options, checked_path, write
 from saccade.viz.page.layers import Recorded
-from saccade.viz.page.report import Language, checked_options, checked_path, write
 from saccade.viz.page.texts import Tokens, check_tokens
 
-__all__ = ["live_report"]
-
-_SHARE = 0.1  # of the time that writing may take
+_SHARE = 0.1  # most of the time that writing may take
 
 
-@answers_class({})
+@argument_hints({})
 class live_report:  # noqa: N801  it is used as a function is: with live_report(...)
-    """Keep a page up to date while a model is recorded; the page reads itself anew as long as that goes on.
+    """A context manager that keeps a page up to date while a model is recorded; the page reloads itself.
 
-    Within the ``with`` block the page is written every so often by a thread of its own, from what the recording holds
-    by then; at the end it is written once more, and no longer reads itself anew. What is looked at stays: it is in the
-    page's address.
+    Within the ``with`` block a thread writes the page at intervals, from everything that is recorded so far. At the end
+    the page is written once more, and no longer reloads. Reloading keeps the view, which is part of the page's address.
 
     Args:
-        recording: that `saccade.record` fills, best with ``keep="qk"`` for generations; before its first layer speaks,
-            nothing is written.
-        path: where to.
-        every: seconds between two pages; more where writing one would take more than a tenth of the time.
-        tokens: as of `report`; or a function that gives them when a page is written, for a text that grows, and gives a
-            list that may be longer than what was read by then. A page whose tokens do not fit yet has numbers; if those
-            of the last page do not, it has numbers too, and the error is raised.
-        title, batch, heads, language, size: as of `report`.
+        recording: the recording that `saccade.record` fills, best with ``keep="qk"`` for generations; nothing is
+            written before its first layer has run.
+        path: path of the HTML file.
+        every: seconds between two pages; more if writing one takes more than a tenth of the time.
+        tokens: as for `report`; or a function that returns them when a page is written, for a text that grows; the list
+            may be longer than the text read so far. If the tokens do not fit yet, the page shows numbers; if those of
+            the last page do not fit, it shows numbers too, and the error is raised.
+        title, batch, heads, language, size: as for `report`.
 
     Raises:
-        TypeError, ValueError: as `report` does; what is only found out while a page is written, at the end.
+        TypeError, ValueError: as `report` does; errors of writing a page are raised at the end.
 
     Cost: that of `report` for each page, at most a tenth of the time.
 
@@ -89,7 +86,7 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
         self._write(0.0)
         if self._error is not None and error is None:
             raise self._error
-        if self._error is not None and error is not None:  # which says more than that its page was not written
+        if self._error is not None and error is not None:  # it explains more than a missing page
             error.add_note(str(self._error))
 
     def _write_again(self) -> None:
@@ -100,7 +97,7 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
             wait = max(self._every, (time.monotonic() - began) * (1 / _SHARE - 1))
 
     def _write(self, live: float) -> None:
-        """Write a page, if there is something to show; the first error is kept until the end."""
+        """Write a live page if there is something to show; store the first error until the end."""
         layers = dict(self._recording)
         try:
             if layers:
@@ -111,12 +108,12 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
     def _write_layers(self, layers: Mapping[str, Recorded], live: float) -> None:
         tokens = self._tokens() if callable(self._tokens) else self._tokens
         check_tokens(tokens)
-        if callable(self._tokens) and isinstance(tokens, list):  # the last token was chosen, and has not been read yet
+        if callable(self._tokens) and isinstance(tokens, list):  # the last token was sampled and not yet read
             tokens = tokens[: max(run.shape[3] for run in layers.values())]
         try:
             write(self._path, self._options._replace(tokens=tokens), layers, live=live)
         except ValueError:
-            # Where it is tokens that do not fit, there are numbers; where it is something else, that is raised again.
+            # If the tokens do not fit, show numbers; any other error is raised again.
             write(self._path, self._options._replace(tokens=None), layers, live=live)
             if not live:
                 raise

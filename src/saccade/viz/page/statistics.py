@@ -1,4 +1,4 @@
-"""Questions of a page that no statistic asks: strongest weights both ways, and maps without some keys."""
+"""Statistics for pages only: the strongest weights by query and by key, and maps without some keys."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.statistics import Block, Fold, Outline
+from saccade.statistics import Block, MatrixInfo, Statistic
 from saccade.statistics.row_block import as_slice
-
-__all__ = ["BothWays", "Strong", "Without"]
 
 
 class Strong(NamedTuple):
-    """The weights that are farthest from 0, of every query and of every key; -1 where there is no further one.
+    """The weights farthest from 0 of every query and of every key; index -1 if there are fewer.
 
     Attributes:
-        weights, keys: of each query, ``[batch, heads, q_len, k]``.
-        received, queries: of each key, ``[batch, heads, kv_len, k]``.
+        weights, keys: the strongest weights of each query and their keys, ``[batch, heads, q_len, k]``.
+        received, queries: the strongest weights of each key and their queries, ``[batch, heads, kv_len, k]``.
     """
 
     weights: Tensor
@@ -29,37 +27,39 @@ class Strong(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class BothWays(Fold[Strong, Strong]):
-    """What each query looks at most, and who looks at each key most, as `Strong`.
+class BothWays(Statistic[Strong, Strong]):
+    """The strongest keys of each query and the strongest queries of each key, as `Strong`.
 
     Args:
-        k: how many of each.
+        k: number of weights of each query and key.
 
     Cost: two selections from the weights; O((q_len + kv_len) * k) memory.
     """
 
     k: int
 
-    def start(self, outline: Outline) -> Strong:
-        batch, heads, q_len, kv_len = outline.shape
-        made = []
+    def start(self, info: MatrixInfo) -> Strong:
+        batch, heads, q_len, kv_len = info.shape
+        parts = []
         for count in (q_len, kv_len):
-            made.append(torch.zeros(batch, heads, count, self.k, dtype=outline.dtype, device=outline.device))
-            made.append(torch.full((batch, heads, count, self.k), -1, device=outline.device))
-        return Strong(*made)
+            parts.append(torch.zeros(batch, heads, count, self.k, dtype=info.dtype, device=info.device))
+            parts.append(torch.full((batch, heads, count, self.k), -1, device=info.device))
+        return Strong(*parts)
 
     def add(self, state: Strong, block: Block) -> Strong:
-        given = block.weights.nan_to_num(0.0)  # which is nothing to be strong
-        sizes = given.abs()
+        finite = block.weights.nan_to_num(0.0)  # NaN is never among the strongest
+        sizes = finite.abs()
         places = sizes.topk(min(self.k, sizes.shape[-1]), -1).indices
         where = (block.batch, block.heads, as_slice(block.rows), slice(0, places.shape[-1]))
-        weights = given.gather(-1, places)
+        weights = finite.gather(-1, places)
         state.weights[where] = weights
         state.keys[where] = block.keys[places].where(weights != 0, -1)
         places = sizes.topk(min(self.k, sizes.shape[-2]), -2).indices
-        new = given.gather(-2, places).mT, block.queries[places].mT
-        own = (block.batch, block.heads, block.keys)
-        state.received[own], state.queries[own] = _larger((state.received[own], state.queries[own]), new, self.k)
+        new = finite.gather(-2, places).mT, block.queries[places].mT
+        index = (block.batch, block.heads, block.keys)
+        state.received[index], state.queries[index] = _larger(
+            (state.received[index], state.queries[index]), new, self.k
+        )
         return state
 
     def merge(self, state: Strong, other: Strong) -> Strong:
@@ -77,34 +77,34 @@ class _Cells(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Without(Fold[_Cells, Tensor]):
-    """Columns of a pooled map without some of their keys, ``[batch, heads, rows, columns]``.
+class Without(Statistic[_Cells, Tensor]):
+    """A statistic: columns of a pooled map without some of their keys, ``[batch, heads, rows, columns]``.
 
-    A key that gets most of the attention hides its neighbours, where many share a cell.
+    If many keys share a cell, one that receives most of the attention hides its neighbours.
 
     Args:
-        bins: most cells on either side, as of `saccade.statistics.Pooled`.
-        columns: of each column that is wanted, the keys that are pooled.
+        bins: most cells on either side, as in `saccade.statistics.Pooled`.
+        columns: for each column of the result, the keys that are pooled.
     """
 
     bins: int
     columns: tuple[tuple[int, ...], ...]
 
-    def start(self, outline: Outline) -> _Cells:
-        batch, heads, q_len, _ = outline.shape
+    def start(self, info: MatrixInfo) -> _Cells:
+        batch, heads, q_len, _ = info.shape
         rows = min(self.bins, q_len)
-        cells = torch.zeros(batch, heads, rows, len(self.columns), dtype=outline.dtype, device=outline.device)
-        return _Cells(cells, torch.arange(q_len, device=outline.device) * rows // q_len)
+        cells = torch.zeros(batch, heads, rows, len(self.columns), dtype=info.dtype, device=info.device)
+        return _Cells(cells, torch.arange(q_len, device=info.device) * rows // q_len)
 
     def add(self, state: _Cells, block: Block) -> _Cells:
-        own, row = state.cells[block.batch, block.heads], state.row[as_slice(block.rows)]
+        cells, row = state.cells[block.batch, block.heads], state.row[as_slice(block.rows)]
         for place, keys in enumerate(self.columns):
-            asked = torch.tensor(keys, dtype=torch.int64, device=row.device).expand(len(block.rows), -1)
+            indices = torch.tensor(keys, dtype=torch.int64, device=row.device).expand(len(block.rows), -1)
             if len(keys):
-                found = block.at_keys(asked)
-                strongest = found.gather(-1, found.abs().argmax(-1, keepdim=True))[..., 0]
-                new = _strongest_of(strongest, row, own.shape[2])
-                own[..., place] = torch.where(new.abs() > own[..., place].abs(), new, own[..., place])
+                weights = block.at_keys(indices)
+                strongest = weights.gather(-1, weights.abs().argmax(-1, keepdim=True))[..., 0]
+                new = _strongest_of(strongest, row, cells.shape[2])
+                cells[..., place] = torch.where(new.abs() > cells[..., place].abs(), new, cells[..., place])
         return state
 
     def merge(self, state: _Cells, other: _Cells) -> _Cells:
@@ -115,7 +115,7 @@ class Without(Fold[_Cells, Tensor]):
 
 
 def _larger(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
-    """The k farthest from 0 of two lists of weights with what they belong to."""
+    """Return the k weights farthest from 0 of two lists, with their indices."""
     weights, names = (torch.cat(pair, -1) for pair in zip(one, other, strict=True))
     best = weights.abs().topk(k, -1).indices
     weights = weights.gather(-1, best)
@@ -123,7 +123,7 @@ def _larger(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], k: int) ->
 
 
 def _strongest_of(values: Tensor, row: Tensor, rows: int) -> Tensor:
-    """Of the queries of each row of cells, what is farthest from 0, ``[..., rows]``."""
+    """Return the value farthest from 0 among the queries of each row of cells, ``[..., rows]``."""
     place, start = row.expand(values.shape), values.new_zeros(*values.shape[:-1], rows)
     most = start.scatter_reduce(-1, place, values, "amax")
     least = start.scatter_reduce(-1, place, values, "amin")

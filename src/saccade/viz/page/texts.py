@@ -1,4 +1,4 @@
-"""The texts of a page: which tokens the queries and keys of each layer are."""
+"""The texts of a page: the tokens of the queries and keys of each layer."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from saccade.text import spelled
 from saccade.text.detokenize import is_special
 from saccade.text.labels import legible
 
-__all__ = ["Labels", "Tokens", "check_tokens", "labels_of", "shown_tokens"]
-
 Text = Sequence[str]
 Tokens = Text | tuple[Text, Text] | Mapping[str, Text | tuple[Text, Text]] | None
 """Tokens of one text; of queries and of keys; either of them by names of layers, in which ``*`` stands for anything."""
 
 
 class Labels(NamedTuple):
-    """Tokens of a layer's queries and keys; of one text if both are the same."""
+    """The tokens of a layer's queries and keys on a page, of one text or two."""
 
     queries: tuple[str, ...]
     keys: tuple[str, ...]
@@ -27,32 +25,32 @@ class Labels(NamedTuple):
 
 
 def check_tokens(tokens: Tokens) -> None:
-    """Raise unless these are tokens, of whatever layers.
+    """Raise unless the ``tokens`` argument of a page is valid, for whatever layers.
 
     Raises:
-        TypeError: a bare string, or something else than strings.
+        TypeError: a bare string, or entries that are not strings.
     """
-    for given in tokens.values() if isinstance(tokens, Mapping) else [] if tokens is None else [tokens]:
-        for text in given if _is_pair(given) else [given]:
-            _checked(text)
+    for entry in tokens.values() if isinstance(tokens, Mapping) else [] if tokens is None else [tokens]:
+        for text in entry if _is_pair(entry) else [entry]:
+            _checked_text(text)
 
 
 def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
-    """Tokens of one layer, as they were given; of queries that end where the keys end, one text is enough.
+    """Return the tokens of one layer of a page; if the queries are the last keys, one sequence suffices.
 
     Raises:
-        TypeError: something that is no tokens.
-        ValueError: not as many as there are queries and keys, or no name that fits the layer.
+        TypeError: tokens that are not strings.
+        ValueError: another number of tokens than queries and keys, or no name that fits the layer.
     """
-    given = _given(tokens, name)
-    if given is None:
+    entry = _tokens_of_layer(tokens, name)
+    if entry is None:
         numbers = tuple(map(str, range(kv_len)))
         if q_len <= kv_len:
             return Labels(numbers[kv_len - q_len :], numbers, True)
         return Labels(tuple(map(str, range(q_len))), numbers, False)
-    queries, keys = (_checked(text) for text in (given if _is_pair(given) else (given, given)))
+    queries, keys = (_checked_text(text) for text in (entry if _is_pair(entry) else (entry, entry)))
     is_one = queries == keys
-    if is_one and q_len < kv_len == len(keys):  # the last ones, beside a cache
+    if is_one and q_len < kv_len == len(keys):  # the last ones, with a cache
         queries = queries[kv_len - q_len :]
     for what, text, length in (("keys", keys, kv_len), ("queries", queries, q_len)):
         if len(text) != length:
@@ -63,14 +61,14 @@ def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
 
 
 def shown_tokens(text: Sequence[str]) -> dict[str, object]:
-    """Tokens as a page writes them, and which of them a tokenizer has added."""
+    """Return tokens as a page shows them, and which of them a tokenizer added."""
     return {
         "tokens": [legible(token) for token in spelled(text)],
         "special": [place for place, token in enumerate(text) if is_special(token)],
     }
 
 
-def _given(tokens: Tokens, name: str) -> Any:
+def _tokens_of_layer(tokens: Tokens, name: str) -> Any:
     if not isinstance(tokens, Mapping):
         return tokens
     for pattern, text in tokens.items():
@@ -80,12 +78,12 @@ def _given(tokens: Tokens, name: str) -> Any:
     raise value_error("tokens", f"have a name that fits layer {name}", names, hint="'*' fits all")
 
 
-def _is_pair(given: object) -> bool:
-    """Whether these are two texts, and not one of two tokens."""
-    return isinstance(given, tuple) and len(given) == 2 and not any(isinstance(text, str) for text in given)
+def _is_pair(entry: object) -> bool:
+    """Return whether an argument is a pair of token sequences, not one sequence of two tokens."""
+    return isinstance(entry, tuple) and len(entry) == 2 and not any(isinstance(text, str) for text in entry)
 
 
-def _checked(text: object) -> tuple[str, ...]:
+def _checked_text(text: object) -> tuple[str, ...]:
     if isinstance(text, str) or not isinstance(text, Sequence):
         raise type_error("tokens", "be a list of strings", kind(text), hint="tokenizer.convert_ids_to_tokens")
     for token in text:

@@ -1,21 +1,19 @@
-"""report_widget(): the page in a notebook."""
+"""report_widget(): the page as a notebook widget."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import missing_extra
 from saccade.support.validation import check_int
 from saccade.viz.page.document import code, style
-from saccade.viz.page.report import Language, checked_options, page_parts
+from saccade.viz.page.html_report import Language, checked_options, page_parts
 from saccade.viz.page.texts import Tokens
 
-__all__ = ["report_widget"]
 
-
-@answers({})
+@argument_hints({})
 def report_widget(
     given: object,
     *,
@@ -30,17 +28,17 @@ def report_widget(
     size: int = 4_000_000,
     height: int = 760,
 ) -> Any:
-    """The page that `report` writes, as a widget of Jupyter, VS Code, Colab and marimo.
+    """Return the page that `report` writes as a widget for Jupyter, VS Code, Colab and marimo.
 
     Args:
-        given, tokens, other, other_tokens, names, title, batch, heads, language, size: as of `report`.
-        height: in pixels.
+        given, tokens, other, other_tokens, names, title, batch, heads, language, size: as for `report`.
+        height: height in pixels.
 
     Returns:
         An ``anywidget.AnyWidget``, which a notebook shows.
 
     Raises:
-        ImportError: anywidget is not installed: ``pip install 'saccade[notebook]'``.
+        ImportError: anywidget is not installed: ``pip install 'saccade-attention[notebook]'``.
         TypeError, ValueError: as `report` does.
 
     Cost: that of `report`.

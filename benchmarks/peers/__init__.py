@@ -1,0 +1,1 @@
+"""The attention of other libraries, checked against the laws of `saccade.testing`."""
