@@ -14,9 +14,6 @@ from saccade import viz
 from saccade.cli.exits import fail, loaded, refuse, refuse_beside
 from saccade.cli.figures import MOST_WINDOWS, figures, whole
 from saccade.cli.loading import FittingModel, fitting_name, shown_name
-from saccade.cli.model_reading import Model, Subject, load_model, subject_of
-from saccade.cli.output_files import all_or_none, folder_for, writing
-from saccade.cli.progress import progress
 from saccade.cli.look_tables import (
     PARTS_OF_A_TEXT,
     Format,
@@ -29,6 +26,9 @@ from saccade.cli.look_tables import (
     which_window,
     written,
 )
+from saccade.cli.model_reading import Model, Subject, load_model, subject_of
+from saccade.cli.output_files import all_or_none, folder_for, writing
+from saccade.cli.progress import progress
 from saccade.statistics import Head, rank_heads
 from saccade.support.numerics import is_finite
 from saccade.text import Word, merge, visible

@@ -1,4 +1,4 @@
-"""``python -m saccade.auditing.survey [NAME ...]``: check the language models of transformers against all claims."""
+"""``python -m benchmarks.survey [NAME ...]``: check the language models of transformers against all claims."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from saccade.auditing.survey.table import written
+from benchmarks.generated_part import with_generated
+from benchmarks.survey.table import written
 from saccade.caches.files.tensor_files import write_whole
 from saccade.support.errors import missing_extra
-from saccade.text.generated import with_generated
 
-COMMAND = "python -m saccade.auditing.survey"
+COMMAND = "python -m benchmarks.survey"
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention")
 
 
@@ -48,9 +48,9 @@ def _survey(names: Sequence[str], implementations: Sequence[str], jobs: int) -> 
     except ModuleNotFoundError:
         raise missing_extra("transformers", "transformers") from None
 
-    from saccade.auditing.survey.architectures import architectures  # noqa: PLC0415
-    from saccade.auditing.survey.result import Cell, measure  # noqa: PLC0415
-    from saccade.auditing.survey.subprocess_pool import each_alone  # noqa: PLC0415
+    from benchmarks.survey.architectures import architectures  # noqa: PLC0415
+    from benchmarks.survey.result import Cell, measure  # noqa: PLC0415
+    from benchmarks.survey.subprocess_pool import each_alone  # noqa: PLC0415
 
     def uncompiled(*cell: Any) -> Cell:
         # Flex runs uncompiled in this process, because compilation takes a minute for each length.

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 import transformers
+from benchmarks.generated_part import generated
+from benchmarks.survey.__main__ import COMMAND, main
+from benchmarks.survey.architectures import architectures
+from benchmarks.survey.result import LENGTHS, ids, measure, model_lines, printed
+from benchmarks.survey.subprocess_pool import each_alone
+from benchmarks.survey.table import COLUMNS, LEAST, mark, written
 
 from saccade.auditing.bug_script import claim_lines
-from saccade.auditing.survey.__main__ import COMMAND, main
-from saccade.auditing.survey.architectures import architectures
-from saccade.auditing.survey.result import LENGTHS, ids, measure, model_lines, printed
-from saccade.auditing.survey.subprocess_pool import each_alone
-from saccade.auditing.survey.table import COLUMNS, LEAST, mark, written
-from saccade.text.generated import generated
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {language: DOCS / language / "audit-of-transformers.md" for language in ("en", "zh")}
