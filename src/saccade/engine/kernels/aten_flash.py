@@ -207,7 +207,7 @@ def _with_query_heads(q: Tensor, x: Tensor) -> Tensor:
 def _mark_empty_rows(
     q: Tensor, k: Tensor, added: Tensor | None, causal: bool, scale: float, out: Tensor, lse: Tensor
 ) -> None:
-    """Write -inf to the lse of empty rows, where torch's flash operation returns 0, as if the exponentials summed to 1."""
+    """Write -inf to the lse of empty rows. Torch's flash operation returns 0, as if their exponentials summed to 1."""
     share, columns = q.shape[1] // k.shape[1], torch.arange(k.shape[2])
     unsure = (lse == 0.0) & (out == 0.0).all(-1)
     for b, h in unsure.any(-1).nonzero().tolist():

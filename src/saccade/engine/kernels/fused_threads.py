@@ -93,7 +93,7 @@ def _split_heads(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[
 
 
 def _num_head_parts(inputs: AttentionInputs, threads: int) -> int:
-    """Return how many parts a tile's heads may be split into. Each part computes hidden pairs unless they are cached."""
+    """Return how many parts a tile's heads may be split into. Uncached hidden pairs are computed for each part."""
     return math.gcd(inputs.key.shape[1], threads) if inputs.rule.is_value else 1
 
 

@@ -39,15 +39,15 @@ from saccade.support.torch_modes import has_forward_derivatives, unobserved, wan
 _FEW_KEYS = 40  # with fewer keys, and fewer pairs over all heads, other kernels start faster
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
 _MANY_PRODUCTS, _MANY_BITS = 1 << 28, 1 << 25
-"""Size from which masks with a step run faster on gathered keys. It is the number of multiplications per head in float32,
-and the number of pairs in bfloat16, which multiplies cheaply."""
+"""Size from which masks with a step run faster on gathered keys: the number of multiplications per head in float32, and
+the number of pairs in bfloat16, which multiplies cheaply."""
 HALF = 3
 """Lowest level (see `abilities`) at which the processor multiplies bfloat16."""
 
 
 @cache
 def abilities() -> int | None:
-    """Return the compiled kernel's level: 0 plain, 1 AVX2, 2 AVX-512, 3 AVX-512 bfloat16, 4 AMX; None if not installed."""
+    """Return the compiled kernel's level: 0 plain, 1 AVX2, 2 AVX-512, 3 its bfloat16, 4 AMX; None if not installed."""
     try:
         library: Any = import_module("saccade_cpu")
     except ImportError:
@@ -75,8 +75,8 @@ _STEPS = Verdict((), ("its mask has steps, and it would compute the pairs betwee
 class Native(KernelWithBackward):
     """Exact attention by compiled code that processes a few rows at a time, with all keys visible to them.
 
-    Cost: time grows with the number of allowed pairs, also with dropout, softcaps and biases. Besides inputs and outputs,
-    memory holds packed keys and values for each thread.
+    Cost: time grows with the number of allowed pairs, also with dropout, softcaps and biases. Besides inputs and
+    outputs, memory holds packed keys and values for each thread.
     """
 
     name = "native"

@@ -310,7 +310,7 @@ def _is_ready(x: Tensor) -> bool:
 
 
 def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
-    """Return a bias as float32 rows, the index of distances in its source, and how many numbers are shared by all rows."""
+    """Return a bias as float32 rows, the index of distances in its source, and how many numbers the rows share."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         q_len, kv_len = shape[2:]

@@ -25,7 +25,7 @@ class Reference(Kernel):
     name = "reference"
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the cost of dense attention: all pairs, and the bytes of the dense tensors that exist at the same time."""
+        """Return the cost of dense attention: all pairs, and the bytes of the dense tensors that exist at once."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.dtype.itemsize + inputs.compute_dtype.itemsize)
         dropped = Dropped(dropout_p, 0) if dropout_p else None

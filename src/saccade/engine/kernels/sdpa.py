@@ -17,7 +17,7 @@ class Sdpa(Kernel):
     """Exact attention by torch's ``scaled_dot_product_attention``, for full and causal masks.
 
     Torch picks a kernel for the device. With fewer rows than keys, its causal flag is aligned to the first key and ours
-    to the last. So a causal mask needs the same number of rows and keys, or a single row, to which every key is visible.
+    to the last. So a causal mask needs the same number of rows and keys, or a single row, which attends to every key.
     The lse is not returned.
 
     Cost: that of torch's kernel on the device. For most, memory besides inputs and outputs grows only with the length.

@@ -34,7 +34,7 @@ _LARGEST = 40.0  # largest score that needs no shift: e^40 times a million keys 
 class Tiled(KernelWithBackward):
     """Exact attention, one block of complete rows at a time. The backward pass recomputes the weights.
 
-    It supports what torch's flash operation does not: dropout, gradients of the bias, softcaps, and scores other than dot
+    It supports what torch's operation does not: dropout, gradients of the bias, softcaps, and scores other than dot
     products.
 
     Cost: besides inputs and outputs, memory holds a few blocks of scores, 4 or 8 MB each.
@@ -245,7 +245,7 @@ class _Block(NamedTuple):
 
 
 def _is_small(inputs: AttentionInputs) -> bool:
-    """Return whether all scores are small enough for exponentials and their sums to fit into float32 without a shift."""
+    """Return whether scores are so small that exponentials and their sums fit into float32 without a shift."""
     if not inputs.is_plain or inputs.query.numel() * inputs.key.numel() == 0:
         return False
     longest = [
