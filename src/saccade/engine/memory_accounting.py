@@ -178,7 +178,7 @@ def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
 
 
 def _memory_class(tile: Tile) -> Hashable:
-    """Return a key, made of shares of partial columns and steps, that is equal for tiles with similar bytes per pair."""
+    """Return a key (shares of partial columns, and steps) that is equal for tiles with similar bytes per pair."""
     unsure = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
     shares = (-(-_SHARES * size // tile.width) for size in (sum(unsure), max(unsure, default=0)))
     return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)

@@ -125,7 +125,7 @@ class Nested(NamedTuple):
 
     @property
     def positions(self) -> dict[str, Tensor]:
-        """Return the positions in the packed sequence as arguments, int64 ``[T]``; empty if they are the default ones."""
+        """Return positions in the packed sequence as arguments, int64 ``[T]``; empty if they are the default ones."""
         if self.q_lengths == self.kv_lengths:
             return {}
         device, longest = self.query.device, self._blocks

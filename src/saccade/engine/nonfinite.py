@@ -233,7 +233,7 @@ def _is_plain(inputs: AttentionInputs, value: Tensor, lse: Tensor) -> bool:
 
 
 def _keeps_infinity(inputs: AttentionInputs) -> bool:
-    """Return whether non-finite queries and keys have non-finite scores, because no softcap or function changes these."""
+    """Return whether scores of non-finite queries and keys stay non-finite: no softcap or function changes them."""
     return inputs.softcap is None and inputs.tile_function is None and inputs.modification is None
 
 

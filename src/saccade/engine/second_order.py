@@ -162,7 +162,7 @@ def _gradients(
     needed: Sequence[bool],
     create_graph: bool,
 ) -> Tensors:
-    """Return `torch.autograd.grad` for the results that have a gradient and the needed leaves; None for other leaves."""
+    """Return `torch.autograd.grad` for the results with a gradient and the needed leaves; None for other leaves."""
     pairs = [
         (x, grad)
         for x, grad in zip(results, grads, strict=False)

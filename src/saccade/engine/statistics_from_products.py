@@ -1,4 +1,4 @@
-r"""Entropy and column sums of attention from products alone, for kernels that return no weights (FlexAttention, varlen).
+r"""Entropy and column sums of attention from products alone, for kernels without weights (FlexAttention, varlen).
 
 .. math:: H_i = \mathrm{lse}_i - \sum_j A_{ij} s_{ij} = \mathrm{lse}_i - \mathrm{scale} \cdot q_i \cdot (A K)_i
 
@@ -25,7 +25,7 @@ from saccade.support.torch_modes import is_plain
 
 NAMES = frozenset(["entropy", "received"])
 _KERNELS = ("varlen", "flex")  # kernels for which this is fastest: others read complete rows anyway
-_LARGEST = 64.0  # largest score: the differences lose a few times 6e-8 of it to rounding
+_LARGEST = 64.0  # largest score: rounding costs the differences a few times 6e-8 of it
 
 
 def can_use_products(inputs: AttentionInputs, impl: str | Kernel) -> bool:

@@ -134,8 +134,8 @@ def _cached_block_mask(inputs: AttentionInputs) -> Any:
 def _score_mod(inputs: AttentionInputs) -> Any:
     """Return the ``score_mod`` for FlexAttention, which applies scale, softcap and bias in this order.
 
-    Numbers are passed as tensors. Python numbers would be compiled into the graph, so that each needs a graph of its
-    own, and a changed softcap would have no effect.
+    Numbers are passed as tensors. Python numbers would be compiled in, so that each needs a separate graph, and a
+    changed softcap does not compile at all.
     """
     bias, device = inputs.bias, inputs.device
     is_default = inputs.scale == inputs.query.shape[3] ** -0.5

@@ -35,8 +35,8 @@ class NativePlan(NamedTuple):
     Attributes:
         starts: int32 ``[items * blocks + 1]``: index of the first run of each block of `ROWS` rows; ``items`` is 1 if
             all batch items are alike.
-        runs: int32 ``[runs, 3]``: first panel, last panel + 1, and kind. In kind 0 every key is visible to every row, in
-            kind 1 the keys in the row's spans, in kind 2 the keys whose bits are set.
+        runs: int32 ``[runs, 3]``: first panel, last panel + 1, and kind. In kind 0 every key is visible to every row,
+            in kind 1 the keys in the row's spans, in kind 2 the keys whose bits are set.
         spans: int32 ``[items, q_len, spans, 2]``: the keys of each row, as ranges.
         is_exact: whether spans describe all pairs, so that no bits are needed.
     """
@@ -48,7 +48,7 @@ class NativePlan(NamedTuple):
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> NativePlan | None:
-        """Build the compiled kernel's plan for a mask; None if its bounds are inexact and it has too many pairs for bits."""
+        """Build the compiled kernel's plan for a mask; None if bounds are inexact and there are too many pairs for bits."""
         rule, (batch, _, q_len, kv_len), (q_first, kv_first) = inputs.rule, inputs.shape, inputs.origin
         if 0 in inputs.shape:
             blocks = -(-q_len // ROWS)

@@ -198,7 +198,7 @@ class _SimulatedRun:
 
 
 def _is_one_axis(x: Tensor, items: int) -> bool:
-    """Return whether batch and head axes of keys merge into one for a matrix product, which otherwise copies the keys."""
+    """Return whether batch and head axes of keys merge into one. Otherwise a matrix product copies the keys."""
     return items == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
-_FARTHEST = 1 << 40  # larger positions, times the batch items, may overflow int64
-_MOST_RUNS = 16  # most runs of neighbouring tokens in an item for which every hole is excluded
+_FARTHEST = 1 << 40  # larger positions, multiplied by the batch items, may overflow int64
+_MOST_RUNS = 16  # most runs of adjacent tokens in an item for which every gap is excluded
 
 
 class Among(NamedTuple):
@@ -81,7 +81,7 @@ class TokenOrder:
         return Among(*self._ends(low, high, 0), low < high, high - low == last - first + 1)
 
     def columns(self, item: Ints, positions: Spans, keys: KeyDomain) -> Bounds:
-        """Return the columns of the tokens at the given positions; inexact if tokens and padding alternate too often."""
+        """Return the columns of the tokens at given positions; inexact if tokens and padding alternate too often."""
         if not len(self._seats):
             return Bounds.exactly(Spans.nothing(keys))
         place, offset = (item * self._step)[:, None], (item * self._len)[:, None]
@@ -123,7 +123,7 @@ class TokenOrder:
 
     @cached_property
     def _runs(self) -> tuple[Ints, Ints] | None:
-        """Return start and end indices of runs of adjacent tokens, ``[items, runs]``; None for items with too many runs."""
+        """Return start and end indices of runs of adjacent tokens, ``[items, runs]``; None if an item has too many."""
         item = np.repeat(np.arange(self.items), np.diff(self._begins))
         is_new = np.ones(len(self._seats), dtype=bool)
         is_new[1:] = (np.diff(self._seats) != 1) | (np.diff(item) != 0)
@@ -140,7 +140,7 @@ class TokenOrder:
         return starts, ends
 
     def _ends(self, low: Ints, high: Ints, beyond: int) -> tuple[Ints, Ints]:
-        """Return the positions of the tokens ``low`` and ``high - 1``, adding ``beyond`` to the latter; 0 for empty ranges."""
+        """Return the positions of tokens ``low`` and ``high - 1``, adding ``beyond`` to the latter; 0 for empty ranges."""
         if not len(self._seats):
             return np.zeros_like(low), np.zeros_like(low)
         some = low < high

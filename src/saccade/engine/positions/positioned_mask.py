@@ -20,7 +20,7 @@ from saccade.support.errors import value_error
 
 _FEW_GAPS = 4  # most positions per row for which the cuts of the mask are listed
 _FEW_ROWS = 16
-_FEWEST = 1 << 20  # below so many keys times (rows + 256), planning costs more than it saves
+_FEWEST = 1 << 20  # below this value of keys times (rows + 256), planning costs more than it saves
 _NOWHERE = 1 << 62
 
 
@@ -92,8 +92,8 @@ def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: i
 class PositionedMask(Mask):
     """A mask on the *indices* of a matrix: a mask on positions, combined with the positions of the tokens.
 
-    If positions never decrease from token to token within an item (padding may lie between them), the bounds of the mask
-    tell which keys a row needs. For other tables every pair is evaluated.
+    If positions never decrease from token to token within an item (padding may lie between them), the bounds of the
+    mask tell which keys a row needs. For other tables every pair is evaluated.
 
     Args:
         mask: the mask on positions.
@@ -191,7 +191,7 @@ class PositionedMask(Mask):
 
     @cached_property
     def _orders(self) -> tuple[TokenOrder, TokenOrder] | None:
-        """Position indexes of queries and keys; None if positions are unordered or unreadable, or planning does not pay."""
+        """Position indexes of queries and keys; None if positions are unordered or unreadable, or not worth planning."""
         if self._items * self.kv_positions.shape[1] * (self.q_positions.shape[1] + 256) < _FEWEST:
             return None
         q = TokenOrder.of(self.q_positions)
@@ -204,7 +204,7 @@ class PositionedMask(Mask):
         return max(len(self.q_positions), len(self.kv_positions))
 
     def _bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Return the bounds for groups of single items, or of all items if the position tables do not distinguish them."""
+        """Return the bounds for groups of single items, or of all items if the tables do not distinguish them."""
         assert self._orders is not None  # callers have checked
         q, kv = self._orders
         q_item, kv_item = (np.zeros_like(groups.batch) if order.items == 1 else groups.batch for order in (q, kv))
