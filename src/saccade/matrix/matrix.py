@@ -1,4 +1,4 @@
-"""Matrix: base class of lazy attention matrices, which are never stored; everything follows from `blocks`."""
+"""Matrix: base class of lazy attention matrices. They are never stored; every operation is based on `blocks`."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 class Matrix(Operators, ABC):
     """A lazy matrix of shape ``[batch, heads, q_len, kv_len]``.
 
-    A subclass defines `shape`, `dtype`, `device`, `kv_heads` and `blocks`; products, rows, the dense form and all
-    statistics follow. It holds tensors, never modules. ``A @ value`` and ``A.mT @ x`` are differentiable; statistics
+    A subclass defines `shape`, `dtype`, `device`, `kv_heads` and `blocks`. Products, rows, the dense form and all
+    statistics are derived from these. It stores tensors, never modules. ``A @ value`` and ``A.mT @ x`` are differentiable; statistics
     (`compute`, `entropy`, `topk`, `received`, `pooled`) are computed without gradient.
     """
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, int, int, int]:
-        """The shape of the matrix, (batch, heads, q_len, kv_len)."""
+        """Shape of the matrix, (batch, heads, q_len, kv_len)."""
 
     @property
     @abstractmethod
@@ -56,7 +56,7 @@ class Matrix(Operators, ABC):
     @property
     @abstractmethod
     def kv_heads(self) -> int:
-        """Number of key and value heads of the matrix; divides the number of heads."""
+        """Number of key and value heads of the matrix, a divisor of the number of heads."""
 
     @abstractmethod
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -68,17 +68,17 @@ class Matrix(Operators, ABC):
 
     @property
     def is_stochastic(self) -> bool:
-        """True if rows are distributions: nowhere below 0, with sum 1 (or 0 in a row that attends to nothing)."""
+        """True if rows are distributions: entries are at least 0 and sum to 1 (or 0 in a row that attends to nothing)."""
         return True
 
     @property
     def hidden(self) -> float:
-        """The entry of the matrix at pairs that appear in no block."""
+        """Entry of the matrix at pairs that appear in no block."""
         return 0.0
 
     @property
     def mT(self) -> Transposed[Matrix]:
-        """The transposed matrix, for ``A.mT @ x``: how much attention each key receives, weighted by x."""
+        """Transposed matrix, for ``A.mT @ x``: the attention that each key receives, weighted by x."""
         return Transposed(self)
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
@@ -134,17 +134,14 @@ class Matrix(Operators, ABC):
         return out.to(x.dtype)
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Compute several statistics in one sweep over the matrix; return their results in the same order.
+        """Compute several statistics in one sweep over the matrix and return their results in the same order.
 
         Args:
-            statistics: those of `saccade.statistics`, or your own subclasses of `saccade.statistics.Statistic`.
+            statistics: statistics from `saccade.statistics`, or your own subclasses of `saccade.statistics.Statistic`.
 
         Raises:
-            TypeError: an argument that is not a statistic.
-            UnsupportedError: a statistic of distributions, if the rows are none (`is_stochastic`).
-
-        Cost: the weights are computed once for all statistics, a block at a time; memory is that of the results and
-        one block. Without gradient.
+            TypeError: an argument is not a statistic.
+            UnsupportedError: a statistic requires distributions, but the rows are not (`is_stochastic`).
 
         Example:
             >>> from saccade import AttentionMatrix
@@ -175,7 +172,7 @@ class Matrix(Operators, ABC):
             return tuple(results[index] for index in range(len(statistics)))
 
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
-        """Return the results that need no blocks of the matrix, by the index of their statistic."""
+        """Return the results of statistics that need no blocks of the matrix, by the index of the statistic."""
         return {}
 
     def entropy(self) -> Tensor:
@@ -195,7 +192,7 @@ class Matrix(Operators, ABC):
         return self.compute(statistics.Pooled(bins, how))[0]
 
     def summary(self, parts: statistics.Parts | None = None) -> statistics.Summary:
-        """Return statistics of every head beside those of uniform attention; see `saccade.statistics.Summary`.
+        """Return the statistics of every head next to those of uniform attention; see `saccade.statistics.Summary`.
 
         Raises:
             TypeError: ``parts`` is not a `saccade.statistics.Parts`, whose shares are added to the table.
@@ -211,11 +208,11 @@ class Matrix(Operators, ABC):
         """Return nonzero weights as a sparse COO tensor ``[batch, heads, q_len, kv_len]`` in float32 or wider.
 
         Args:
-            limit: most weights to write out; each takes 36 bytes (40 in float64).
+            limit: largest number of weights to return. Each takes 36 bytes (40 in float64).
 
         Raises:
             TypeError: ``limit`` is not an int.
-            ValueError: more weights than that; raised during the sweep.
+            ValueError: there are more weights than that; raised during the sweep.
         """
         return sparse_of(self, limit)
 
@@ -235,7 +232,7 @@ class Matrix(Operators, ABC):
         """Return all weights, ``[batch, heads, q_len, kv_len]`` in float32 or wider.
 
         Args:
-            limit: most weights to write out.
+            limit: largest number of weights to return.
 
         Raises:
             ValueError: the matrix is larger than ``limit``.
@@ -254,7 +251,7 @@ class Matrix(Operators, ABC):
         return f"{type(self).__name__}(shape={list(self.shape)}, {self.dtype}, {self.device})"
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        """Return positions of queries and keys, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``.
+        """Return query and key positions, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``.
 
         By default key j is at position j and query i at ``kv_len - q_len + i``.
         """
@@ -286,7 +283,7 @@ class Matrix(Operators, ABC):
             raise value_error("rows", "be a range with step 1", rows)
 
     def _operand(self, x: Tensor, name: str, heads: int, length: int) -> Tensor:
-        """Return a checked factor of a product; in the matrix's dtype under autocast."""
+        """Check an operand of a product and return it, under autocast in the matrix's dtype."""
         check_type(name, x, Tensor, "be a tensor")
         expected = (self.shape[0], heads, length)
         if x.dim() != 4 or x.shape[:3] != expected:

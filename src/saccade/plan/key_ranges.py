@@ -159,7 +159,7 @@ class Bounds(NamedTuple):
 
     @classmethod
     def unknown(cls, universe: KeyDomain) -> Bounds:
-        """Return bounds without information: any key may be visible to some row, and none is known to be visible to all."""
+        """Return bounds that exclude nothing: any row may attend to any key, and no key is known to be visible to all."""
         return cls(Spans.everything(universe), Spans.nothing(universe))
 
     def both(self, other: Bounds, universe: KeyDomain) -> Bounds:
@@ -180,7 +180,7 @@ class Bounds(NamedTuple):
         return Bounds(any_row, any_row if self.is_exact else self.any_row.complement(universe))
 
     def where(self, choose: npt.NDArray[np.bool_], other: Bounds) -> Bounds:
-        """Return these bounds for groups where ``choose`` (bool ``[groups]``) is true, and the other bounds for the rest."""
+        """Return these bounds for groups where ``choose`` (bool ``[groups]``) is true, else the other bounds."""
         if choose.all():
             return self
         return Bounds(self.any_row.where(choose, other.any_row), self.all_rows.where(choose, other.all_rows))

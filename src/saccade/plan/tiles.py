@@ -47,7 +47,7 @@ class Box(NamedTuple):
 
 
 class Triangle(NamedTuple):
-    """The causal residual, which kernels run natively: column c of a range is visible to row r iff ``c <= r + offset``."""
+    """The causal residual, which kernels run natively: row r attends to column c of a range iff ``c <= r + offset``."""
 
     rows: int
     columns: int
@@ -76,7 +76,7 @@ class Rule(Protocol):
         ...
 
     def partial(self, box: Box) -> bool | Hashable:
-        """Return True or False if the mask is constant on a box, else a key that is equal for boxes with equal contents."""
+        """Return True or False if the mask is constant on a box; else a key, equal for boxes with equal contents."""
         ...
 
     def cuts(self, batch: int, rows: range) -> Ints:

@@ -48,7 +48,7 @@ class NativePlan(NamedTuple):
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> NativePlan | None:
-        """Build the compiled kernel's plan for a mask; None if bounds are inexact and there are too many pairs for bits."""
+        """Build the compiled kernel's plan for a mask; None if bounds are inexact and pairs are too many for bits."""
         rule, (batch, _, q_len, kv_len), (q_first, kv_first) = inputs.rule, inputs.shape, inputs.origin
         if 0 in inputs.shape:
             blocks = -(-q_len // ROWS)

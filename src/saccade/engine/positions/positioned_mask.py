@@ -191,7 +191,7 @@ class PositionedMask(Mask):
 
     @cached_property
     def _orders(self) -> tuple[TokenOrder, TokenOrder] | None:
-        """Position indexes of queries and keys; None if positions are unordered or unreadable, or not worth planning."""
+        """Position indexes of queries and keys; None if tokens are unordered or unreadable, or not worth planning."""
         if self._items * self.kv_positions.shape[1] * (self.q_positions.shape[1] + 256) < _FEWEST:
             return None
         q = TokenOrder.of(self.q_positions)

@@ -18,7 +18,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def grouped(function: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor) -> Tensor:
-    """Call ``function(left [B, G, R', C], right [B, G, ...])`` with the query heads of each group folded into rows R'."""
+    """Call ``function(left [B, G, R', C], right [B, G, ...])`` with each group's query heads folded into rows R'."""
     if left.shape[1] == right.shape[1]:
         return function(left, right)
     out = function(folded(left, right.shape[1]), right)

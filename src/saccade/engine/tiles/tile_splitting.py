@@ -74,7 +74,7 @@ def _cut_columns(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRa
     if partial is True:
         yield strip
     elif isinstance(partial, Triangle):
-        # The first of these rows attends to the columns common to all of them, the last one to all that any of them needs.
+        # The first of these rows attends to the columns common to all of them, the last one to those that any needs.
         all_rows, any_row = (min(max(0, end + partial.offset), len(strip.keys)) for end in (start + 1, stop))
         if all_rows:
             yield ColumnRange(strip.keys[:all_rows], True)
