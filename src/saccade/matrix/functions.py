@@ -45,8 +45,9 @@ def attention(
     """Compute exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
 
     Args:
-        query: ``[batch, heads, q_len, head_dim]``; or a nested tensor, if key and value are nested too. Each nested item
-            attends only to itself. Items run as one packed sequence, and the mask applies to positions within an item.
+        query: ``[batch, heads, q_len, head_dim]``; or a nested tensor, if key and value are nested too. Each nested
+            item attends only to itself. Items run as one packed sequence, and the mask applies to positions within an
+            item.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
         mask, score, bias, scale, softcap, sink_logit, impl, q_positions, kv_positions: see `AttentionMatrix`.

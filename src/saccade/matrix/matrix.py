@@ -34,8 +34,8 @@ class Matrix(Operators, ABC):
     """A lazy matrix of shape ``[batch, heads, q_len, kv_len]``.
 
     A subclass defines `shape`, `dtype`, `device`, `kv_heads` and `blocks`. Products, rows, the dense form and all
-    statistics are derived from these. It stores tensors, never modules. ``A @ value`` and ``A.mT @ x`` are differentiable; statistics
-    (`compute`, `entropy`, `topk`, `received`, `pooled`) are computed without gradient.
+    statistics are derived from these. It stores tensors, never modules. ``A @ value`` and ``A.mT @ x`` are
+    differentiable. Statistics (`compute`, `entropy`, `topk`, `received`, `pooled`) are computed without gradient.
     """
 
     @property
@@ -68,7 +68,7 @@ class Matrix(Operators, ABC):
 
     @property
     def is_stochastic(self) -> bool:
-        """True if rows are distributions: entries are at least 0 and sum to 1 (or 0 in a row that attends to nothing)."""
+        """True if rows are distributions: entries at least 0, with sum 1 (or 0 in a row that attends to nothing)."""
         return True
 
     @property
@@ -142,6 +142,9 @@ class Matrix(Operators, ABC):
         Raises:
             TypeError: an argument is not a statistic.
             UnsupportedError: a statistic requires distributions, but the rows are not (`is_stochastic`).
+
+        Cost: the weights are computed once for all statistics, a block at a time. Memory holds the results and one
+        block. Without gradient.
 
         Example:
             >>> from saccade import AttentionMatrix

@@ -159,7 +159,7 @@ class Bounds(NamedTuple):
 
     @classmethod
     def unknown(cls, universe: KeyDomain) -> Bounds:
-        """Return bounds that exclude nothing: any row may attend to any key, and no key is known to be visible to all."""
+        """Return bounds that exclude nothing: any key may be visible to some row, and none is known to be to all."""
         return cls(Spans.everything(universe), Spans.nothing(universe))
 
     def both(self, other: Bounds, universe: KeyDomain) -> Bounds:

@@ -127,7 +127,7 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
     candidates: list[tuple[float, int, Callable[[], Layout]]] = []
     batch, least = sizes.shape[0], 0.0
     for items in [[ALL]] if rule.shape[0] == 1 or batch == 1 else [[ALL], list(range(batch))]:
-        # Separate items have at least a tile each, and the keys visible to all rows. Skip them if these alone cost more.
+        # Separate items have at least a tile each, and the keys visible to all rows. Skip them if that costs more.
         if min((cost for cost, _, _ in candidates), default=math.inf) <= row_grouping.TILE_COST * len(items) + least:
             break
         for cuts, could_cut in _ways_to_cut(rule, step, items, sizes):

@@ -82,7 +82,7 @@ class Layout:
         if count <= _WRITTEN_OUT:
             num_distinct = int(self.num_distinct.max())
             return sum(self._cost_of(tile, num_distinct) for tile in self._written_out)
-        # Bounds do not show which residuals are native. Building tiles for a few groups tells how much cheaper those are.
+        # Bounds do not show which residuals are native. Tiles of a few groups tell how much cheaper those are.
         some = np.unique(np.linspace(0, count - 1, _WRITTEN_OUT).astype(np.int64))
         few = Layout(self.rule, self.sizes, self.groups.at(some), self.all_rows.at(some), self.unsure.at(some))
         return self._cost_by_bounds() * few.cost() / (few._cost_by_bounds() or 1.0)

@@ -140,7 +140,7 @@ class TokenOrder:
         return starts, ends
 
     def _ends(self, low: Ints, high: Ints, beyond: int) -> tuple[Ints, Ints]:
-        """Return the positions of tokens ``low`` and ``high - 1``, plus ``beyond`` for the latter; 0 if ranges are empty."""
+        """Return the positions of tokens ``low`` and ``high - 1``, plus ``beyond`` for the latter; 0 for empty ones."""
         if not len(self._seats):
             return np.zeros_like(low), np.zeros_like(low)
         some = low < high

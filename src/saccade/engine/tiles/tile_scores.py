@@ -164,7 +164,7 @@ def _columns_of(inputs: AttentionInputs, spans: Ranges) -> Tensor:
 
 
 def positions(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Return query and key positions of a tile, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``."""
+    """Return a tile's query and key positions, int64 ``[batch | 1, 1, rows, 1]``, ``[batch | 1, 1, 1, columns]``."""
     b, _, q = index_of(inputs, tile)
     kv = _columns_of(inputs, tile.spans)
     placed = at_positions(inputs.rule)
