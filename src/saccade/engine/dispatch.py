@@ -122,7 +122,7 @@ def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = D
         request: unchecked.
     """
     out, lse = attend(inputs, value, request._replace(needs_lse=True))
-    assert lse is not None  # kernels without one are passed over
+    assert lse is not None  # kernels without an lse are skipped
     return out, lse
 
 

@@ -23,7 +23,7 @@ class Explanation:
         kernel: name of the kernel that runs.
         passed_over: the reason why each of the other kernels does not run; empty if the kernel was requested by name.
         shape: (batch, heads, q_len, kv_len).
-        seen: the result of the kernel's first-use check on this device; empty for kernels without a check.
+        seen: result of the kernel's first-use check on this device; empty for kernels that need no check.
         mask: the mask as text, including the pattern recognised in a bool tensor.
         tiles: number of boxes of ``[batch, heads, q_len, kv_len]`` that the kernel computes.
         pairs: number of query-key pairs whose scores the kernel computes, over batch and heads. It includes pairs that

@@ -61,9 +61,9 @@ def attention(
         ValueError, TypeError: arguments do not match.
         UnsupportedError: the kernel named by ``impl`` cannot run these inputs; every reason is listed.
 
-    Cost: time O(pairs in the mask's plan · head_dim); memory beside inputs and output is that of one tile, or a few
-    blocks of scores of 4 or 8 MB; O(q_len · kv_len) with ``impl="reference"``. Exact: yes. Deterministic: yes, dropout
-    aside.
+    Cost: time O(pairs in the mask's plan · head_dim). Besides inputs and output, memory holds one tile or a few blocks
+    of scores of 4 or 8 MB; it is O(q_len · kv_len) with ``impl="reference"``. Exact: yes. Deterministic: yes, except
+    for dropout.
 
     Example:
         >>> q = k = v = torch.ones(1, 2, 4, 8)

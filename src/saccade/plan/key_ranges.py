@@ -154,7 +154,7 @@ class Bounds(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """True if both sets are the same object, by which masks mark exact bounds. This saves half of the work."""
+        """True if both sets are the same object. Masks mark exact bounds this way, which saves half of the work."""
         return self.any_row is self.all_rows
 
     @classmethod

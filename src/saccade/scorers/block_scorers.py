@@ -61,7 +61,7 @@ class BlockScorer(Scorer):
 
 
 class BlockMeans(BlockScorer):
-    r"""Scores a block by its mean key. This finds wide, weak matches, but dilutes a single strong key.
+    r"""A block scorer that uses the mean key of a block. It finds wide, weak matches, but dilutes a single strong key.
 
     .. math:: I_{tj} = q_t \cdot \frac{1}{|B_j|} \sum_{s \in B_j} k_s
 
@@ -90,7 +90,7 @@ class BlockMeans(BlockScorer):
 
 
 class BlockBounds(BlockScorer):
-    r"""Scores a block by an upper bound on the query's score with any of its keys, from the range of each channel.
+    r"""A block scorer that bounds the query's score with any key of a block from above, by each channel's range.
 
     .. math:: \sum_i \max(q_i \min_j k_{ji},\; q_i \max_j k_{ji}) \;\ge\; \max_j q \cdot k_j
 

@@ -19,7 +19,7 @@ _INDEX = ShapeSpec(
 
 
 class DotProducts(Scorer):
-    """Scores a key by its dot product with the query, so that each head selects keys by attention's own scores.
+    """A scorer by the dot product of query and key, so that each head selects keys by attention's own scores.
 
     It saves no computation, but is the best possible scorer, as a baseline for others.
 

@@ -77,7 +77,7 @@ class Additive(Score):
 
 @dataclasses.dataclass(frozen=True)
 class _Compare:
-    """Computes the additive score of ``q [..., rows, hidden]`` and ``k [..., columns, hidden]`` with ``v [hidden]``."""
+    """The additive score of ``q [..., rows, hidden]`` and ``k [..., columns, hidden]`` with ``v [hidden]``."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))):

@@ -24,7 +24,7 @@ def called_function(argument: str = "") -> str:
     It is the outermost public function on the stack, within the library, that has a parameter with the argument's name.
     If there is none, it is the outermost public function. So ``attention(mask=...)`` is named although
     `saccade.masks.as_mask` checks the mask, and `Window` is named where ``streaming(...)`` makes one with a wrong
-    ``left``. Code that runs in a hook or for a command has no public function on its stack; its module then holds the
+    ``left``. Code that runs in a hook or for a command has no public function on its stack. Its module then defines the
     name in ``CALLED_AS``.
 
     Args:

@@ -37,7 +37,7 @@ def bytes_of_sink(rows: int, value_dim: int, wide: torch.dtype) -> int:
         value_dim: the width of the output.
         wide: the dtype of the lse.
     """
-    # Two tensors of the output's size in the lse's dtype, one bool per entry, and three tensors like the lse.
+    # Two tensors with the output's size and the lse's dtype, one bool per entry, and three tensors shaped like the lse.
     return (3 * rows + 2 * rows * value_dim) * wide.itemsize + rows * value_dim
 
 

@@ -8,7 +8,7 @@ attention needs both, and no public function offers them. Pitfalls in torch 2.13
 - a row whose scores are all -inf, masked or not, gets lse 0, and -inf in the lse turns gradients to NaN;
 - the causal flag aligns upper-left;
 - hidden scores, already -inf, are multiplied by the scale, which must therefore be above 0;
-- scores that are all NaN give 0 and lse 0 if one vector register holds them, unless something is added to them;
+- scores that are all NaN give 0 and lse 0 if they fit into one vector register, unless something is added to them;
 - widths of key and value must be equal, and head counts that do not divide give a meaningless result.
 
 Callers pass checked shapes; this file handles the rest. `pairs` and `held` compute the cost of a call from the block
@@ -123,8 +123,8 @@ def held(
 
     Args:
         q: (batch, heads, rows, width).
-        kv_heads, columns: of the keys.
-        dtype: of all tensors.
+        kv_heads, columns: numbers of heads and columns of the keys.
+        dtype: dtype of all tensors.
         causal: as for `forward`.
         added: numbers of batch items and heads that the added terms distinguish; None without terms.
         threads: number of threads that torch uses.

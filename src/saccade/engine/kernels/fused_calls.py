@@ -135,7 +135,7 @@ _MEMO_ENTRIES = 1 << 22  # number of entries of residual tensors that a plan may
 
 
 class Added(NamedTuple):
-    """Terms added to the scores of a fused call, and the rows in which they hide every key."""
+    """Terms added to the scores of a fused call, and the rows where they hide every key."""
 
     terms: Tensor | None
     empty: Tensor | None

@@ -42,7 +42,7 @@ _MANY_PRODUCTS, _MANY_BITS = 1 << 28, 1 << 25
 """Size from which masks with a step run faster on gathered keys: the number of multiplications per head in float32, and
 the number of pairs in bfloat16, which multiplies cheaply."""
 HALF = 3
-"""Lowest level (see `abilities`) at which the processor multiplies bfloat16."""
+"""Lowest level (see `abilities`) of processors that multiply bfloat16."""
 
 
 @cache
