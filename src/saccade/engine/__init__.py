@@ -1,3 +1,3 @@
-"""Computation of attention from checked inputs: kernels, bias terms, NaN containment. Users never import it."""
+"""Computation of attention from checked inputs: kernels, bias terms and NaN containment. Internal to the library."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Autograd functions of kernels that compute their own gradients: first and second derivatives, and `vmap`."""
+"""Autograd functions for kernels with their own backward pass: first and second derivatives, and `vmap`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _TILED = Tiled()
 
 
 def results_like(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return empty tensors with the shapes and dtypes of a kernel's output and lse."""
+    """Return uninitialised tensors with the shapes and dtypes of a kernel's output and lse."""
     out = value.new_empty(*inputs.shape[:3], value.shape[3])
     return out, out.new_empty(inputs.shape[:3], dtype=inputs.compute_dtype)
 
 
 def is_recorded(inputs: AttentionInputs, value: Tensor) -> bool:
-    """Return whether autograd or a transform such as `vmap` must see a product as one autograd function."""
+    """Return whether autograd or a transform such as `vmap` needs the kernel wrapped in an autograd function."""
     if is_transformed():
         return True
     if not torch.is_grad_enabled():
@@ -42,7 +42,7 @@ def is_recorded(inputs: AttentionInputs, value: Tensor) -> bool:
 def differentiable(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the output and the lse of a kernel, run as one autograd function."""
+    """Run a kernel as a single autograd function and return its output and lse."""
     if not is_transformed():
         return _Product.apply(kernel, inputs.emptied(), dropped, *inputs.sources(value))
     try:
@@ -59,7 +59,7 @@ def differentiable(
 def differentiable_again(
     inputs: AttentionInputs, value: Tensor, out: Tensor, lse: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a kernel's results unchanged, but with gradients that autograd can differentiate a second time."""
+    """Return a kernel's results unchanged, attached to gradients that autograd can differentiate a second time."""
     if not out.requires_grad:
         return out, lse
     again, *others = _Redifferentiable.apply(inputs.emptied(), out, lse, *inputs.sources(value))
@@ -67,7 +67,7 @@ def differentiable_again(
 
 
 class _Redifferentiable(torch.autograd.Function):
-    """Autograd function that passes gradients on to the kernel, or computes them by `tiled` for second derivatives."""
+    """Autograd function that passes gradients to the kernel, or computes them with `tiled` for second derivatives."""
 
     @staticmethod
     def forward(
@@ -91,7 +91,7 @@ class _Redifferentiable(torch.autograd.Function):
 
 
 class _Product(torch.autograd.Function):
-    """Autograd function of a kernel: its forward pass, and its own backward pass."""
+    """Autograd function that runs a kernel's forward pass and the kernel's own backward pass."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -135,7 +135,7 @@ def _save_for_backward(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Te
 
 
 class _TransformedProduct(_Product):
-    """The autograd function `_Product` with ``setup_context``, which transforms require and which is slower to call."""
+    """Variant of `_Product` with ``setup_context``, which transforms require but which is slower to call."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -160,7 +160,7 @@ class _TransformedProduct(_Product):
 
 
 class _BackwardPass(torch.autograd.Function):
-    """Autograd function of a kernel's backward pass, so that gradients can be differentiated again."""
+    """Autograd function that wraps a kernel's backward pass, so that its gradients can be differentiated again."""
 
     @staticmethod
     def forward(
@@ -239,7 +239,7 @@ def _second_derivatives(
     create_graph: bool,
     *tensors: Tensor | None,
 ) -> Tensors:
-    """Return second derivatives of a kernel: gradients of the sources, of ``grad_out`` and of ``grad_lse``."""
+    """Return a kernel's second derivatives: the gradients of the sources, ``grad_out`` and ``grad_lse``."""
     lse, grad_out, grad_lse, *both = tensors
     assert lse is not None
     assert grad_out is not None
@@ -253,7 +253,7 @@ def _second_derivatives(
 
 
 class _SecondDerivatives(torch.autograd.Function):
-    """Autograd function of second derivatives, for use inside transforms such as `vmap`."""
+    """Autograd function that computes second derivatives inside transforms such as `vmap`."""
 
     forward = staticmethod(_second_derivatives)
 
@@ -292,7 +292,7 @@ class _SecondDerivatives(torch.autograd.Function):
 def folded_into_batch(
     inputs: AttentionInputs, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
 ) -> tuple[AttentionInputs, list[Tensor | None]]:
-    """Return the inputs and their sources with the axis that `vmap` maps folded into the batch."""
+    """Return the inputs and their source tensors after folding the axis mapped by `vmap` into the batch."""
     reasons = []
     if inputs.rule.shape[0] > 1:
         reasons.append("vmap cannot repeat a mask that tells batch items apart")
@@ -304,7 +304,7 @@ def folded_into_batch(
         raise unsupported("vmap", reasons, hint="put the mapped axis into the batch yourself")
     folded = [into_batch(x, dim, size) for x, dim in zip(tensors, dims, strict=True)]
     bias = folded[3]
-    if bias is not None:  # expand a tensor that batch items share, so that each sample has its own
+    if bias is not None:  # expand a tensor that batch items share, so that each sample has a separate copy
         bias = bias.unflatten(0, (size, -1)).expand(-1, inputs.shape[0], *bias.shape[1:])
         folded[3] = bias.flatten(0, 1)
     batch, *others = inputs.shape
@@ -312,12 +312,12 @@ def folded_into_batch(
 
 
 def _folded_dropout(dropped: Dropped | None, inputs: AttentionInputs, size: int) -> Dropped | None:
-    """Return the dropout of a product after `vmap` has folded ``size`` samples into its batch."""
+    """Return the dropout settings after `vmap` has folded ``size`` samples into the batch."""
     return None if dropped is None else dropped.folded(inputs.shape[0], size, level_left())
 
 
 def into_batch(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """Return a tensor whose mapped axis of `vmap`, with ``size`` samples, is folded into its first axis."""
+    """Fold the axis mapped by `vmap`, which has ``size`` samples, into the first axis of a tensor."""
     if x is None:
         return None
     x = x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)

@@ -19,7 +19,7 @@ from saccade.support.validation import check_holds_values, check_number, check_t
 
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# How a tensor of fewer dimensions becomes one of four.
+# How to add dimensions to a tensor with fewer than four.
 _FOR_FEWER = {
     2: "[len, head_dim] becomes one by x[None, None]",
     3: "[batch, len, head_dim] becomes one by x[:, None], [heads, len, head_dim] by x[None]",
@@ -27,7 +27,7 @@ _FOR_FEWER = {
 
 
 def check_query_key(query: Tensor, key: Tensor, score: Score | None) -> tuple[int, int, int, int]:
-    """Return the matrix's shape, ``(batch, heads, q_len, kv_len)``; raise an error if query and key do not match."""
+    """Check that query and key match, and return the attention matrix's shape, ``(batch, heads, q_len, kv_len)``."""
     if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
         for name, x in (("query", query), ("key", key)):
             check_type(name, x, Tensor, "be a tensor")
@@ -48,7 +48,7 @@ def check_query_key(query: Tensor, key: Tensor, score: Score | None) -> tuple[in
 
 
 def _explained(query: Tensor, key: Tensor, score: Score | None) -> Exception:
-    """Return the error for a query and a key that do not match."""
+    """Build the error for a query and a key that do not match."""
     facts = [describe("query", query), describe("key", key)]
     for name, x in (("query", query), ("key", key)):
         if x.dim() != 4:
@@ -67,7 +67,7 @@ def _explained(query: Tensor, key: Tensor, score: Score | None) -> Exception:
 
 
 def as_score(score: Score | ScoreMod) -> Score:
-    """Return the score argument as a `Score`; a function changes the scores of dot products."""
+    """Convert the score argument to a `Score`. A plain function is applied to the scores of dot products."""
     if isinstance(score, Score):
         return score
     if callable(score) and not isinstance(score, type | Mask | Bias):
@@ -79,10 +79,10 @@ def as_score(score: Score | ScoreMod) -> Score:
 
 
 def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a tensor in the dtype that autocast gives to arguments of attention, if it is on.
+    """Convert a tensor to the dtype that autocast uses for arguments of attention; no change if autocast is off.
 
-    That is torch's rule for ``F.scaled_dot_product_attention``: single and half precision become the half precision of
-    autocast (or ``dtype``), float64 stays.
+    This is torch's rule for ``F.scaled_dot_product_attention``: single and half precision become the half precision of
+    autocast (or ``dtype``), and float64 stays.
     """
     if not isinstance(x, Tensor) or not is_autocast(x):
         return x
@@ -103,7 +103,7 @@ def check_alike(**tensors: Tensor) -> None:
 
 
 def check_value(value: Tensor, query: Tensor, key: Tensor, dtype: torch.dtype) -> None:
-    """Raise an error unless ``value`` is ``[batch, kv_heads, kv_len, value_dim]``, of a dtype and the key's device."""
+    """Check that ``value`` is ``[batch, kv_heads, kv_len, value_dim]``, in the given dtype and on the key's device."""
     if not isinstance(value, Tensor):
         raise type_error("value", "be a tensor", type(value).__name__)
     if value.is_nested:
@@ -117,17 +117,17 @@ def check_value(value: Tensor, query: Tensor, key: Tensor, dtype: torch.dtype) -
 
 
 def checked_scale(scale: float | None) -> float:
-    """Return the scale as a finite number; 1 for None, which is used only if every score is 0."""
+    """Return the scale as a finite number; 1 for None, which only occurs if every score is 0."""
     return 1.0 if scale is None else check_number("scale", scale)
 
 
 def checked_softcap(softcap: float) -> float:
-    """Return the softcap as a finite number above 0."""
+    """Check the softcap and return it as a finite number above 0."""
     return check_number("softcap", softcap, above=0.0, hint="None means no cap")
 
 
 def checked_sink(sink: Tensor, query: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """Return the sink logit of each head, in the dtype of the lse."""
+    """Check the sink logits, one for each head, and return them in the dtype of the lse."""
     check_type("sink_logit", sink, Tensor, "be a tensor or None")
     if sink.shape != (shape[1],):
         raise value_error("sink_logit", f"have shape [{shape[1]}], one for each head", list(sink.shape))
@@ -149,11 +149,11 @@ def bias_term(
     """Check the bias that a user passed, and return it as a bias term.
 
     Args:
-        bias: a tensor that broadcasts to the matrix, or a rule that is read at distances.
-        query: as the user gave it.
+        bias: a tensor that broadcasts to the matrix, or a `Bias`, which depends on distances.
+        query: the user's query tensor.
         shape: (batch, heads, q_len, kv_len).
         rule, origin: as `saccade.engine.positions.positioned_mask.resolve_positions` returns them.
-        scale: factor of the scores.
+        scale: factor by which the scores are multiplied.
     """
     if isinstance(bias, Bias):
         return distance_term(bias, query, shape, rule, origin, scale)

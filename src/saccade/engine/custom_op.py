@@ -1,8 +1,8 @@
 """Attention as one custom operator of a traced program, for ``torch.compile`` and ``torch.export``.
 
-Only numbers and tensors may be arguments of an operator, so the mask is passed as a program of integers
-(`saccade.masks.convert.serialize`). Planning and tiling happen inside the operator: a compiler sees one node, with
-static or dynamic shapes.
+The arguments of an operator must be numbers and tensors, so the mask is passed as a program of integers
+(`saccade.masks.convert.serialize`). Planning and tiling happen inside the operator. A compiler sees a single node,
+with static or dynamic shapes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from saccade.support.torch_modes import is_autocast, wants_gradient, without_aut
 
 CALLED_AS = "attention"  # in errors
 
-_HEAD = 7  # integers of a program before those of the mask and the score function
+_HEAD = 7  # number of integers in a program that precede those of the mask and the score function
 KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.has_backward))
-"""Kernels that can run inside the operator, where autograd is off: they compute their own gradients. "auto" may choose
-another kernel for the forward pass; one of these then computes the gradients."""
+"""Kernels that can run inside the operator, where autograd is off, because they compute their own gradients. "auto" may
+choose a different kernel for the forward pass; one of these then computes the gradients."""
 _NO_TERM, _DENSE, _DISTANCES = range(3)
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor[] sources, Tensor[] constants, SymInt[] program, float[] numbers, "
@@ -47,12 +47,12 @@ _ARGUMENTS = (
 def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFAULT) -> tuple[Tensor, Tensor]:
     """Run `saccade.engine.dispatch.attend_with_lse` as a custom operator of a traced program."""
     out, lse = attend(inputs, value, request._replace(needs_lse=True))
-    assert lse is not None  # kernels without an lse are passed over
+    assert lse is not None  # kernels without an lse are skipped
     return out, lse
 
 
 def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFAULT) -> tuple[Tensor, Tensor | None]:
-    """Run `saccade.engine.dispatch.attend` as a custom operator, or else as a call outside of the compiled graph."""
+    """Run `saccade.engine.dispatch.attend` as a custom operator if possible, else outside of the compiled graph."""
     if is_autocast(inputs.query):
         value = autocast(value, inputs.dtype)
         with without_autocast(inputs.device):
@@ -86,7 +86,7 @@ def _attend_eagerly(inputs: AttentionInputs, value: Tensor, request: Request) ->
 
 
 def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
-    """Return why a product cannot be a custom operator of a traced program; empty if it can."""
+    """Return the reasons why attention cannot run as a custom operator of a traced program; empty if it can."""
     why = []
     if encode(inputs.rule) is None:
         instead = "a frozen dataclass of numbers, texts, tensors and masks can be"
@@ -103,7 +103,7 @@ def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
 
 
 class _OperatorArguments(NamedTuple):
-    """The arguments of the custom operator: checked inputs as numbers and tensors."""
+    """Arguments of the custom operator: the checked inputs as numbers and tensors."""
 
     query: Tensor
     key: Tensor
@@ -123,7 +123,7 @@ class _OperatorArguments(NamedTuple):
         program: list[int],
         tensors: list[Tensor],
     ) -> _OperatorArguments:
-        """Return the operator's arguments for checked inputs, whose mask and score function are already serialised."""
+        """Return the operator's arguments for checked inputs whose mask and score function are already serialised."""
         bias = inputs.bias
         kind = _NO_TERM if bias is None else _DENSE if isinstance(bias, DenseTerm) else _DISTANCES
         lowest, first, addresses = 0, 0, []
@@ -143,17 +143,17 @@ class _OperatorArguments(NamedTuple):
 
     @property
     def wants_bias(self) -> bool:
-        """True if the bias needs a gradient; autograd is switched off inside the operator and cannot tell."""
+        """True if the bias needs a gradient. Autograd is off inside the operator and cannot tell."""
         return bool(self.program[4])
 
     @property
     def kernel_name(self) -> str:
-        """The requested kernel; "tiled" if the bias needs a gradient and any kernel may run."""
+        """Name of the requested kernel; "tiled" if the bias needs a gradient and any kernel may run."""
         return "tiled" if self.impl == "auto" and self.wants_bias else self.impl
 
     @property
     def dropped(self) -> Dropped | None:
-        """The dropout of the product, or None."""
+        """Dropout of the attention weights, or None."""
         return Dropped(self.numbers[2], int(self.constants[-1])) if self.numbers[2] else None
 
     def inputs(self) -> AttentionInputs:
@@ -183,7 +183,7 @@ class _OperatorArguments(NamedTuple):
 
 
 class OperatorInputs(NamedTuple):
-    """The checked inputs and the request of a custom operator in a traced program."""
+    """Checked inputs and request of a custom operator in a traced program."""
 
     inputs: AttentionInputs
     value_dim: int
@@ -191,14 +191,14 @@ class OperatorInputs(NamedTuple):
 
 
 def operator_inputs(arguments: Sequence[Any]) -> OperatorInputs:
-    """Return inputs and request from the arguments of the custom operator, or of its backward operator."""
+    """Rebuild inputs and request from the arguments of the custom operator or its backward operator."""
     call = _OperatorArguments(*arguments[: len(_OperatorArguments._fields)])
     return OperatorInputs(call.inputs(), call.value.shape[3], Request(call.numbers[2], call.kernel_name))
 
 
 @dataclasses.dataclass(frozen=True)
 class _WithGradients:
-    """A score function with gradients by ``torch.func``: autograd is switched off inside a custom operator."""
+    """A score function whose gradients come from ``torch.func``, because autograd is off inside a custom operator."""
 
     function: TileFunction
 

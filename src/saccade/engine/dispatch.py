@@ -1,4 +1,4 @@
-"""Run ``A @ value``: choose a kernel, permute rows if it helps, run it, contain NaN and inf.
+"""Run ``A @ value``: choose a kernel, permute the rows if that saves work, run the kernel, and contain NaN and inf.
 
 `choose_kernel` serves both `attend` and `AttentionMatrix.explain`, so `explain` reports what will run.
 """
@@ -33,11 +33,12 @@ _COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
 DEFAULT = Request()
 _TILED = Tiled()
 KERNELS: tuple[Kernel, ...] = (Native(), Fused(), Sdpa(), Varlen(), Flex(), _TILED, Reference())
-"""In the order in which "auto" tries them. The tiled kernel runs nearly everything, so the reference hardly runs."""
+"""All kernels, in the order that "auto" tries them. The tiled kernel supports nearly all inputs, so "auto" rarely
+reaches the reference."""
 
 
 def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel:
-    """Return the kernel that will run a product: the fastest that is exact for the inputs, or the requested one.
+    """Return the kernel that will run for an ``A @ value``: the fastest one exact for the inputs, or the requested one.
 
     Raises:
         ValueError: an unknown name.
@@ -49,7 +50,7 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
     if request.impl != "auto":
         kernel = _requested(inputs, request)
     else:
-        left: Kernel | None = None  # would rather leave the inputs to a faster kernel, which may be unable to run them
+        left: Kernel | None = None  # defers to a faster kernel, which may be unable to run the inputs
         for candidate in KERNELS:
             if request.needs_backward and not candidate.has_backward:
                 continue
@@ -73,7 +74,7 @@ def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel
 
 
 def why_not(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
-    """Return why ``impl="auto"`` passed over each other kernel; empty for a kernel chosen by name."""
+    """Return why ``impl="auto"`` skipped each of the other kernels; empty if the kernel was requested by name."""
     passed_over: dict[str, tuple[str, ...]] = {}
     if request.impl != "auto":
         return passed_over
@@ -91,7 +92,7 @@ def why_not(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[s
 
 
 def _verdict(kernel: Kernel, inputs: AttentionInputs, request: Request) -> Verdict:
-    """Return a kernel's verdict on a product; a kernel whose first run was wrong cannot run."""
+    """Return whether a kernel can run the inputs, and why not. A kernel whose first run was wrong cannot."""
     verdict = kernel.verdict(inputs, request)
     if verdict.cannot or not kernel.is_checked:
         return verdict
@@ -99,7 +100,7 @@ def _verdict(kernel: Kernel, inputs: AttentionInputs, request: Request) -> Verdi
 
 
 def _requested(inputs: AttentionInputs, request: Request) -> Kernel:
-    """Return the kernel that ``impl`` names; raise if it cannot run the inputs."""
+    """Return the kernel named by ``impl``; raise an error if it cannot run the inputs."""
     impl = request.impl
     matches = [impl] if isinstance(impl, Kernel) else [kernel for kernel in KERNELS if kernel.name == impl]
     if not matches:
@@ -113,7 +114,7 @@ def _requested(inputs: AttentionInputs, request: Request) -> Kernel:
 
 
 def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor]:
-    """Return the attention output, in the dtype of the query, and the lse.
+    """Compute the attention output, in the dtype of the query, and the lse.
 
     Args:
         inputs: the checked inputs.
@@ -121,17 +122,17 @@ def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = D
         request: unchecked.
     """
     out, lse = attend(inputs, value, request._replace(needs_lse=True))
-    assert lse is not None  # kernels without one are passed over
+    assert lse is not None  # kernels without an lse are skipped
     return out, lse
 
 
 def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor | None]:
-    """Return the attention output and the lse; the lse may be None unless ``request.needs_lse``.
+    """Compute the attention output and the lse. The lse may be None unless ``request.needs_lse`` is set.
 
     Some kernels are faster when they need not return the lse.
     """
     if any_autocast() and is_autocast(inputs.query):
-        # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
+        # Projections have been cast by now. Scores and softmax are always computed in float32 or wider.
         value = autocast(value, inputs.dtype)
         with without_autocast(inputs.device):
             return attend(inputs, value, request)
@@ -163,7 +164,7 @@ def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -
 def _run(
     inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, kernel: Kernel
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return the output and the lse of a kernel; None if the kernel failed its first-use check, which is recorded."""
+    """Run a kernel and return its output and lse; None if it fails its first-use check, which is recorded."""
     if not has_values(inputs.query):
         if autograd.is_recorded(inputs, value):
             return autograd.differentiable(_TILED, inputs, value, None)
@@ -197,7 +198,7 @@ def _run(
 
 
 def _run_if_finite(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
-    """Return the results of a kernel that cannot mask rows; None if NaN or inf could spread."""
+    """Run a kernel that cannot mask single rows and return its results; None if NaN or inf could spread."""
     results = nonfinite.forward_if_clean(kernel, inputs, value)
     if results is None or kernel.has_second_derivatives:
         return results
@@ -207,7 +208,7 @@ def _run_if_finite(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tu
 def _run_by_autograd(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None
 ) -> tuple[Tensor, Tensor]:
-    """Run a kernel that autograd differentiates; under `vmap`, once for all samples."""
+    """Run a kernel that autograd differentiates. Under `vmap`, run it once for all samples."""
     if not are_mapped(inputs, value):
         return nonfinite.forward(kernel, inputs, value, dropped)
     if dropped is not None:
@@ -224,7 +225,7 @@ def check_dropout(dropout_p: float, seed: int | None) -> None:
 
 
 def finished(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a kernel's results with the sink's share, in the dtype of the query."""
+    """Add the sink to a kernel's results and return them in the dtype of the query."""
     if inputs.sink_logit is not None:
         out, lse = with_sink(out, lse, inputs.sink_logit)
     return (out if out.dtype == inputs.dtype else out.to(inputs.dtype)), lse

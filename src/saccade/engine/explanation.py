@@ -1,4 +1,4 @@
-"""The report of `AttentionMatrix.explain`: the kernel that a product would use, its cost, and why not the others."""
+"""The report of `AttentionMatrix.explain`: which kernel would run, its cost, and why the others would not."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from saccade.masks import Mask
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """A report on a product before it runs: its kernel, why the others are passed over, and its cost.
+    """A report on a product before it runs: its kernel, why the other kernels are skipped, and its cost.
 
     Attributes:
         kernel: name of the kernel that runs.
-        passed_over: every other kernel, and why it does not run; empty if the kernel was requested by name.
+        passed_over: the reason why each of the other kernels does not run; empty if the kernel was requested by name.
         shape: (batch, heads, q_len, kv_len).
-        seen: the result of the kernel's first-use check on this device; empty for kernels without a check.
-        mask: the mask as text; for a bool tensor also the pattern that was recognised in it.
-        tiles: boxes of ``[batch, heads, q_len, kv_len]`` that the kernel runs.
-        pairs: query-key pairs whose scores the kernel computes, over batch and heads: the allowed pairs, and those that
-            are computed with them and then hidden. For a causal mask, the fused kernel skips the blocks of keys after
-            the last query of a block: a little more than half the pairs remain.
-        operations: operations by step: "QKᵀ" and "AV" count floating-point operations, two for each multiplication and
-            addition; "softmax" counts one exponential per pair. For a score that is no dot product, "QKᵀ" counts what a
-            dot product would take.
-        extra_bytes: peak memory of the forward product beside its inputs and outputs, in bytes: copies, blocks of
+        seen: result of the kernel's first-use check on this device; empty for kernels that need no check.
+        mask: the mask as text, including the pattern recognised in a bool tensor.
+        tiles: number of boxes of ``[batch, heads, q_len, kv_len]`` that the kernel computes.
+        pairs: number of query-key pairs whose scores the kernel computes, over batch and heads. It includes pairs that
+            are computed together with allowed ones and then hidden. For a causal mask, the fused kernel skips the
+            blocks of keys after the last query of a block, so a little more than half of the pairs remain.
+        operations: operations by stage. "QKᵀ" and "AV" count floating-point operations, two for each multiplication and
+            addition; "softmax" counts one exponential per pair. For scores other than dot products, "QKᵀ" counts what
+            a dot product would take.
+        extra_bytes: peak memory of the forward product besides its inputs and outputs, in bytes: copies, blocks of
             scores, the buffers of compiled operations (which grow with the number of threads), and the hidden pairs
-            that the plan caches for the next product. Memory of autograd and of the backward pass is not included.
+            that the plan caches for the next product. Memory for autograd and the backward pass is not included.
     """
 
     kernel: str
@@ -49,7 +49,7 @@ class Explanation:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of both matrix products of the forward pass."""
+        """Number of floating-point operations in both matrix products of the forward pass."""
         return self.operations["QKᵀ"] + self.operations["AV"]
 
     @classmethod
@@ -59,8 +59,8 @@ class Explanation:
         """Return the explanation of a product without running it.
 
         Args:
-            inputs, kernel, value_dim, request: of the product.
-            mask: as the user passed it; the inputs hold the patterns recognised in its tensors.
+            inputs, kernel, value_dim, request: those of the product.
+            mask: the user's mask; the inputs have the patterns recognised in its tensors instead.
         """
         order = reordered(inputs, kernel, request.dropout_p) if inputs.shape[2] >= FEWEST else None
         own = inputs if order is None else order.inputs
@@ -99,7 +99,7 @@ class Explanation:
 
 
 def _extra_bytes(inputs: AttentionInputs, kernel: Kernel, cost: Cost, value_dim: int, *, is_reordered: bool) -> int:
-    """Return the peak bytes of a product beside inputs and outputs, including work before and after the kernel."""
+    """Return the peak bytes of a product besides inputs and outputs, including work before and after the kernel."""
     (batch, heads, q_len, kv_len), query, wide = inputs.shape, inputs.query, inputs.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize

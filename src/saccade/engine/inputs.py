@@ -1,4 +1,4 @@
-"""AttentionInputs: the checked inputs of attention scores, from which kernels and statistics read."""
+"""AttentionInputs: the checked arguments of attention, as kernels and statistics read them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FULL, _NOTHING = Full(), torch.empty(0)
 
 
 class _Planned:
-    """A descriptor that makes the plan of checked inputs on first use: a cached_property without its lock."""
+    """A descriptor that computes the plan of the inputs on first use, like a cached_property without its lock."""
 
     def __get__(self, inputs: AttentionInputs, kind: type) -> Plan:
         made = inputs.__dict__["plan"] = plan_of(inputs.rule, inputs.shape, *inputs.origin)
@@ -49,27 +49,27 @@ class _Planned:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttentionInputs:
-    """The checked inputs of attention: query, key, mask, bias and options; nothing is computed yet.
+    """The checked inputs of attention: query, key, mask, bias and options. Nothing is computed yet.
 
     They define the scores ``modify(softcap(scale * score(query, key))) + bias`` where the mask allows, -inf elsewhere.
-    Kernels and statistics read from here. Only here are arguments checked and positions translated to indices. They
-    hold tensors, never modules: `of` prepares scores and reads the tables of biases.
+    Kernels and statistics read only this class: arguments have been checked and positions translated to indices. The
+    fields are tensors, never modules: `of` applies score modules and reads the tables of biases.
 
     Attributes:
         shape: (batch, heads, q_len, kv_len).
-        dtype: of the query that was passed, and of the output.
-        query: ``[batch, heads, q_len, width]``, as the score has prepared it.
+        dtype: dtype of the user's query and of the output.
+        query: ``[batch, heads, q_len, width]``, after preparation by the score.
         key: ``[batch, kv_heads, kv_len, width]``; head h reads group ``h // (heads // kv_heads)``.
-        rule: the mask, on the positions that the plan counts.
-        origin: positions of the first query and the first key; the others are consecutive.
+        rule: the mask, in the coordinates of the plan.
+        origin: coordinates of the first query and the first key in the mask; the others are consecutive.
         scale: factor of the scores, with the default filled in.
-        softcap: None for none.
-        bias: the term added to the scores; None for none.
-        sink_logit: ``[heads]``, in `compute_dtype`; None for no sink.
+        softcap: bound of the scores; None if there is none.
+        bias: the term added to the scores; None if there is none.
+        sink_logit: ``[heads]``, in `compute_dtype`; None without a sink.
         tile_function, parameters: how a few queries and keys are compared; None and () for the dot product.
-        modification: a user's score function, called after scale and softcap; None for none.
+        modification: the user's score function, called after scale and softcap; None if there is none.
         row_positions: positions of the rows if they are permuted, int64 ``[q_len]``; else None.
-        is_live: whether the mask reads tensors that may be changed between two products; see `current`.
+        is_live: whether the mask reads tensors that may change between two products; see `current`.
         answers: fingerprints of the results of a mask that calls functions, from the forward pass; the backward pass
             compares its results with them.
     """
@@ -107,7 +107,7 @@ class AttentionInputs:
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> AttentionInputs:
-        """Return checked inputs from the arguments of `saccade.attention`."""
+        """Check the arguments of `saccade.attention` and return them as inputs."""
         if any_autocast():
             query, key = autocast(query), autocast(key)
         score = None if score is None else as_score(score)
@@ -160,19 +160,19 @@ class AttentionInputs:
         return made
 
     def current(self) -> AttentionInputs:
-        """Return the inputs with the present contents of the mask's tensors: recognised rules, and a new plan."""
+        """Return the inputs for the current contents of the mask's tensors: new recognised patterns and a new plan."""
         if not self.is_live:
             return self
         return self.replaced(rule=recognise_tensors(self.rule, self.shape, self.origin), is_live=False)
 
     @property
     def row_plan(self) -> Plan:
-        """The plan in which every row is in one tile: `plan`, unless its tiles overlap."""
+        """A plan that has each row in exactly one tile: `plan` itself, unless its tiles overlap."""
         return plan_of(self.rule, self.shape, *self.origin, True) if self.plan.overlaps else self.plan
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype of scores and softmax: float64 for float64 inputs, else float32."""
+        """Dtype of scores and softmax: float64 for float64 inputs, else float32."""
         return wide_dtype(self.dtype)
 
     @property
@@ -199,13 +199,13 @@ class AttentionInputs:
 
     @property
     def everything(self) -> Tile:
-        """The whole score matrix as one tile."""
+        """The full score matrix as one tile."""
         batch, heads, q_len, kv_len = self.shape
         keys = ColumnRange(range(kv_len), True if self.plan.is_full else "all pairs")
         return Tile(slice(0, batch), slice(0, heads), range(q_len), (keys,), self.rule)
 
     def replaced(self, **changes: Any) -> AttentionInputs:
-        """Return the inputs with some fields replaced; the plan stays unless mask, shape or origin change."""
+        """Return the inputs with some fields replaced. The plan is reused unless mask, shape or origin change."""
         other = object.__new__(AttentionInputs)
         other.__dict__.update(self.__dict__, **changes)
         if not changes.keys().isdisjoint(("rule", "shape", "origin")):
@@ -213,7 +213,7 @@ class AttentionInputs:
         return other
 
     def to(self, device: torch.device | None, dtype: torch.dtype | None) -> AttentionInputs:
-        """Return the inputs on another device, or in another dtype."""
+        """Return the inputs on a different device or in a different dtype."""
         own = self.dtype if dtype is None else dtype
         narrow = self.query.dtype == self.dtype and self.tile_function is None
         kept = own if narrow else wide_dtype(own)
@@ -228,26 +228,26 @@ class AttentionInputs:
         )
 
     def sources(self, value: Tensor) -> tuple[Tensor | None, ...]:
-        """Return all inputs of a product, sinks aside: query, key, value, bias, parameters, captured tensors."""
+        """Return a product's input tensors except sinks: query, key, value, bias, parameters and captured tensors."""
         bias = None if self.bias is None else self.bias.source
         captured = () if self.modification is None else self.modification.leaves  # `captured` would be one more call
         return (self.query, self.key, value, bias, *self.parameters, *captured)
 
     def of_sources(self, sources: tuple[Tensor | None, ...]) -> tuple[AttentionInputs, Tensor]:
-        """Return the inputs with other `sources`, and the value among these."""
+        """Return the inputs with their `sources` replaced, and the value from the new sources."""
         query, key, value, bias, *parameters = sources[: len(sources) - len(self.captured)]
         assert value is not None
         term = self.bias if self.bias is None or bias is None else self.bias.of(bias)
         return self.replaced(query=query, key=key, bias=term, parameters=tuple(parameters)), value
 
     def emptied(self) -> AttentionInputs:
-        """Return the inputs without their source tensors, to save for the backward pass without memory."""
+        """Return the inputs without their source tensors, so that saving them for the backward pass takes no memory."""
         bias = None if self.bias is None else self.bias.of(_NOTHING)
         return self.replaced(query=_NOTHING, key=_NOTHING, parameters=(), bias=bias, answers={})
 
 
 def _with_causal(mask: object, bias: object, shape: tuple[int, int, int, int], has_positions: bool) -> Mask:
-    """Return the mask of a call whose bias is torch's ``causal_lower_right`` or ``causal_upper_left``."""
+    """Return the mask for a call that passes torch's ``causal_lower_right`` or ``causal_upper_left`` as bias."""
     for name, x in (("mask", mask), ("bias", bias)):
         if has_positions and isinstance(x, Tensor):
             raise _refused_at_positions(x, name)
@@ -264,7 +264,7 @@ def _refused_at_positions(x: Tensor, name: str) -> Exception:
 
 
 def _first_pair(rule: Mask, origin: tuple[int, int], query: Tensor, key: Tensor) -> tuple[Tensor, ...]:
-    """Return batch item, head and positions of the first query and key, int64 ``[1, 1, 1, 1]`` each."""
+    """Return batch index, head and positions of the first query and the first key, int64 ``[1, 1, 1, 1]`` each."""
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=query.device)
     if isinstance(rule, PositionedMask) and query.numel() and key.numel():
         q, kv = rule.positions(zero, zero, zero)

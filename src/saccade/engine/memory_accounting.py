@@ -1,4 +1,4 @@
-"""Memory accounting: peak bytes computed step by step, or measured while a small part of a product runs."""
+"""Memory accounting: peak bytes, either computed step by step or measured on a small part of a computation."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from saccade.plan import ColumnRange, Plan, Tile
 
 
 class Held(NamedTuple):
-    """Peak bytes of one step, its result included, and the bytes of the result."""
+    """Peak bytes of one step, including its result, and the bytes of the result."""
 
     most: int
     left: int
 
 
 class Cost(NamedTuple):
-    """The cost of a kernel's forward product: tiles, query-key pairs and bytes.
+    """Cost of a kernel's forward product: tiles, query-key pairs and bytes.
 
     Attributes:
-        tiles: boxes of the plan that it runs.
-        pairs: query-key pairs whose scores it computes, over batch and heads.
-        held: peak bytes beside its inputs, and the bytes of output and lse.
+        tiles: number of tiles of the plan that the kernel computes.
+        pairs: number of query-key pairs whose scores it computes, over batch and heads.
+        held: peak bytes besides its inputs, and the bytes of output and lse.
     """
 
     tiles: int
@@ -39,12 +39,12 @@ class Cost(NamedTuple):
 
 
 def bytes_widened(entries: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the float32 copy that torch makes to sum half-precision numbers; 0 for other dtypes."""
+    """Return the bytes of the float32 copy that torch makes when it sums half-precision numbers; 0 for other dtypes."""
     return 4 * entries if dtype in (torch.float16, torch.bfloat16) else 0
 
 
 class Ledger:
-    """A simulated memory account: current and peak bytes of a run that does not take place."""
+    """A simulated memory account: current and peak bytes of a run that is never executed."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -59,7 +59,7 @@ class Ledger:
         self.now -= int(size)
 
     def touch(self, size: float) -> None:
-        """Account for bytes that are allocated and freed at once."""
+        """Account for bytes that are allocated and freed again immediately."""
         self.most = max(self.most, self.now + int(size))
 
     def step(self, held: Held) -> None:
@@ -69,14 +69,14 @@ class Ledger:
 
     @contextmanager
     def holding(self, size: float) -> Iterator[None]:
-        """Account for bytes that stay allocated within a ``with`` block."""
+        """Account for bytes that are allocated during a ``with`` block."""
         self.take(size)
         yield
         self.give(size)
 
 
 def counted(run: Callable[[], object]) -> Held:
-    """Return the peak bytes of tensors while a function runs, and the bytes of its result; inputs are not counted."""
+    """Run a function and return the peak bytes of its tensors and the bytes of its result. Inputs are not counted."""
     with Watch() as watch:
         result = run()
     left = watch.now
@@ -85,10 +85,10 @@ def counted(run: Callable[[], object]) -> Held:
 
 
 class Watch(TorchDispatchMode):
-    """A dispatch mode that counts the bytes of tensor storages from their allocation until they are freed.
+    """A dispatch mode that counts the bytes of tensor storages while they are allocated.
 
     Attributes:
-        now, most: bytes that are held, and the most that ever were.
+        now, most: current bytes, and their maximum so far.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Watch(TorchDispatchMode):
         return made
 
     def note(self, made: object, given: object) -> None:
-        """Count the storages of an operation's results, except for those of its inputs."""
+        """Count the storages of an operation's results, except those that it shares with its inputs."""
         known = {id(x.untyped_storage()) for x in tree_leaves(given) if isinstance(x, Tensor)}
         for x in tree_leaves(made):
             if isinstance(x, Tensor):
@@ -125,18 +125,19 @@ class Watch(TorchDispatchMode):
         self.now -= self._seen.pop(number)
 
 
-_SIDE, _ENTRIES = 256, 1 << 18  # rows and columns of the measured part, and its pairs over batch and heads
+_SIDE, _ENTRIES = 256, 1 << 18  # rows and columns of the measured part, and its number of pairs over batch and heads
 _SHARES = 8  # shares of partial columns are rounded up to multiples of 1 / _SHARES
 
 
 class Probe:
-    """Measures on a small part of a tile how many bytes a function would allocate for the whole tile.
+    """Measures on a small part of a tile how many bytes a function would allocate for the full tile.
 
     Queries and keys are replaced by zeros that take no memory.
 
     Args:
         inputs: the checked inputs.
-        is_narrow: queries and keys in products may have width 1, since they are few beside their pairs.
+        is_narrow: whether products may use queries and keys of width 1, since these take little memory compared with
+            the pairs.
     """
 
     def __init__(self, inputs: AttentionInputs, *, is_narrow: bool = False):
@@ -144,7 +145,7 @@ class Probe:
         self._found: dict[Hashable, tuple[float, float]] = {}
 
     def held(self, name: str, tile: Tile, run: Callable[[AttentionInputs, Tile], object]) -> Held:
-        """Return the peak bytes of ``run`` on a tile, assumed to grow with its pairs; each name is measured once."""
+        """Return the peak bytes of ``run`` on a tile, in proportion to its pairs. Each name is measured once."""
         if tile.height * tile.width == 0:
             return Held(0, 0)
         copies = (tile.batch.stop - tile.batch.start, tile.heads.stop - tile.heads.start)
@@ -161,7 +162,7 @@ class Probe:
 
 
 def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
-    """Return the inputs with zeros for their tensors, on the CPU if the true ones have no memory."""
+    """Replace the inputs' tensors with zeros, on the CPU if the original tensors have no memory."""
 
     def zeros(x: Tensor, width: int | None = None) -> Tensor:
         shape = x.shape if width is None else (*x.shape[:-1], width)
@@ -177,7 +178,7 @@ def _with_zeros(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
 
 
 def _memory_class(tile: Tile) -> Hashable:
-    """Return a key that is equal for tiles with about the same bytes per pair: shares of partial columns, and steps."""
+    """Return a key (shares of partial columns, and steps) that is equal for tiles with similar bytes per pair."""
     unsure = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
     shares = (-(-_SHARES * size // tile.width) for size in (sum(unsure), max(unsure, default=0)))
     return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)

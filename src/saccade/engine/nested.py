@@ -1,6 +1,6 @@
-"""Nested tensors as packed sequences: all items in one sequence, and a mask that separates them.
+"""Nested tensors as packed sequences: all items in a single sequence, with a mask that separates them.
 
-Both of torch's layouts work, jagged and strided. Axis legend: items B · tokens of all items T.
+Both of torch's layouts, jagged and strided, are supported. Axis legend: items B · tokens of all items T.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def is_nested(*tensors: object) -> bool:
 
 
 def check_dense(**tensors: object) -> None:
-    """Raise an error for nested tensors in functions that take dense ones only.
+    """Raise an error for nested tensors in functions that support only dense tensors.
 
     Raises:
-        UnsupportedError: one of them is nested.
+        UnsupportedError: one of the tensors is nested.
     """
     for name, x in tensors.items():
         if is_nested(x):
@@ -42,7 +42,7 @@ def check_nested(mask: object, bias: object, score: object, **others: object) ->
     """Raise an error for arguments that cannot be combined with nested tensors, whose items have different lengths.
 
     Raises:
-        UnsupportedError: a tensor as mask or bias, a function of scores, or one of ``others`` that is not None.
+        UnsupportedError: the mask or the bias is a tensor, the score is a function, or one of ``others`` is not None.
     """
     reasons = [f"{name}= does not go with nested tensors" for name, x in others.items() if x is not None]
     if isinstance(mask, Tensor):
@@ -56,13 +56,13 @@ def check_nested(mask: object, bias: object, score: object, **others: object) ->
 
 
 class Nested(NamedTuple):
-    """The nested query, key and value of one call, packed, and how to unpack the result.
+    """The nested query, key and value of one call in packed form, and how to unpack the result.
 
     Attributes:
-        query, key, value: the items one after another, as one batch item.
-        q_lengths, kv_lengths: tokens of each item.
+        query, key, value: all items concatenated into one batch item.
+        q_lengths, kv_lengths: number of tokens in each item.
         like: the original nested query.
-        axis: of the tokens in an item.
+        axis: token axis of an item.
     """
 
     query: Tensor
@@ -75,14 +75,14 @@ class Nested(NamedTuple):
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, axis: int) -> Nested:
-        """Return the packed form of the nested tensors of one call.
+        """Pack the nested tensors of one call.
 
         Args:
-            query, key, value: nested; items ``[len, width]`` or ``[heads, len, head_dim]``.
-            axis: of the tokens in an item, 0 or 1.
+            query, key, value: nested tensors with items ``[len, width]`` or ``[heads, len, head_dim]``.
+            axis: token axis of an item, 0 or 1.
 
         Raises:
-            ValueError: only some of them are nested, or items do not fit together.
+            ValueError: only some of the tensors are nested, or their items do not match.
         """
         given = {"query": query, "key": key, "value": value}
         packed: dict[str, Tensor] = {}
@@ -101,15 +101,15 @@ class Nested(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Number of nested items, and their greatest lengths (queries, keys)."""
+        """Number of nested items, and their largest numbers of queries and keys."""
         return len(self.q_lengths), max(self.q_lengths, default=0), max(self.kv_lengths, default=0)
 
     def mask(self, mask: object, heads: int) -> Mask:
-        """Return the mask of the packed sequence: each item attends within itself, by a mask on its own positions.
+        """Return the mask of the packed sequence. Each item attends only to itself, by a mask on its own positions.
 
         Args:
-            mask: anything that `as_mask` takes, a tensor aside.
-            heads: of the matrix.
+            mask: anything that `as_mask` accepts, except a tensor.
+            heads: number of heads of the matrix.
         """
         batch, q_len, kv_len = self.shape
         rule = as_mask(mask, (batch, heads, q_len, kv_len))
@@ -125,16 +125,16 @@ class Nested(NamedTuple):
 
     @property
     def positions(self) -> dict[str, Tensor]:
-        """Return positions in the packed sequence, int64 ``[T]``, or nothing if they are the default ones."""
+        """Return positions in the packed sequence as arguments, int64 ``[T]``; empty if they are the default ones."""
         if self.q_lengths == self.kv_lengths:
             return {}
         device, longest = self.query.device, self._blocks
-        # In its block an item's last query is beside its last key, so that distances are those of the item.
+        # In an item's block, the last query is aligned with the last key, so that distances are those of the item.
         lengths = {"q_positions": self.q_lengths, "kv_positions": self.kv_lengths}
         return {name: _at_end(own, longest).to(device) for name, own in lengths.items()}
 
     def own_positions(self) -> tuple[Tensor, Tensor]:
-        """Return the positions within each nested item, int64 ``[T]``, from 0 on; the last query is at the last key."""
+        """Return the positions within each nested item, int64 ``[T]``, from 0. The last query is at the last key."""
         pairs = (self.q_lengths, self.kv_lengths)
         each = [
             torch.cat([torch.arange(block - n, block) for n, block in zip(own, self._blocks, strict=True)])
@@ -143,10 +143,10 @@ class Nested(NamedTuple):
         return each[0].to(self.query.device), each[1].to(self.query.device)
 
     def unpacked(self, packed: Tensor) -> Tensor:
-        """Return a result for the packed queries as a nested tensor, in the layout of the query.
+        """Convert a result for the packed queries to a nested tensor in the query's layout.
 
         Args:
-            packed: ``[1, T, ...]``, or ``[1, heads, T, ...]`` for an ``axis`` of 1.
+            packed: ``[1, T, ...]``, or ``[1, heads, T, ...]`` if ``axis`` is 1.
         """
         own = packed[0]
         if self.like.layout != torch.jagged:
@@ -163,7 +163,7 @@ class Nested(NamedTuple):
         return tuple(map(max, self.q_lengths, self.kv_lengths))
 
     def _table(self) -> Tensor:
-        """Return item and first key position for each packed position, int64 ``[2, len]``."""
+        """Return the item and its first key position for each packed position, int64 ``[2, len]``."""
         rows, start = [], 0
         for item, (block, kv_len) in enumerate(zip(self._blocks, self.kv_lengths, strict=True)):
             rows.append(torch.tensor([[item], [start + block - kv_len]]).expand(2, block))
@@ -172,7 +172,7 @@ class Nested(NamedTuple):
 
 
 class _Packed:
-    """A mask function on items and their own positions, evaluated in the packed sequence."""
+    """A mask function on each item and the positions within it, evaluated in the packed sequence."""
 
     def __init__(self, rule: Mask, table: Tensor):
         self.rule, self.table = rule, table
@@ -195,6 +195,6 @@ def _packed(name: str, x: Tensor, axis: int) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _at_end(lengths: tuple[int, ...], blocks: tuple[int, ...]) -> Tensor:
-    """Return the packed positions of each item's tokens, at the end of its block."""
+    """Return the packed positions of each item's tokens, which are at the end of the item's block."""
     ends = torch.tensor(blocks).cumsum(0).tolist()
     return torch.cat([torch.arange(end - length, end) for length, end in zip(lengths, ends, strict=True)])

@@ -1,12 +1,12 @@
 """Containment of NaN and inf: they must not spread between a query and a key that may not attend to each other.
 
-In a matrix product 0 * NaN is NaN, so masking alone does not contain them. Kernels therefore run on inputs in which
-non-finite rows are zeroed and hidden, and afterwards the affected queries are set to NaN: those that may attend to such
-a key or value, and those that are non-finite themselves and may attend to anything. A pair whose score is -inf has
+In a matrix product 0 * NaN is NaN, so masking alone does not contain them. Kernels therefore run on inputs whose
+non-finite rows are zeroed and hidden. Afterwards the affected queries are set to NaN: those that may attend to such a
+key or value, and those that are non-finite themselves and may attend to anything. A pair whose score is -inf has
 weight 0, whatever its key and value contain.
 
-Hidden keys and values may also be finite and so large that products with them overflow: inf - inf and 0 * inf are NaN.
-Then the product runs once more without them, if no query may attend to them, on a kernel that skips hidden scores.
+Hidden keys and values may also be finite but so large that products with them overflow: inf - inf and 0 * inf are
+NaN. If no query may attend to them, attention then runs again without them, on a kernel that skips hidden scores.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _TILED = Tiled()
 
 
 class Sanitized(NamedTuple):
-    """Inputs without non-finite rows, and the queries whose results must be NaN all the same.
+    """Inputs without non-finite rows, and the queries whose results must nevertheless be NaN.
 
     Attributes:
-        inputs, value: the cleaned inputs; rows of query and key that were not finite are hidden.
-        nan_scores: queries with a NaN score, or that may attend to a non-finite key; bool ``[batch, heads, q_len]``.
+        inputs, value: the cleaned inputs. Non-finite rows of query and key are hidden.
+        nan_scores: queries that have a NaN score or may attend to a non-finite key, bool ``[batch, heads, q_len]``.
         nan_output: these, and queries that may attend to a non-finite value.
     """
 
@@ -50,7 +50,7 @@ class Sanitized(NamedTuple):
     nan_output: Tensor
 
     def forward(self, kernel: Kernel, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Return the output and the lse of the cleaned inputs, with NaN for the affected queries."""
+        """Run a kernel on the cleaned inputs and return output and lse, with NaN for the affected queries."""
         out, lse = kernel.forward(self.inputs, self.value, dropped)
         assert lse is not None  # `forward_if_clean` runs kernels without an lse
         if isinstance(kernel, KernelWithBackward) and not is_finite(out):
@@ -61,7 +61,7 @@ class Sanitized(NamedTuple):
 def forward(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the output and the lse of a kernel, with NaN and inf contained in the rows that may see them."""
+    """Run a kernel and return output and lse, with NaN and inf contained in the rows that may attend to them."""
     if isinstance(kernel, KernelWithBackward):
         out, lse = kernel.forward(inputs, value, dropped)
         # A finite output contains no NaN or inf from the inputs, unless the score function could make them finite.
@@ -93,7 +93,7 @@ def _forward_by_autograd(
 
 
 def forward_if_clean(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
-    """Return the results of a kernel that cannot hide rows; None if NaN or inf could spread, so another must run."""
+    """Run a kernel that cannot hide rows. Return None if NaN or inf could spread, so that another kernel must run."""
     # Even if nothing is hidden: some kernels return finite results for a query of NaN.
     if not is_finite(inputs.query, inputs.key, value):
         return None
@@ -116,7 +116,7 @@ def backward(
     results: Backward,
     wanted: tuple[bool, ...],
 ) -> Tensors:
-    """Return the gradients of a kernel's own backward pass, with NaN and inf contained."""
+    """Run a kernel's backward pass and return the gradients, with NaN and inf contained."""
     if not _is_plain(inputs, value, results.lse):
         inputs, value, results = _sanitized_inputs(kernel, inputs, value, dropped, results)
     found = kernel.backward(inputs, value, dropped, results, wanted)
@@ -129,12 +129,12 @@ def backward(
 def contained(
     inputs: AttentionInputs, value: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None
 ) -> tuple[AttentionInputs, Tensor, Tensor, Tensor | None]:
-    """Return the inputs of a differentiable backward pass, with NaN and inf contained.
+    """Return the inputs for a differentiable backward pass, with NaN and inf contained.
 
     Args:
-        inputs, value: of the product.
-        lse: its result; NaN for the rows that a bias makes so.
-        grad_out, grad_lse: gradients of the results, which are zeroed for the rows that are NaN.
+        inputs, value: those of the forward product.
+        lse: log-sum-exp of the forward product; NaN for rows whose bias contains NaN.
+        grad_out, grad_lse: gradients of the results. They are zeroed for rows that are NaN.
     """
     inputs, value = _without_large_values(inputs, value) or (inputs, value)
     nan_rows = lse.isnan()
@@ -150,9 +150,9 @@ def contained(
 def _sanitized_inputs(
     kernel: KernelWithBackward, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, results: Backward
 ) -> tuple[AttentionInputs, Tensor, Backward]:
-    """Return the inputs of a backward pass in which NaN cannot spread through hidden pairs or empty rows."""
+    """Return inputs for a backward pass that keep NaN from spreading through hidden pairs or empty rows."""
     # A finite output does not imply that hidden rows are finite: in a backward pass, 0 * NaN and 0 * inf would spread.
-    # Nor do finite inputs suffice: a visible bias may be NaN, and then all weights of its row are.
+    # Nor do finite inputs suffice: a visible bias may be NaN, and then all weights of its row are NaN.
     nan_rows = results.lse.isnan()
     known = is_clean(inputs, inputs.query, inputs.key, value) and (inputs.plan.is_full or not bool(nan_rows.any()))
     sanitized = None if known else sanitize(inputs, value, nan_rows)
@@ -180,7 +180,7 @@ def _forward_again(
     dropped: Dropped | None,
     found: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Run the product again if NaN may stem from overflow at hidden pairs; else return the earlier results."""
+    """Run the kernel again if NaN may come from overflow at hidden pairs; else return the earlier results."""
     instead = _rerun_after_overflow(kernel, inputs, value)
     return found if instead is None else instead[0].forward(*instead[1:], dropped)
 
@@ -188,7 +188,7 @@ def _forward_again(
 def _rerun_after_overflow(
     kernel: KernelWithBackward, inputs: AttentionInputs, value: Tensor
 ) -> tuple[KernelWithBackward, AttentionInputs, Tensor] | None:
-    """Return the kernel and the inputs to run if hidden pairs may have overflowed; None if none could."""
+    """Return the kernel and inputs for a second run if hidden pairs may have overflowed; else None."""
     smaller = _without_large_values(inputs, value)
     if smaller is None and not kernel.adds_to_masked:
         return None
@@ -196,7 +196,7 @@ def _rerun_after_overflow(
 
 
 def _without_large_values(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Tensor] | None:
-    """Return inputs without hidden keys and values that could overflow; None if there are none, or one is visible."""
+    """Return inputs without hidden keys and values that could overflow; None if none could, or if one is visible."""
     if inputs.plan.is_full:
         return None
     most = math.sqrt(torch.finfo(inputs.compute_dtype).max) / 16
@@ -226,19 +226,19 @@ def is_clean(inputs: AttentionInputs, *tensors: Tensor) -> bool:
 
 
 def _is_plain(inputs: AttentionInputs, value: Tensor, lse: Tensor) -> bool:
-    """Return whether NaN and inf cannot spread and no row is empty, by a single test."""
+    """Return whether a single test shows that NaN and inf cannot spread and that no row is empty."""
     if inputs.plan.is_full:
         return lse.numel() > 0 and float(lse.amin()) > -math.inf
     return is_finite(lse, inputs.query, inputs.key, value)
 
 
 def _keeps_infinity(inputs: AttentionInputs) -> bool:
-    """Return whether non-finite queries and keys have non-finite scores: no softcap or function changes them."""
+    """Return whether scores of non-finite queries and keys stay non-finite: no softcap or function changes them."""
     return inputs.softcap is None and inputs.tile_function is None and inputs.modification is None
 
 
 def bytes_of_check(kernel: Kernel, inputs: AttentionInputs, value_dim: int) -> int:
-    """Return the peak bytes beside a kernel's results while `forward` tests for NaN and inf."""
+    """Return the peak bytes, besides a kernel's results, of the test for NaN and inf in `forward`."""
     batch, heads, q_len, kv_len = inputs.shape
     if inputs.plan.is_full:
         return 0
@@ -253,13 +253,13 @@ def bytes_of_check(kernel: Kernel, inputs: AttentionInputs, value_dim: int) -> i
 
 
 def sanitize(inputs: AttentionInputs, value: Tensor, nan_rows: Tensor | None = None) -> Sanitized | None:
-    """Return inputs whose non-finite rows of query, key and value are zeroed and hidden; None if all are finite.
+    """Return inputs with non-finite rows of query, key and value zeroed and hidden; None if all are finite.
 
     Args:
-        inputs, value: as they are.
-        nan_rows: bool ``[batch, heads, q_len]``, queries that are known to have a score of NaN, such as from a bias.
+        inputs, value: the original inputs.
+        nan_rows: bool ``[batch, heads, q_len]``, queries known to have a NaN score, for example from a bias.
 
-    Cost: O(len * head_dim), and if there are such rows a look at the pairs of the plan that they have a part in.
+        Cost: O(len * head_dim). If there are non-finite rows, their pairs in the plan are also evaluated.
     """
     bad_query, bad_key, bad_value = (not_finite(x) for x in (inputs.query, inputs.key, value))
     bad_query = bad_query if nan_rows is None else bad_query | nan_rows
@@ -277,7 +277,7 @@ def sanitize(inputs: AttentionInputs, value: Tensor, nan_rows: Tensor | None = N
 def affected_queries(
     inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the queries that NaN reaches by a visible score of a bad query or key, and by a bad value."""
+    """Return the queries that NaN reaches through visible scores of non-finite queries or keys, and through values."""
     _, heads, _, _ = inputs.shape
     groups = bad_key.shape[1]
     by_scores, by_value = torch.zeros_like(bad_query), torch.zeros_like(bad_query)
@@ -306,7 +306,7 @@ def affected_queries(
 
 
 def _marked_columns(tile: Tile, marked: np.ndarray) -> Iterator[ColumnRange]:
-    """Yield the columns of a tile that are marked as non-finite (bool ``[kv_len]``), as ranges."""
+    """Yield the ranges of a tile's columns that are marked as non-finite in ``marked``, bool ``[kv_len]``."""
     for strip in tile.columns:
         keys = strip.keys
         places = np.flatnonzero(marked[keys.start : keys.stop : keys.step])

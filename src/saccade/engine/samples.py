@@ -1,4 +1,4 @@
-"""Evaluation under `vmap`: a function that must read values runs once on all samples, as one batch."""
+"""Evaluation under `vmap`: a function that must read values runs once, on all samples as a batch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Question = Callable[..., tuple[Tensor, ...]]
 
 
 def are_mapped(inputs: AttentionInputs, *others: Tensor) -> bool:
-    """Return whether `vmap` maps one of the inputs, so that its values cannot be read."""
+    """Return whether `vmap` maps any of the inputs, so that values cannot be read."""
     return any(is_mapped(x) for x in (*inputs.leaves, *others))
 
 
 def of_all_samples(inputs: AttentionInputs, question: Question, *others: Tensor) -> tuple[Tensor, ...]:
-    """Return ``question(inputs, *others)``, evaluated once for all samples of `vmap`, as one batch.
+    """Evaluate ``question(inputs, *others)`` once, on all samples of `vmap` as a batch.
 
     Args:
         inputs: the checked inputs.
-        question: returns tensors whose first axis is the batch.
-        others: further tensors that it reads, whose first axis is the batch.
+        question: a function that returns tensors whose first axis is the batch.
+        others: further tensors for the function, whose first axis is the batch.
 
     Cost: with gradients, the function is evaluated again in the backward pass.
     """
@@ -46,14 +46,14 @@ def _evaluate(question: Question, inputs: AttentionInputs, count: int, *tensors:
 def _fold_samples(
     inputs: AttentionInputs, count: int, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
 ) -> tuple[AttentionInputs, list[Tensor | None]]:
-    """Return the inputs and all tensors with the samples of `vmap` folded into their batch."""
+    """Fold the samples of `vmap` into the batch of the inputs and all tensors."""
     folded, sources = folded_into_batch(inputs, tensors[count:], dims[count:], size)
     others = [into_batch(x, dim, size) for x, dim in zip(tensors[:count], dims[:count], strict=True)]
     return folded, [*others, *sources]
 
 
 class _OfAllSamples(torch.autograd.Function):
-    """Autograd function that evaluates a function on all samples of `vmap` as one batch."""
+    """Autograd function that evaluates a function on all samples of `vmap` as a batch."""
 
     forward = staticmethod(_evaluate)
 
@@ -84,7 +84,7 @@ class _OfAllSamples(torch.autograd.Function):
 
 
 class _BackwardOfAllSamples(torch.autograd.Function):
-    """Autograd function of the backward pass of `_OfAllSamples`."""
+    """Autograd function for the backward pass of `_OfAllSamples`."""
 
     @staticmethod
     def forward(

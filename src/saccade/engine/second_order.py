@@ -1,7 +1,7 @@
 """Second derivatives of attention, in torch operations: for gradient penalties, MAML and Hessians.
 
-Kernels compute the gradients themselves. Their derivatives are taken here, by autograd, from the definition of a few
-complete rows at a time, so that no kernel needs a formula of its own for them.
+Kernels compute only first gradients. Autograd differentiates these here, from the definition of attention on a few
+complete rows at a time, so that no kernel needs its own formula.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ CALLED_AS = "attention"  # in errors
 
 
 class Backward(NamedTuple):
-    """The inputs and results of a product, whose gradients are to be differentiated.
+    """Inputs and results of a product whose gradients are to be differentiated.
 
     Attributes:
-        inputs, value, dropped: of the product.
-        lse: its log-sum-exp.
-        grad_out, grad_lse: gradients of its results.
+        inputs, value, dropped: inputs, value and dropout of the product.
+        lse: log-sum-exp of the product.
+        grad_out, grad_lse: upstream gradients of its results.
     """
 
     inputs: AttentionInputs
@@ -45,16 +45,16 @@ class Backward(NamedTuple):
 
 
 def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_graph: bool = False) -> Tensors:
-    """Return the second derivatives: gradients of `AttentionInputs.sources`, ``grad_out`` and ``grad_lse``.
+    """Compute second derivatives: the gradients of `AttentionInputs.sources`, ``grad_out`` and ``grad_lse``.
 
     Args:
-        of: the inputs and results that the first gradients were computed from.
+        of: the inputs and results from which the first gradients were computed.
         grads: gradients with respect to the first gradients, one for each source; None where there is none.
-        needed: for each source, for ``grad_out`` and for ``grad_lse``, whether its gradient is needed.
+        needed: whether the gradient is needed for each source, ``grad_out`` and ``grad_lse``.
         create_graph: whether the result can be differentiated again.
 
-    Cost: several times that of the first gradients, in blocks of complete rows; memory is that of one block. With
-    ``create_graph``, a dozen tensors of all pairs are kept.
+    Cost: several times the time of the first gradients. Memory holds one block of complete rows or, with
+    ``create_graph``, a dozen tensors of all pairs.
     """
     inputs, value, grad_out, grad_lse = contained(of.inputs, of.value, of.lse, of.grad_out, of.grad_lse)
     of = of._replace(inputs=inputs, value=value, grad_out=grad_out, grad_lse=grad_lse)
@@ -72,7 +72,7 @@ def derivatives(of: Backward, grads: Tensors, needed: Sequence[bool], *, create_
 
 
 class _Slices:
-    """The parts of all tensors that a tile reads: query, key, value, bias, parameters, captured tensors, two gradients.
+    """A tile's parts of all tensors: query, key, value, bias, parameters, captured tensors and two gradients.
 
     Args:
         inputs: the checked inputs.
@@ -89,7 +89,7 @@ class _Slices:
         return bias.term if isinstance(bias, MaskedTerm) else bias
 
     def of(self, tensors: Tensors) -> list[Tensor | None]:
-        """Return the parts of tensors that a tile reads, in the compute dtype; captured tensors stay whole."""
+        """Return a tile's parts of the given tensors, in the compute dtype. Captured tensors are not split."""
         query, key, value, bias, *others, grad_out, grad_lse = tensors
         parameters, captured = others[: len(self.inputs.parameters)], others[len(self.inputs.parameters) :]
         term = None if bias is None or self._term is None else self._term.of(bias).read(self.tile)
@@ -100,7 +100,7 @@ class _Slices:
         return [*found, *captured, *both]
 
     def add(self, totals: list[Tensor | None], parts: Tensors) -> None:
-        """Add the parts of a tile to the whole tensors, in place."""
+        """Add a tile's parts to the full tensors in place."""
         names = ["rows", "keys", "keys", "bias", *["whole"] * (len(totals) - 6), "rows", "rows"]
         for kind, total, part in zip(names, totals, parts, strict=True):
             if total is None or part is None:
@@ -124,7 +124,7 @@ class _Slices:
 def _of_tile(
     of: Backward, slices: _Slices, tensors: Tensors, grads: Tensors, needed: Sequence[bool], create_graph: bool
 ) -> Tensors:
-    """Return the second derivatives that the rows of one tile contribute."""
+    """Return the contribution of one tile's rows to the second derivatives."""
     with torch.enable_grad():
         captured = range(4 + len(of.inputs.parameters), len(tensors) - 2)
         leaves = [
@@ -138,12 +138,12 @@ def _of_tile(
 
 
 def _leaf(x: Tensor, create_graph: bool) -> Tensor:
-    """Return a leaf tensor for autograd; with ``create_graph``, a node computed from ``x``."""
+    """Return ``x`` as a leaf tensor for autograd or, with ``create_graph``, as a node computed from it."""
     return x.view_as(x) if create_graph and x.requires_grad else x.detach().requires_grad_()
 
 
 def _results(of: Backward, tile: Tile, sources: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-    """Return the output and the lse of the rows of a tile, recorded by autograd."""
+    """Compute the output and the lse of a tile's rows, recorded by autograd for second derivatives."""
     query, key, value = cast("Sequence[Tensor]", sources[:3])
     bias, *parameters = sources[3 : 4 + len(of.inputs.parameters)]
     inputs = of.inputs.replaced(parameters=tuple(parameters))
@@ -162,7 +162,7 @@ def _gradients(
     needed: Sequence[bool],
     create_graph: bool,
 ) -> Tensors:
-    """Return `torch.autograd.grad` for the results with a gradient and the needed leaves; None elsewhere."""
+    """Return `torch.autograd.grad` for the results with a gradient and the needed leaves; None for other leaves."""
     pairs = [
         (x, grad)
         for x, grad in zip(results, grads, strict=False)

@@ -1,11 +1,10 @@
-r"""Entropy and column sums of attention from products alone, for kernels that return no weights (FlexAttention,
-varlen).
+r"""Entropy and column sums of attention from products alone, for kernels without weights (FlexAttention, varlen).
 
 .. math:: H_i = \mathrm{lse}_i - \sum_j A_{ij} s_{ij} = \mathrm{lse}_i - \mathrm{scale} \cdot q_i \cdot (A K)_i
 
 so one product with the keys as values gives the entropy. For column sums, exchange queries and keys and subtract the
-lse of query i from its scores: the new lse of key j is the log of :math:`\sum_i \exp(s_{ij} - \mathrm{lse}_i)`, the sum
-of its column.
+lse of query i from its scores. The new lse of key j is then the log of its column sum,
+:math:`\sum_i \exp(s_{ij} - \mathrm{lse}_i)`.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from saccade.support.torch_modes import is_plain
 
 NAMES = frozenset(["entropy", "received"])
 _KERNELS = ("varlen", "flex")  # kernels for which this is fastest: others read complete rows anyway
-_LARGEST = 64.0  # largest score: the differences lose a few times 6e-8 of it to rounding
+_LARGEST = 64.0  # largest score: rounding costs the differences a few times 6e-8 of it
 
 
 def can_use_products(inputs: AttentionInputs, impl: str | Kernel) -> bool:
-    """Return whether statistics are best computed from products here: kernel and rounding must allow it."""
+    """Return whether to compute statistics from products, which depends on the kernel and the rounding errors."""
     if not (is_plain(inputs.query) and is_plain(inputs.key)) or 0 in inputs.shape:
         return False
     if not inputs.is_plain or inputs.softcap is not None or inputs.sink_logit is not None:
@@ -45,10 +44,10 @@ def can_use_products(inputs: AttentionInputs, impl: str | Kernel) -> bool:
 
 @torch.no_grad()
 def statistics_from_products(inputs: AttentionInputs, impl: str | Kernel, names: Collection[str]) -> dict[str, Tensor]:
-    """Compute entropy and column sums from products; requires `can_use_products`.
+    """Compute entropy and column sums from products. Requires `can_use_products`.
 
     Args:
-        inputs, impl: of the matrix.
+        inputs, impl: inputs and kernel of the matrix.
         names: the requested statistics, from `NAMES`.
 
     Returns:
@@ -84,7 +83,7 @@ def _column_sums(inputs: AttentionInputs, rule: Mask, lse: Tensor, impl: str | K
 
 
 def _in_compute_dtype(inputs: AttentionInputs) -> AttentionInputs:
-    """Return the inputs in float32 or wider, the dtype of all statistics."""
+    """Convert the inputs to float32 or wider, the dtype of all statistics."""
     return inputs.replaced(
         query=inputs.query.to(inputs.compute_dtype), key=inputs.key.to(inputs.compute_dtype), dtype=inputs.compute_dtype
     )

@@ -1,4 +1,4 @@
-"""Move values that hold tensors, such as masks, to another device or dtype."""
+"""Conversion of values that contain tensors, such as masks, to a different device or dtype."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
-    """Return the device and dtype that ``A.to(...)`` names, by position or keyword."""
+    """Return the device and dtype in the positional or keyword arguments of ``A.to(...)``."""
     device, dtype = None, None
     for name in named:
         if name not in ("device", "dtype"):
@@ -33,11 +33,11 @@ def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.
 
 
 def moved(x: T, device: torch.device | None, dtype: torch.dtype | None) -> T:
-    """Return a copy of a value with all its tensors on another device; floats become float32, or float64 if requested.
+    """Copy a value with all its tensors to a device or dtype. Floats become float32, or float64 if requested.
 
     Args:
-        x: a tensor, an object of saccade, or a tuple, list or dict of these; anything else stays as it is.
-        device, dtype: None leaves them.
+        x: a tensor, an object of saccade, or a tuple, list or dict of these. Anything else is returned unchanged.
+        device, dtype: None leaves it unchanged.
     """
     if isinstance(x, Tensor):
         wide = wide_dtype(dtype) if dtype is not None and x.is_floating_point() else None

@@ -1,4 +1,4 @@
-"""Sums and products of lazy matrices, which are never stored either."""
+"""Sums and products of lazy matrices, which are lazy matrices themselves."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from saccade.statistics.row_block import Block, as_slice
 from saccade.support.errors import kind, type_error, unsupported, value_error
 from saccade.support.validation import is_number
 
-_ENTRIES = 1 << 18  # weights in memory at once: a megabyte
+_ENTRIES = 1 << 18  # number of weights in memory at a time: a megabyte
 
 
 class _ByRows(DerivedMatrix):
-    """Base class of matrices that are computed a few rows at a time, over all keys, for one head of one item."""
+    """Base class of matrices that are computed for one head of one batch item, a few complete rows at a time."""
 
     def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
-        """Return some rows of one head, ``[rows, kv_len]`` in float32 or wider."""
+        """Compute the given rows of one head, ``[rows, kv_len]`` in float32 or wider."""
         raise NotImplementedError
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -44,14 +44,14 @@ class _ByRows(DerivedMatrix):
 
 
 class Sum(_ByRows):
-    """A weighted sum of matrices, ``c1 * A1 + c2 * A2 + …``: products are sums of products, each by its own kernel.
+    """A weighted sum of matrices, ``c1 * A1 + c2 * A2 + …``. Each term of a product runs on the fastest kernel for it.
 
-    Its rows are no longer distributions. Differential attention is ``(A1 - c * A2) @ value``.
+    The rows are not distributions in general. Differential attention is ``(A1 - c * A2) @ value``.
 
     Args:
-        terms: factors and matrices, of one shape, dtype and device.
+        terms: pairs of a factor and a matrix. All matrices have the same shape, dtype and device.
 
-    Cost: products cost those of all terms; statistics read the rows of all terms, a megabyte at a time.
+        Cost: a product costs one product for each term. Statistics read the rows of all terms, a megabyte at a time.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -79,7 +79,7 @@ class Sum(_ByRows):
 
     @property
     def kv_heads(self) -> int:
-        """The number of key heads of all terms together; products take values for these."""
+        """Number of key heads that values must have to fit all terms."""
         counts = {matrix.kv_heads for _, matrix in self.terms}
         return counts.pop() if len(counts) == 1 else self.shape[1]
 
@@ -113,8 +113,8 @@ class Chain(_ByRows):
         first: ``[batch, heads, q_len, m]``.
         second: ``[batch, heads, m, kv_len]``.
 
-    Cost: products with values cost those of both; statistics take a transposed product of the second per megabyte of
-    rows.
+    Cost: a product with values costs one product with each matrix. Statistics take one transposed product with the
+    second matrix per megabyte of rows.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
@@ -171,13 +171,13 @@ class Chain(_ByRows):
 
 
 def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
-    """Return the product of a matrix and values, which may have more heads than the matrix has key heads."""
+    """Multiply a matrix by values that may have more heads than the matrix has key heads."""
     groups, given = matrix.kv_heads, value.shape[1]
     if given == groups:
         return matrix.matmul(value)
     if groups % given == 0:
         return matrix.matmul(value.repeat_interleave(groups // given, 1))
-    # Heads of one group have different values: put these side by side, and let each head keep its part.
+    # Heads of one group have different values: concatenate these, and select each head's part of the result.
     batch, heads, q_len, _ = matrix.shape
     share, width = heads // groups, value.shape[3]
     own = value.repeat_interleave(heads // given, 1)
@@ -189,14 +189,14 @@ def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
 
 
 def _check_weights(matrix: Matrix) -> None:
-    """Raise an error for score matrices: their hidden pairs are -inf, so sums and multiples mean nothing."""
+    """Raise an error for score matrices, whose sums and multiples are meaningless because hidden pairs are -inf."""
     if matrix.hidden:
         reason = f"what is hidden is {matrix.hidden} there, and not 0"
         raise unsupported("a sum or a product", [reason], hint="A.scores.to_dense() is a tensor")
 
 
 def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str) -> None:
-    """Raise an error unless two matrices can be joined by an operator."""
+    """Raise an error unless two matrices match and can be combined by an operator."""
     facts = [f"{matrix!r}" for matrix in (first, other)]
     if tuple(other.shape) != tuple(shape):
         rule = f"have shape {list(shape)} to stand behind {sign}"
@@ -208,7 +208,7 @@ def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str
 
 
 def _factor(factor: object, matrix: Matrix) -> float | Tensor:
-    """Return the factor of a matrix: a number, or a tensor of one number or one per head, ``[heads, 1, 1]``."""
+    """Check the factor of a matrix: a number, or a tensor with a single number or one per head, ``[heads, 1, 1]``."""
     if is_number(factor):
         return float(factor)
     heads = matrix.shape[1]

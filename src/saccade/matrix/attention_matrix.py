@@ -1,4 +1,4 @@
-"""AttentionMatrix: the lazy matrix of exact softmax attention; and ScoreMatrix, its scores before the softmax."""
+"""AttentionMatrix, the lazy matrix of exact softmax attention, and ScoreMatrix, its scores before the softmax."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class OfInputs(Matrix):
 
     @abstractmethod
     def _of(self, inputs: AttentionInputs) -> Self:
-        """Return the same kind of matrix with other inputs."""
+        """Return a matrix of the same class for different inputs."""
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
         if not are_mapped(self.inputs):
@@ -106,16 +106,16 @@ class OfInputs(Matrix):
         return self.to_dense()[index] if are_mapped(self.inputs) else super().__getitem__(index)
 
 
-_ENTRIES = 1 << 18  # scores in memory at once: a megabyte
+_ENTRIES = 1 << 18  # number of scores in memory at a time: a megabyte
 
 
 class ScoreMatrix(OfInputs):
-    """The matrix of attention scores: scaled, capped and biased, -inf at hidden pairs. Lazy, like the weights.
+    """The lazy matrix of attention scores: scaled, capped and biased, -inf at hidden pairs.
 
-    Useful are parts by index, `to_dense`, `topk` and ``pooled(bins, how="max")``; sums that include a hidden pair are
-    -inf. It has no products, since values are multiplied by weights.
+    Useful operations are indexing, `to_dense`, `topk` and ``pooled(bins, how="max")``. Sums that include a hidden pair
+    are -inf. The matrix has no products, since values are multiplied by weights.
 
-    Cost: rows over all keys, a megabyte at a time.
+    Cost: computing complete rows, a megabyte at a time.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
@@ -187,27 +187,27 @@ Impl = Literal["auto", "native", "fused", "sdpa", "varlen", "flex", "tiled", "re
 
 
 class AttentionMatrix(OfInputs):
-    r"""The matrix of exact softmax attention, held as its inputs: O(n·d) memory, and nothing is computed yet.
+    r"""The lazy matrix of exact softmax attention. It stores only its inputs, O(n·d) memory; nothing is computed yet.
 
     .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in V(i)} \exp(s_{ij'})},\quad j \in V(i), \qquad
               s_{ij} = f(\mathrm{softcap}(\mathrm{scale} \cdot \mathrm{score}(q_i, k_j)),\ b,\ h,\ i,\ j)
               + \mathrm{bias}_{ij}
 
-    with V(i) the keys that query i may attend to; f changes nothing unless the score has a function (see
-    `saccade.scores.Modified`). A row without keys is 0. A sink logit adds one more term to the denominator, and no key:
-    rows then sum to less than 1.
+    where V(i) are the keys that query i may attend to, and f is the identity unless the score has a function (see
+    `saccade.scores.Modified`). A row without keys is 0. A sink logit adds one more term to the denominator, but no key,
+    so rows then sum to less than 1.
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``, float32, float64, bfloat16 or float16.
         key: ``[batch, kv_heads, kv_len, head_dim]``; ``kv_heads`` divides ``heads``, and head h reads key head
             ``h // (heads // kv_heads)``. Keys are never expanded in memory.
-        mask: who may attend to whom; None (everyone), a `saccade.masks.Mask`, a bool tensor ``[q, kv]``,
+        mask: who may attend to whom: None (everyone), a `saccade.masks.Mask`, a bool tensor ``[q, kv]``,
             ``[batch, q, kv]`` or broadcastable to ``[batch, heads, q, kv]``, or a function
             ``(b, h, q, kv) -> bool``. True = may attend. Two dimensions are always ``[q, kv]``: which keys of each item
             are tokens, ``[batch, kv]``, is ``mask[:, None, None, :]``. torch's ``causal_lower_right`` and
             ``causal_upper_left`` are masks, too, also where they are passed as ``bias``.
-        score: how alike a query and a key are, a `saccade.scores.Score`; or a function that changes scaled dot
-            products, ``(score, b, h, q, kv) -> score`` (see `saccade.scores.Modified`); the dot product when None.
+        score: similarity of a query and a key: a `saccade.scores.Score`, or a function that changes scaled dot
+            products, ``(score, b, h, q, kv) -> score`` (see `saccade.scores.Modified`). The dot product when None.
         bias: added to the scores after the softcap; a tensor broadcastable to ``[batch, heads, q_len, kv_len]``, or a
             `saccade.positions.Bias` (ALiBi, T5, …), which is read at distances and never written out.
         scale: factor of the scores; ``head_dim ** -0.5`` for dot products and 1 for other scores when None.
@@ -220,9 +220,9 @@ class AttentionMatrix(OfInputs):
             (bottom-right).
 
     Raises:
-        ValueError, TypeError: arguments that do not fit together; before any work is done.
+        ValueError, TypeError: arguments do not match. Raised before any work is done.
 
-    Cost: construction costs checks and a (cached) plan. ``A @ value`` runs the chosen kernel.
+    Cost: construction costs checks and a (cached) plan. ``A @ value`` runs the selected kernel.
 
     Example:
         >>> q = k = torch.ones(1, 2, 4, 8)
@@ -275,7 +275,7 @@ class AttentionMatrix(OfInputs):
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``; ``value_dim`` may differ from ``head_dim``.
             dropout_p: probability that a weight is dropped *in this product*; A itself is never changed.
-            seed: of the dropout, from 0 to 2**63 - 1; drawn from torch's generator when None. The same seed drops
+            seed: dropout seed, from 0 to 2**63 - 1; generated by torch's generator when None. The same seed drops
                 the same (batch item, head, query position, key position).
 
         Returns:
@@ -293,10 +293,10 @@ class AttentionMatrix(OfInputs):
     def lse(self) -> Tensor:
         """Natural log of each row's denominator, ``[batch, heads, q_len]``; -inf for an empty row.
 
-        It includes a sink's term. To merge results over disjoint keys, compute them without a sink, and apply it last.
+        It includes the sink. To merge results over disjoint keys, compute them without a sink and apply the sink last.
 
-        float32, or float64 for float64 inputs. Cost: one product the first time, cached after that (with gradients,
-        one product each time).
+        The dtype is float32, or float64 for float64 inputs. Cost: one product the first time, then cached (with
+        gradients, one product each time).
         """
         if self._lse is not None and not self._wants_grad():
             return self._lse
@@ -307,7 +307,7 @@ class AttentionMatrix(OfInputs):
 
     @property
     def scores(self) -> ScoreMatrix:
-        """The score matrix before the softmax: scaled, capped and biased, -inf at hidden pairs; lazy too."""
+        """Lazy matrix of the scores before the softmax: scaled, capped and biased, -inf at hidden pairs."""
         return ScoreMatrix(self.inputs)
 
     def to(
@@ -317,7 +317,7 @@ class AttentionMatrix(OfInputs):
 
     @property
     def is_stochastic(self) -> bool:
-        """True if rows sum to 1 (or 0), which is the case unless a sink takes a share."""
+        """True if rows sum to 1 (or 0), which holds unless there is a sink."""
         return self.inputs.sink_logit is None
 
     def summary(self, parts: Parts | None = None) -> Summary:
@@ -326,7 +326,7 @@ class AttentionMatrix(OfInputs):
         return summary_of(self, self.inputs.current(), parts)
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
-        """Report which kernel ``A @ value`` runs, why not the others, and what it costs."""
+        """Report which kernel ``A @ value`` runs, why it does not run the others, and what it costs."""
         from saccade.engine.explanation import Explanation  # noqa: PLC0415  nothing but this needs it
 
         dropout.check(dropout_p)
@@ -369,7 +369,7 @@ class AttentionMatrix(OfInputs):
 
 
 def matrix_from_inputs(inputs: AttentionInputs, impl: Impl = "auto") -> AttentionMatrix:
-    """Return the attention matrix of checked inputs."""
+    """Return the attention matrix for checked inputs."""
     matrix = object.__new__(AttentionMatrix)
     matrix.inputs, matrix.impl, matrix._lse = inputs, impl, None
     return matrix

@@ -1,4 +1,4 @@
-"""Block-sparse attention matrices, for mechanisms and caches: select blocks of keys, and restrict a matrix to them."""
+"""Block-sparse attention matrices for mechanisms and caches: restriction of a matrix to selected key blocks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SMALLEST = 16  # smallest block whose products take longer than gathering its r
 
 
 def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> AttentionMatrix:
-    """Return a softmax matrix in which each query sees only the selected blocks of keys.
+    """Restrict each query of a softmax matrix to the key blocks selected for it.
 
     Args:
-        matrix: any softmax matrix; pairs that it hides stay hidden.
+        matrix: any softmax matrix. Pairs that it hides stay hidden.
         index: see `saccade.engine.block_sparse.selected_blocks.SelectedBlocks`.
-        size: keys in a block.
+        size: number of keys in a block.
     """
     inputs = matrix.inputs.current()
     _, heads, _, kv_len = inputs.shape
@@ -37,7 +37,7 @@ def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> Att
 
 
 def _kernel_for(inputs: AttentionInputs, mask: SelectedBlocks) -> Kernel | Literal["auto"]:
-    """Return the block-sparse kernel if it can run the scores and is faster; else "auto"."""
+    """Return the block-sparse kernel if it supports the inputs and is faster, else "auto"."""
     _, heads, q_len, kv_len = inputs.shape
     if _BY_BLOCK.verdict(inputs, Request()).cannot:
         return "auto"

@@ -1,4 +1,4 @@
-"""The functions attention() and attention_with_lse(): products with an attention matrix."""
+"""The functions attention() and attention_with_lse(): attention output from query, key and value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from saccade.support.argument_hints import unexpected_argument
 from saccade.support.torch_modes import is_tracing
 
 OBSERVERS: list[Callable[[AttentionInputs, Impl], None]] = []
-"""Called with the inputs of each `attention` and `attention_with_lse` after it has run; a recording adds itself."""
+"""Functions called with the inputs after each `attention` and `attention_with_lse`. A recording adds itself here."""
 
 
 def attention(
@@ -45,8 +45,9 @@ def attention(
     """Compute exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
 
     Args:
-        query: ``[batch, heads, q_len, head_dim]``; or a nested tensor, like key and value then, each of whose items
-            attends within itself. They run as one packed sequence, and the mask applies to an item's positions.
+        query: ``[batch, heads, q_len, head_dim]``; or a nested tensor, if key and value are nested too. Each nested
+            item attends only to itself. Items run as one packed sequence, and the mask applies to positions within an
+            item.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
         mask, score, bias, scale, softcap, sink_logit, impl, q_positions, kv_positions: see `AttentionMatrix`.
@@ -57,12 +58,12 @@ def attention(
         wider. A row that may attend to nothing is exactly 0, its lse is -inf, its gradients are 0.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit together.
+        ValueError, TypeError: arguments do not match.
         UnsupportedError: the kernel named by ``impl`` cannot run these inputs; every reason is listed.
 
-    Cost: time O(pairs in the mask's plan · head_dim); memory beside inputs and output is that of one tile, or a few
-    blocks of scores of 4 or 8 MB; O(q_len · kv_len) with ``impl="reference"``. Exact: yes. Deterministic: yes, dropout
-    aside.
+    Cost: time O(pairs in the mask's plan · head_dim). Besides inputs and output, memory holds one tile or a few blocks
+    of scores of 4 or 8 MB; it is O(q_len · kv_len) with ``impl="reference"``. Exact: yes. Deterministic: yes, except
+    for dropout.
 
     Example:
         >>> q = k = v = torch.ones(1, 2, 4, 8)
@@ -107,10 +108,10 @@ def attention_with_lse(
     kv_positions: GivenPositions = None,
     **unknown: Never,
 ) -> tuple[Tensor, Tensor]:
-    """Return the output of `attention`, and the log-sum-exp of each row's scores, ``[batch, heads, q_len]``.
+    """Compute the output of `attention` and the log-sum-exp (lse) of each row's scores, ``[batch, heads, q_len]``.
 
     Two results over disjoint keys are merged by their lse: ``lse = logaddexp(lse1, lse2)``,
-    ``out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)``. It is the natural log, in float32 (float64 for float64
+    ``out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)``. The lse is a natural log in float32 (float64 for float64
     inputs), -inf for a row that may attend to nothing, and differentiable. Dropout does not change it.
     """
     if unknown:
@@ -143,7 +144,7 @@ def _of_nested(
     kv_positions: GivenPositions,
     **options: Any,
 ) -> Any:
-    """Run one of the attention functions on nested tensors, and return nested results."""
+    """Run one of the attention functions on nested tensors and return nested results."""
     if is_tracing():  # it reads lengths, which a compiled graph cannot do
         outside = torch.compiler.disable(_of_nested)
         return outside(run, query, key, value, mask, q_positions, kv_positions, **options)

@@ -44,9 +44,9 @@ def sparse_of(matrix: MatrixLike, limit: int) -> Tensor:
 
 
 Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
-"""An index: whole numbers, slices and one ``...``, for batch, head, query and key."""
+"""An index into a matrix: integers, slices and at most one ``...``, for batch, head, query and key."""
 
-_FAR = 16  # step between rows from which on each is computed alone; closer rows are computed with those between
+_FAR = 16  # smallest step for which rows are computed separately; else the rows between them are computed too
 _AXES = ("batch", "head", "query", "key")
 
 
@@ -58,9 +58,9 @@ def part_of(matrix: Matrix, index: object) -> Tensor:
         index: see `Index`.
 
     Raises:
-        TypeError: an index of another type.
-        IndexError: a whole number out of range, or more than four of them.
-        ValueError: a part of more than `DENSE_LIMIT` weights.
+        TypeError: an index has an unsupported type.
+        IndexError: an integer is out of range, or there are more than four indices.
+        ValueError: the part has more than `DENSE_LIMIT` weights.
     """
     asked = _four_indices(index)
     spans = [_span(own, axis, matrix.shape[axis]) for axis, own in enumerate(asked)]
@@ -111,7 +111,7 @@ def _four_indices(index: object) -> tuple[int | slice, int | slice, int | slice,
 
 
 def _span(own: int | slice, axis: int, size: int) -> range:
-    """Return the range of indices that one part of an index selects along an axis."""
+    """Return the range of matrix indices that one element of an index selects along an axis."""
     if isinstance(own, slice):
         for edge in (own.start, own.stop, own.step):
             if edge is not None and not is_integer(edge):
@@ -129,7 +129,7 @@ def _slice_of_one(place: int) -> slice:
 
 
 def _shared_indices(own: range, wanted: range) -> tuple[Tensor, Tensor]:
-    """Return the indices that two ranges share, as places in the first and in the second."""
+    """Return the indices that two ranges have in common, as offsets into the first and into the second."""
     indices = torch.arange(own.start, own.stop, own.step, device="cpu")
     steps = (indices - wanted.start).div(wanted.step, rounding_mode="floor")
     is_shared = (steps * wanted.step + wanted.start == indices) & (steps >= 0) & (steps < len(wanted))

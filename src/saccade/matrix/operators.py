@@ -73,7 +73,7 @@ class Operators:
         return _combined("Sum", (-1.0, self))
 
     def __radd__(self, other: object) -> Self:
-        """Return the matrix for ``0 + A``, with which ``sum(matrices)`` begins; refuse other terms."""
+        """Return the matrix itself for ``0 + A``, the first step of ``sum(matrices)``; refuse other terms."""
         return self if isinstance(other, int) and other == 0 else _refuse_term(other)
 
     def __rsub__(self, other: object) -> NoReturn:
@@ -101,7 +101,7 @@ class Operators:
     def __torch_function__(
         cls, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # A compiler passes both operands of an operator without their order.
+        # A compiler passes both operands of an operator in either order.
         if not kwargs and len(args) == 2 and not is_tracing():
             left, right = reversed(args) if function in (Tensor.__rmatmul__, Tensor.__rmul__) else args
             if function in _PRODUCTS:

@@ -1,4 +1,4 @@
-"""Plans: the tiles that hold every allowed pair, and their cost. Knows bounds of masks, not masks."""
+"""Plans: tiles that cover every allowed pair, and their cost. This package uses bounds of masks, not mask classes."""
 
 from saccade.plan.plan import Plan, make
 from saccade.plan.tiles import ALL, Box, ColumnRange, Groups, Ranges, Rule, Tile, Triangle

@@ -1,7 +1,7 @@
 """Plans for decoding: the tiles of a single last row, token by token.
 
 Planning one row costs as much as planning a few hundred, since bounds are arrays over groups of rows. So the bounds of
-many future rows are computed at once, and each step reads its own.
+many future rows are computed at once, and each decoding step reads those of its row.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from saccade.plan import ALL, Box, ColumnRange, Groups, Plan, Ranges, Rule, Tile
 from saccade.plan.key_ranges import Ints, KeyDomain, Spans, shift_range
 
-ROWS = 128  # rows whose bounds are computed at once; blocks begin at multiples, so that steps share them
+ROWS = 128  # rows whose bounds are computed at once; blocks begin at multiples, so that decoding steps share them
 
 
 class _Term(NamedTuple):
-    """A term of a mask, and for each future row the key ranges that it sees completely, or partially."""
+    """A term of a mask, with the fully and the partially visible key ranges of each future row."""
 
     rule: Rule
     step: int
@@ -26,7 +26,7 @@ class _Term(NamedTuple):
 
 
 class RowsAhead:
-    """Bounds of a mask for consecutive future rows of decoding, each of which sees keys up to its own position.
+    """Bounds of a mask for consecutive future rows of decoding. Each row has keys up to its own position.
 
     Args:
         rule: the mask; it must not distinguish batch items.
@@ -34,7 +34,7 @@ class RowsAhead:
         kv_first: position of the first key.
         rows: number of rows.
 
-    Cost: that of planning one row, and a little for each.
+    Cost: that of planning a single row, plus a little for each row.
     """
 
     def __init__(self, rule: Rule, first: int, kv_first: int, rows: int = ROWS):
@@ -48,8 +48,8 @@ class RowPlan(Plan):
     """The plan of a single row of decoding: one tile for each term of the mask.
 
     Args:
-        rows: bounds of the row and its neighbours.
-        position: of the row.
+        rows: bounds of a block of rows that contains the row.
+        position: position of the row.
         shape: (batch, heads, 1, kv_len).
     """
 

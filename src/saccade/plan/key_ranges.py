@@ -1,8 +1,8 @@
-"""Sets of keys as sorted ranges, many sets at once, and bounds on them.
+"""Sets of keys as sorted ranges, many sets at a time, and bounds on the keys that a mask allows.
 
-A `Spans` holds one set of integers per *row group*, as a structure of arrays: ``starts`` and ``ends`` of shape
-``[groups, slots]``, half-open, sorted, disjoint, empty slots last. Two operations are enough, union and complement;
-everything else follows. Each costs O(groups * slots) in NumPy, whatever the number of keys.
+A `Spans` stores one set of integers per *row group*, as a structure of arrays: ``starts`` and ``ends`` of shape
+``[groups, slots]``, half-open, sorted, disjoint, empty slots last. All operations are built from two, union and
+complement. Each costs O(groups * slots) in NumPy, whatever the number of keys.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-_AT_ONCE = 1024  # groups whose ranges are read at once: reading them one by one takes ten times as long
+_AT_ONCE = 1024  # groups whose ranges are read at a time: reading them one by one takes ten times as long
 
 
 class KeyDomain(NamedTuple):
-    """The existing keys of each row group: ``first <= key < stop``, both int64 ``[groups]``."""
+    """The range of existing keys for each row group, ``first <= key < stop``, both int64 ``[groups]``."""
 
     first: Ints
     stop: Ints
@@ -46,39 +46,39 @@ class Spans(NamedTuple):
 
     @classmethod
     def everything(cls, universe: KeyDomain) -> Spans:
-        """Return the sets of all keys of each group's domain."""
+        """Return the set of all keys in each group's domain."""
         return cls(universe.first[:, None], universe.stop[:, None])
 
     @classmethod
     def nothing(cls, universe: KeyDomain) -> Spans:
-        """Return empty sets of keys for each group."""
+        """Return an empty set of keys for each group."""
         return cls(universe.stop[:, None], universe.stop[:, None])
 
     def union(self, other: Spans, universe: KeyDomain) -> Spans:
-        """Return the keys in either set."""
+        """Return the keys in either set, for each group."""
         starts = np.concatenate([self.starts, other.starts], axis=1)
         ends = np.concatenate([self.ends, other.ends], axis=1)
         return Spans(*_packed(starts, ends, universe))
 
     def complement(self, universe: KeyDomain) -> Spans:
-        """Return the keys of the domain that are not in the set: the gaps between its ranges."""
+        """Return the keys of the domain that are not in the set, which are the gaps between its ranges."""
         starts = np.concatenate([universe.first[:, None], self.ends], axis=1)
         ends = np.concatenate([self.starts, universe.stop[:, None]], axis=1)
         return Spans(*_packed(starts, ends, universe))
 
     def intersection(self, other: Spans, universe: KeyDomain) -> Spans:
-        """Return the keys in both sets (De Morgan)."""
+        """Return the keys in both sets, computed by De Morgan's law."""
         if self.starts.shape[1] == other.starts.shape[1] == 1:
             return Spans(*_packed(np.maximum(self.starts, other.starts), np.minimum(self.ends, other.ends), universe))
         gaps = self.complement(universe).union(other.complement(universe), universe)
         return gaps.complement(universe)
 
     def minus(self, other: Spans, universe: KeyDomain) -> Spans:
-        """Return the keys in the first set and not in the second."""
+        """Return the keys in the first set but not in the second."""
         return self.complement(universe).union(other, universe).complement(universe)
 
     def where(self, choose: npt.NDArray[np.bool_], other: Spans) -> Spans:
-        """Return this set for groups where ``choose`` (bool ``[groups]``) is true, the other's set for the rest."""
+        """Return this set for groups where ``choose`` (bool ``[groups]``) is true, and the other set for the rest."""
         slots = max(self.starts.shape[1], other.starts.shape[1])
         a, b = self._widened(slots), other._widened(slots)
         return Spans(
@@ -91,7 +91,7 @@ class Spans(NamedTuple):
         return Spans.of(self.starts + offset[:, None], self.ends + offset[:, None], universe)
 
     def at(self, which: Ints) -> Spans:
-        """Return the key sets of some of the groups."""
+        """Return the key sets of the groups at the given indices."""
         return Spans(self.starts[which], self.ends[which])
 
     def sizes(self) -> Ints:
@@ -99,7 +99,7 @@ class Spans(NamedTuple):
         return (self.ends - self.starts).sum(axis=1)
 
     def ranges(self, rows: Ints, step: int = 1) -> Iterator[tuple[range, ...]]:
-        """Return the non-empty key ranges of each group; with a step, only keys a multiple of it from the first row."""
+        """Return each group's non-empty key ranges. With a step, keys differ from the first row by multiples of it."""
         for some in range(0, len(rows), _AT_ONCE):
             own = slice(some, some + _AT_ONCE)
             numbers = (self.starts[own].tolist(), self.ends[own].tolist(), rows[own].tolist())
@@ -108,7 +108,7 @@ class Spans(NamedTuple):
                 yield tuple([range(first, end, step) for first, end in zip(firsts, ends, strict=True) if first < end])
 
     def _widened(self, slots: int) -> Spans:
-        # An empty slot repeats the end of the last one, which keeps the order and adds no key.
+        # An empty slot repeats the end of the last range, which keeps the order and adds no key.
         missing = slots - self.starts.shape[1]
         if missing == 0:
             return self
@@ -117,7 +117,7 @@ class Spans(NamedTuple):
 
 
 def _packed(starts: Ints, ends: Ints, universe: KeyDomain) -> tuple[Ints, Ints]:
-    """Sort the ranges, join those that touch, and drop empty ones. Overwrites its arguments."""
+    """Sort key ranges, join adjacent ones and drop empty ones. Overwrites its arguments."""
     stop = universe.stop[:, None]
     empty = starts >= ends
     np.copyto(starts, stop, where=empty)
@@ -141,7 +141,7 @@ def _packed(starts: Ints, ends: Ints, universe: KeyDomain) -> tuple[Ints, Ints]:
 class Bounds(NamedTuple):
     """Bounds on the keys that a mask allows for a group of rows.
 
-    ``any_row`` contains every key that some row sees; ``all_rows`` contains only keys that all rows see.
+    ``any_row`` contains every key that is visible to any row; ``all_rows`` contains only keys visible to all rows.
     """
 
     any_row: Spans
@@ -149,17 +149,17 @@ class Bounds(NamedTuple):
 
     @classmethod
     def exactly(cls, keys: Spans) -> Bounds:
-        """Return exact bounds, for a mask in which all rows of a group see the same keys."""
+        """Return exact bounds for a mask that shows the same keys to all rows of a group."""
         return cls(keys, keys)
 
     @property
     def is_exact(self) -> bool:
-        """True if both sets are one object: masks with exact bounds say so, which saves half of the work."""
+        """True if both sets are the same object. Masks mark exact bounds this way, which saves half of the work."""
         return self.any_row is self.all_rows
 
     @classmethod
     def unknown(cls, universe: KeyDomain) -> Bounds:
-        """Return bounds that exclude nothing: some row may see any key, and no key is seen by all rows."""
+        """Return bounds that exclude nothing: any key may be visible to some row, and none is known to be to all."""
         return cls(Spans.everything(universe), Spans.nothing(universe))
 
     def both(self, other: Bounds, universe: KeyDomain) -> Bounds:
@@ -175,17 +175,17 @@ class Bounds(NamedTuple):
         return Bounds(any_row, any_row if both_exact else self.all_rows.union(other.all_rows, universe))
 
     def inverted(self, universe: KeyDomain) -> Bounds:
-        """Return the bounds of ``~a``: keys that no row sees are then seen by all, and the reverse."""
+        """Return the bounds of ``~a``: keys visible to no row become visible to all rows, and vice versa."""
         any_row = self.all_rows.complement(universe)
         return Bounds(any_row, any_row if self.is_exact else self.any_row.complement(universe))
 
     def where(self, choose: npt.NDArray[np.bool_], other: Bounds) -> Bounds:
-        """Return these bounds for groups where ``choose`` (bool ``[groups]``) is true, else the other's bounds."""
+        """Return these bounds for groups where ``choose`` (bool ``[groups]``) is true, else the other bounds."""
         if choose.all():
             return self
         return Bounds(self.any_row.where(choose, other.any_row), self.all_rows.where(choose, other.all_rows))
 
 
 def shift_range(span: range, by: int) -> range:
-    """Return a range with ``by`` added to each of its numbers."""
+    """Shift a range by adding ``by`` to each of its numbers."""
     return range(span.start + by, span.stop + by, span.step)

@@ -1,8 +1,8 @@
-"""Plan: the tiles that hold every allowed pair of a mask, with the cheapest grouping of its rows.
+"""Plan: tiles that cover every allowed pair of a mask, for the cheapest grouping of its rows.
 
-A plan is computed from the bounds of a mask on *groups of rows*, never from single pairs. Rows are grouped in a few
-ways (all at once, blocks of 768 or 192, cut at positions that the mask prefers, batch items together or separate). The
-cost of each way is estimated in pairs of query and key, and the cheapest is chosen.
+A plan is computed from the bounds of a mask on *groups of rows*, never from single pairs. Several groupings are
+compared (all rows together, blocks of 768 or 192, cuts at positions that the mask prefers, batch items together or
+separate). The cost of each is estimated in query-key pairs, and the cheapest is selected.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from saccade.plan.row_grouping import Layout, Sizes
 from saccade.plan.tiles import ALL, Groups, Rule, Tile
 
 _ROW_BLOCKS = (768, 192, 48, 12, 1)
-_SAMPLE = 1024  # groups on which the cost of a larger layout is estimated
+_SAMPLE = 1024  # number of groups on which the cost of a larger layout is estimated
 _MOST_CACHED_TILES = 4096  # tiles that a plan caches; with more, they are computed anew in each iteration
 
 
 class Plan:
-    """The tiles to compute for one mask at one size, computed on first use.
+    """The tiles for one mask and one matrix shape, determined on first use.
 
     Args:
         shape: (batch, heads, q_len, kv_len), the box that the plan covers.
-        terms: disjoint masks whose union is the mask, each with its step; none if there is nothing to compute.
+        terms: disjoint masks whose union is the mask, each with its step; empty if there is nothing to compute.
         q_first, kv_first: positions of the first query and the first key.
 
     Attributes:
-        overlaps: True if a row may be in several tiles, whose results are then merged by their lse; the keys of such
-            tiles are disjoint. Otherwise every row is in exactly one tile, which may have no columns.
-        memo: data that kernels derive from this plan and cache as long as it lives (residual tensors, by key).
+        overlaps: True if a row may be in several tiles with disjoint keys, whose results are then merged by their lse.
+            Otherwise every row is in exactly one tile, which may have no columns.
+        memo: data that kernels derive from this plan and cache for its lifetime (residual tensors, by key).
 
-    Cost: nothing until tiles are read: a kernel that reads the bounds of the mask itself does not need them.
+        Cost: none until tiles are read. A kernel that reads the bounds of the mask itself does not need them.
     """
 
     def __init__(
@@ -53,22 +53,22 @@ class Plan:
 
     @cached_property
     def tiles(self) -> Iterable[Tile]:
-        """The tiles of the plan, in the order of their rows."""
+        """Tiles of the plan, in the order of their rows."""
         return _Tiles(self._layouts, self.count)
 
     @cached_property
     def count(self) -> int:
-        """The number of tiles."""
+        """Number of tiles in the plan."""
         return sum([len(layout.groups.first) for layout in self._layouts])
 
     @cached_property
     def pairs(self) -> int:
-        """The number of query-key pairs in the tiles, over batch and heads: at least the visible ones."""
+        """Number of query-key pairs in the tiles over batch and heads, which includes all visible pairs."""
         return int(sum((layout.copies * layout.groups.rows * layout.widths).sum() for layout in self._layouts))
 
     @cached_property
     def is_full(self) -> bool:
-        """True if the mask certainly lets every query attend to every key."""
+        """True if every key is certainly visible to every query."""
         if 0 in self.shape or len(self._terms) != 1:
             return 0 in self.shape
         first, q_len, kv_len = self._sizes.q_first, *self.shape[2:]
@@ -87,7 +87,7 @@ class Plan:
 
 
 class _Tiles:
-    """The tiles of a plan; above a limit they are computed anew in each iteration."""
+    """The tiles of a plan. Above a limit, they are recomputed in each iteration."""
 
     def __init__(self, groupings: tuple[Layout, ...], count: int):
         self._layouts, self._count = groupings, count
@@ -110,24 +110,24 @@ def make(
         rule: the mask on positions.
         shape: (batch, heads, q_len, kv_len).
         q_first, kv_first: positions of the first query and the first key; the others are consecutive.
-        whole_rows: every row must be in one tile, even if the mask consists of terms with different steps.
+        whole_rows: whether every row must be in one tile, even if the mask consists of terms with different steps.
 
     Cost: O(rows / 192) for structured masks, and nothing that grows with q_len * kv_len.
     """
     if 0 in shape:
         return Plan(shape)
     terms = [(1, rule)] if whole_rows else rule.terms()
-    # The largest distance of a query and a key: a longer step allows exactly the same pairs.
+    # The largest distance between a query and a key: a longer step allows exactly the same pairs.
     span = max(q_first + shape[2], kv_first + shape[3]) - min(q_first, kv_first)
     return Plan(shape, [(min(step, span), term) for step, term in terms], q_first, kv_first)
 
 
 def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
-    """Return the cheapest feasible grouping of the rows; large groupings are estimated on a sample."""
+    """Return the cheapest feasible grouping of a plan's rows. The cost of large groupings is estimated on a sample."""
     candidates: list[tuple[float, int, Callable[[], Layout]]] = []
     batch, least = sizes.shape[0], 0.0
     for items in [[ALL]] if rule.shape[0] == 1 or batch == 1 else [[ALL], list(range(batch))]:
-        # Separate items have at least a tile each, and the keys seen by all rows; skip them if that costs more already.
+        # Separate items have at least a tile each, and the keys visible to all rows. Skip them if that costs more.
         if min((cost for cost, _, _ in candidates), default=math.inf) <= row_grouping.TILE_COST * len(items) + least:
             break
         for cuts, could_cut in _ways_to_cut(rule, step, items, sizes):
@@ -147,7 +147,7 @@ def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
 
 
 def _ways_to_cut(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Iterator[tuple[list[Ints], bool]]:
-    """Yield (cuts of each item, could be cut) for rows cut at the positions that the mask prefers, then uncut."""
+    """Yield pairs (cuts of each item, could be cut): first with cuts where the mask prefers them, then without."""
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     none = np.zeros(0, dtype=np.int64)
     can_cut = step == 1 and stop - first > 1
@@ -160,7 +160,7 @@ def _ways_to_cut(rule: Rule, step: int, items: list[int], sizes: Sizes) -> Itera
 
 
 def _block_heights(step: int, sizes: Sizes, cuts: list[Ints]) -> list[int]:
-    """Return block heights to try, largest first; of those above the longest run of rows, only the smallest."""
+    """Return the block heights to try, largest first, with only the smallest of those above the longest run of rows."""
     first, stop = sizes.q_first, sizes.q_first + sizes.shape[2]
     if stop - first == 1:
         return [1]
@@ -181,7 +181,7 @@ def _row_groups(items: list[int], cuts: list[Ints], block: int, step: int, sizes
 
 
 def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tuple[Ints, Ints]:
-    """Return the first and last rows of groups of at most ``block`` rows that start anew at each cut and class."""
+    """Split rows into groups of at most ``block`` that start anew at each cut and class; return first and last rows."""
     if step == 1:
         begins = np.concatenate([[first], cuts]).astype(np.int64)
         ends = np.concatenate([cuts, [stop]]).astype(np.int64)
@@ -197,7 +197,7 @@ def _split_rows(first: int, stop: int, cuts: Ints, block: int, step: int) -> tup
 
 
 def _estimated(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, Callable[[], Layout]]:
-    """Return a grouping's cost (inf if not feasible), the cost of keys seen by all rows, and its layout.
+    """Return a grouping's cost (inf if infeasible), the cost of the keys visible to all rows, and the layout.
 
     Costs of large groupings are estimated on a sample.
     """

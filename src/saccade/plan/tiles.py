@@ -1,4 +1,4 @@
-"""Tile: a box of ``[batch, heads, q_len, kv_len]`` to compute; and the interface of masks that plans use (`Rule`)."""
+"""Tile: a box of ``[batch, heads, q_len, kv_len]`` to compute; and `Rule`, the interface of masks for plans."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from torch import Tensor
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain
 
 ALL = -1
-"""Stands for "all batch items" (or heads) where an index of one is expected."""
+"""Index that stands for all batch items or all heads."""
 
 Ranges = tuple[range, ...]
 
 
 class Groups(NamedTuple):
-    """Groups of rows, as arrays of shape ``[groups]``: their batch items, and the positions they span (inclusive).
+    """Groups of rows, as arrays of shape ``[groups]``: their batch items and their first and last positions.
 
-    With a ``step`` above 1, a group has every step-th position from its first on, and only keys at multiples of the
-    step
-    count: ``(query - key) % step == 0``.
+    With a ``step`` above 1, a group has every step-th position, starting at its first, and includes only keys with
+    ``(query - key) % step == 0``.
     """
 
     batch: Ints
-    """Index of the batch item, or `ALL`: then bounds must hold for all items at once."""
+    """Index of the batch item, or `ALL` if bounds must be valid for all items."""
     first: Ints
     last: Ints
     step: int = 1
@@ -35,12 +34,12 @@ class Groups(NamedTuple):
         return (self.last - self.first) // self.step + 1
 
     def at(self, which: Ints) -> Groups:
-        """Return some of the groups of rows."""
+        """Return the groups of rows at the given indices."""
         return Groups(self.batch[which], self.first[which], self.last[which], self.step)
 
 
 class Box(NamedTuple):
-    """A box of rows × keys of one batch item (or of `ALL`), in positions; both ranges have the same step."""
+    """A box of rows × keys in one batch item (or `ALL`), in positions. Both ranges have the same step."""
 
     batch: int
     rows: range
@@ -48,7 +47,7 @@ class Box(NamedTuple):
 
 
 class Triangle(NamedTuple):
-    """The causal residual, which kernels run natively: row r sees key column c of the range iff ``c <= r + offset``."""
+    """The causal residual, which kernels run natively: row r attends to column c of a range iff ``c <= r + offset``."""
 
     rows: int
     columns: int
@@ -56,16 +55,16 @@ class Triangle(NamedTuple):
 
     @property
     def is_square(self) -> bool:
-        """True for the plain causal square, of which fused kernels skip half."""
+        """True for the plain causal square, where fused kernels skip half of the pairs."""
         return self.rows == self.columns and self.offset == 0
 
 
 class Rule(Protocol):
-    """The interface of masks that plans use: bounds on groups of rows; in positions throughout."""
+    """The interface of masks for plans: bounds on groups of rows. All coordinates are positions."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(batch items, heads) that the mask distinguishes; 1 means that all are alike."""
+        """Numbers of batch items and heads that the mask distinguishes; 1 means that all are alike."""
         ...
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -73,11 +72,11 @@ class Rule(Protocol):
         ...
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Return bounds on the keys that any row, and that all rows, of each group see."""
+        """Return bounds on the keys that are visible to any row and to all rows of each group."""
         ...
 
     def partial(self, box: Box) -> bool | Hashable:
-        """Return True or False if the mask is constant on a box; else a key that is equal for equal contents."""
+        """Return True or False if the mask is constant on a box; else a key, equal for boxes with equal contents."""
         ...
 
     def cuts(self, batch: int, rows: range) -> Ints:
@@ -85,19 +84,19 @@ class Rule(Protocol):
         ...
 
     def terms(self) -> Sequence[tuple[int, Rule]]:
-        """Return disjoint masks whose union is this one, each with the step of its rows and keys."""
+        """Return disjoint masks whose union is this mask, each with the step of its rows and keys."""
         ...
 
 
 class ColumnRange(NamedTuple):
-    """Key columns of a tile; ``partial`` is True if all rows see them, else a key of the residual mask."""
+    """Key columns of a tile. ``partial`` is True if they are visible to all rows, else a key of the residual mask."""
 
     keys: range
     partial: bool | Hashable
 
 
 class Tile(NamedTuple):
-    """A box of ``[batch, heads, q_len, kv_len]``, in indices, and the mask to evaluate in partial column ranges."""
+    """A box of ``[batch, heads, q_len, kv_len]`` in indices, with the mask to evaluate in partial column ranges."""
 
     batch: slice
     heads: slice
@@ -107,15 +106,15 @@ class Tile(NamedTuple):
 
     @property
     def height(self) -> int:
-        """Number of rows of the tile."""
+        """Number of rows in the tile."""
         return len(self.rows)
 
     @property
     def width(self) -> int:
-        """Number of key columns of the tile."""
+        """Number of key columns in the tile."""
         return sum([len(strip.keys) for strip in self.columns])
 
     @property
     def spans(self) -> Ranges:
-        """The key columns of the tile, as ranges."""
+        """Key columns of the tile, as ranges."""
         return tuple([strip.keys for strip in self.columns])

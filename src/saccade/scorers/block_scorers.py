@@ -18,10 +18,10 @@ _ENTRIES = 1 << 22  # numbers of keys that are widened at a time
 
 
 class BlockScorer(Scorer):
-    """A scorer of blocks: it summarizes a block of keys once, and scores the summary for each query.
+    """Base class of block scorers. They summarize each block of keys once, and score the summary for each query.
 
-    A custom scorer defines both methods. A score is on the scale of ``query @ key``, before the factor of the softmax;
-    it only ranks blocks and is never used as a weight.
+    A custom scorer defines both methods. A score is on the scale of ``query @ key``, before the softmax scale. It only
+    ranks blocks and is never used as a weight.
 
     The block of column ``kv_len - q_len + t``, which holds the key of token t in self-attention, is always selected.
     """
@@ -61,7 +61,7 @@ class BlockScorer(Scorer):
 
 
 class BlockMeans(BlockScorer):
-    r"""A scorer by the mean key of a block: finds wide, weak matches; a single strong key is diluted.
+    r"""A block scorer that uses the mean key of a block. It finds wide, weak matches, but dilutes a single strong key.
 
     .. math:: I_{tj} = q_t \cdot \frac{1}{|B_j|} \sum_{s \in B_j} k_s
 
@@ -90,11 +90,11 @@ class BlockMeans(BlockScorer):
 
 
 class BlockBounds(BlockScorer):
-    r"""A scorer by an upper bound of the query's score with any key of a block, from the range of each channel.
+    r"""A block scorer that bounds the query's score with any key of a block from above, by each channel's range.
 
     .. math:: \sum_i \max(q_i \min_j k_{ji},\; q_i \max_j k_{ji}) \;\ge\; \max_j q \cdot k_j
 
-    Never too low, so that a single strong key is not missed; too high for blocks whose keys differ a lot.
+    The bound is never too low, so a single strong key is not missed. It is too high if keys of a block differ a lot.
 
     Cost: two vectors of ``head_dim`` for each block; a product with both for each query.
 

@@ -19,9 +19,9 @@ _INDEX = ShapeSpec(
 
 
 class DotProducts(Scorer):
-    """A scorer by the query times the key: each head selects keys by the scores of attention itself.
+    """A scorer by the dot product of query and key, so that each head selects keys by attention's own scores.
 
-    It saves no computation: it is the best that a scorer can do, to compare others with.
+    It saves no computation, but is the best possible scorer, as a baseline for others.
 
     Cost: that of all scores, in float64.
 
@@ -42,16 +42,16 @@ class LightningIndexer(Scorer):
 
     .. math:: I_{ts} = (H d)^{-1/2} \sum_{h=1}^{H} w_{th} \max(0,\; q^I_{th} \cdot k^I_s)
 
-    It holds the tensors of one call: construct one for each. The layer's projections make them, rotated if the layer
-    rotates; see the recipe in the docs.
+    It stores the tensors of a single call, so construct one for each call. The layer's projections produce these
+    tensors, rotated if the layer uses rotary positions; see the recipe in the docs.
 
     Args:
         index_query: ``[batch, index_heads, q_len, dim]``.
-        index_key: ``[batch, 1, kv_len, dim]``: one head.
-        weight: of each query's index heads, ``[batch, index_heads, q_len]``.
+        index_key: ``[batch, 1, kv_len, dim]``: a single head.
+        weight: weights of each query's index heads, ``[batch, index_heads, q_len]``.
 
     Raises:
-        TypeError, ValueError: other types or shapes.
+        TypeError, ValueError: an argument has the wrong type or shape.
 
     Cost: ``q_len * kv_len * index_heads * dim`` products in float64, a few rows at a time.
 
@@ -74,7 +74,7 @@ class LightningIndexer(Scorer):
 
     @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The tensors to which gradients of scores flow: index_query, index_key, weight."""
+        """Tensors that receive gradients from the scores: index_query, index_key, weight."""
         return self.index_query, self._index_key, self.weight
 
     def with_index_key(self, index_key: Tensor) -> LightningIndexer:

@@ -15,7 +15,7 @@ ScoreRows = Callable[[range, int], Tensor]
 
 
 class Scorer(ArgumentHints, ABC):
-    """Base class of rankings of keys or blocks, for `saccade.mechanisms.TopK`; scores are no weights.
+    """Base class of rankings of keys or blocks for `saccade.mechanisms.TopK`. Scores are not used as weights.
 
     Subclass `BlockScorer` to rank blocks by a summary of each. A scorer of another kind defines `on`; a plain function
     ``(query, key, rows) -> scores`` works as well.
@@ -23,24 +23,24 @@ class Scorer(ArgumentHints, ABC):
 
     @property
     def index_key(self) -> Tensor | None:
-        """Further tensors of each key that the scorer needs, ``[batch, 1, kv_len, dim]``; None for none.
+        """Additional key tensor that the scorer needs, ``[batch, 1, kv_len, dim]``; None if there is none.
 
         A `saccade.caches.IndexedCache` stores them.
         """
         return None
 
     def with_index_key(self, index_key: Tensor) -> Scorer:
-        """Return this scorer with the index keys of other tokens, such as cached ones."""
+        """Return this scorer with different index keys, such as cached ones."""
         raise NotImplementedError(f"{type(self).__name__} has no index keys")
 
     @abstractmethod
     def on(self, query: Tensor, key: Tensor, block_size: int) -> ScoreRows:
-        """Return a function that scores some rows; work that all rows share is done here, once.
+        """Return a function that scores a range of rows. Work shared by all rows is done once, in this call.
 
         Args:
             query: ``[batch, heads, q_len, head_dim]``.
             key: ``[batch, kv_heads, kv_len, head_dim]``.
-            block_size: keys in a block.
+            block_size: number of keys in a block.
 
         Returns:
             ``(rows, stop) -> scores``: scores of the queries ``rows``, a range of indices, for the first ``stop`` keys

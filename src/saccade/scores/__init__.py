@@ -1,4 +1,4 @@
-"""Scores: how alike a query and a key are."""
+"""Scores: measures of the similarity between queries and keys."""
 
 from typing import TYPE_CHECKING
 

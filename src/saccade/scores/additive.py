@@ -1,4 +1,4 @@
-"""Additive: a score from a small network that reads query and key together."""
+"""Additive: a score computed by a small network from query and key together."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from saccade.support.errors import unsupported
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int
 
-_AT_ONCE = 1 << 17  # numbers of the hidden layer in memory at once: half a megabyte, which stays in a cache
+_AT_ONCE = 1 << 17  # numbers of the hidden layer in memory at a time: half a megabyte, which fits into a cache
 
 
 class Additive(Score):
     r"""The additive score: a network with one hidden layer, :math:`v^\top \tanh(W_q q + W_k k)`.
 
-    The two products with W are done once; the hidden layer exists for a few pairs at a time, forward and backward, so
-    that memory is O(n·hidden) instead of O(n·m·hidden).
+    The two products with W are computed once. The hidden layer exists for only a few pairs at a time, forward and
+    backward, so memory is O(n·hidden) instead of O(n·m·hidden).
 
     Args:
         query_dim: width of queries.
-        key_dim: width of keys; may differ.
+        key_dim: width of keys; may differ from ``query_dim``.
         hidden_dim: width of the hidden layer.
 
     Attributes:
@@ -34,7 +34,7 @@ class Additive(Score):
         output_weight: ``[hidden_dim]``. All are shared by all heads; Xavier-uniform at the start.
 
     Raises:
-        ValueError: sizes below 1; widths of query or key other than these.
+        ValueError: a size is below 1, or the width of query or key is wrong.
 
     Cost: time O(q_len · kv_len · hidden_dim) for the hyperbolic tangents, many times that of a dot product.
 
@@ -57,7 +57,7 @@ class Additive(Score):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the weights of the additive score, Xavier-uniform by their own sizes."""
+        """Initialise the additive score's weights, each Xavier-uniform according to its size."""
         for weight in (self.query_weight, self.key_weight, self.output_weight[None]):
             nn.init.xavier_uniform_(weight)
 
@@ -87,7 +87,7 @@ class _Compare:
 
     @staticmethod
     def gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of q, k and v from that of the additive scores."""
+        """Return the gradients of q, k and v, given the gradient of the additive scores."""
         gq, gk = torch.zeros_like(q), torch.zeros_like(k)
         wide = widest_dtype(v.device)
         gv = torch.zeros_like(v, dtype=wide)  # a sum over all pairs
@@ -101,7 +101,7 @@ class _Compare:
 
     @staticmethod
     def held_bytes(itemsize: int) -> int:
-        """Return the peak bytes beside the scores; they do not grow with the pairs."""
+        """Return the peak bytes besides the additive scores, which do not grow with the number of pairs."""
         return itemsize * _AT_ONCE
 
 
@@ -116,7 +116,7 @@ def _scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class _AdditiveScore(torch.autograd.Function):
-    """Autograd function of the additive score, which computes the hidden layer of a few pairs at a time."""
+    """Autograd function of the additive score. It computes the hidden layer for a few pairs at a time."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class _AdditiveScore(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """Autograd function of the additive score's gradients, to refuse second derivatives."""
+    """Autograd function of the additive score's gradients that refuses second derivatives."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Score: base class of scores, modules that say how alike queries and keys are."""
+"""Score: base class of scores, which are modules that measure the similarity of queries and keys."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from saccade.support.numerics import is_finite, not_finite
 from saccade.support.torch_modes import is_plain
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""``(score, b, h, q, kv) -> score``: another score for each pair, from its batch item, head and positions."""
+"""``(score, b, h, q, kv) -> score``: changes the score of each pair, given its batch item, head and positions."""
 
 TileFunction = Callable[..., Tensor]
 """``(query [..., rows, width], key [..., columns, width], *parameters) -> [..., rows, columns]``, differentiable.
 
 Autograd computes its gradients, unless it has a method ``gradients(grad_scores, query, key, *parameters)`` that returns
-one for each argument, which saves a pass over the pairs. A method ``held_bytes(itemsize)`` returns the peak memory
-beside the result, for `AttentionMatrix.explain`; without it, that is measured on a few pairs.
+one for each argument. This saves a pass over the pairs. A method ``held_bytes(itemsize)`` returns the peak memory
+besides the result, for `AttentionMatrix.explain`. Without it, the peak is measured on a few pairs.
 """
 
 
@@ -34,7 +34,7 @@ class Prepared(NamedTuple):
         key: ``[batch, kv_heads, kv_len, width]``.
         tile: a function that scores a few queries and keys; None for the dot product.
         parameters: further tensor arguments of ``tile``.
-        modify: a function that changes scores after scale and softcap; None for none.
+        modify: a function that changes scores after scale and softcap; None if there is none.
     """
 
     query: Tensor
@@ -45,16 +45,16 @@ class Prepared(NamedTuple):
 
 
 class Score(ArgumentHints, nn.Module):
-    """Base class of scores: how alike a query and a key are, before scale, softcap and bias.
+    """Base class of scores: the similarity of a query and a key, before scale, softcap and bias.
 
-    A subclass maps queries and keys once, in O(n·d), so that a plain dot product follows; or it brings a function
-    that compares a few queries with a few keys. Both are differentiable, and the latter is called tile by tile, so that
-    nothing of size n·m·d is ever built.
+    A subclass either maps queries and keys once, in O(n·d), so that a plain dot product follows, or provides a function
+    that compares a few queries with a few keys. Both are differentiable. The function is called tile by tile, so that
+    no tensor of size n·m·d is ever created.
     """
 
     @property
     def widths(self) -> tuple[int, int] | None:
-        """Widths of query and key that the score requires; None if any equal widths will do."""
+        """Widths of query and key that the score requires; None if it accepts any equal widths."""
         return None
 
     def default_scale(self, head_dim: int) -> float:
@@ -65,13 +65,13 @@ class Score(ArgumentHints, nn.Module):
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         """Prepare ``query [batch, heads, q_len, query_dim]`` and ``key [batch, kv_heads, kv_len, key_dim]``.
 
-        Row i of a result may depend on row i of the argument only, or masks would leak.
+        Row i of a result may depend only on row i of the argument; otherwise masks would leak.
         """
 
     def to_dense(self, query: Tensor, key: Tensor) -> Tensor:
         """Return all scores, ``[batch, heads, q_len, kv_len]``, before scale, softcap and bias.
 
-        For a `saccade.scores.Modified`, which changes scaled scores, they are scaled as with ``scale=None``.
+        A `saccade.scores.Modified` changes scaled scores, so its scores are scaled as with ``scale=None``.
 
         Args:
             query: ``[batch, heads, q_len, query_dim]``.
@@ -90,7 +90,7 @@ class Score(ArgumentHints, nn.Module):
         return made.modify(scores, b, h, i + j.shape[3] - i.shape[2], j).expand(j.shape)
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise an error unless the widths of query and key suit the score."""
+        """Raise an error unless the score supports the widths of query and key."""
         widths, own = (query.shape[-1], key.shape[-1]), self.widths
         if widths == own or (own is None and widths[0] == widths[1]):
             return
@@ -104,7 +104,7 @@ class Score(ArgumentHints, nn.Module):
 
 
 def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
-    """Return queries and keys prepared for a score, so that no gradient flows through a non-finite row.
+    """Prepare queries and keys for a score, so that no gradient flows through a non-finite row.
 
     The upstream gradient of a hidden row is 0, and 0 * NaN would reach the row itself and all parameters.
     """
@@ -122,5 +122,5 @@ def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return a tensor in float32, or float64 if it is: scores are computed in float32 or wider."""
+    """Convert a tensor to float32 unless it is float64, because scores are computed in float32 or wider."""
     return x if x.dtype == torch.float64 else x.float()

@@ -16,13 +16,13 @@ class Bilinear(Score):
 
     Args:
         query_dim: width of queries.
-        key_dim: width of keys; may differ.
+        key_dim: width of keys; may differ from ``query_dim``.
 
     Attributes:
         weight: ``[query_dim, key_dim]``, shared by all heads; Xavier-uniform at the start.
 
     Raises:
-        ValueError: sizes below 1; widths of query or key other than these.
+        ValueError: a size is below 1, or the width of query or key is wrong.
 
     Cost: one product O(q_len · query_dim · key_dim) before the attention.
 

@@ -1,4 +1,4 @@
-"""Cosine: the score of the angle between query and key."""
+"""Cosine: a score that depends on the angle between query and key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dot: the score of the scaled dot product, or of the plain one."""
+"""Dot: the scaled or plain dot product as a score."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Dot(Score):
         scaled: ``scale=None`` means ``head_dim ** -0.5`` if true, else 1.
 
     Raises:
-        ValueError: widths of query and key differ.
+        ValueError: the widths of query and key differ.
 
-    Cost: nothing beside the product. Exact: yes.
+    Cost: none besides the product. Exact: yes.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Gaussian: a score by the distance of query and key."""
+"""Gaussian: a score that depends on the distance between query and key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Gaussian(Score):
         trainable: whether σ is a parameter (its logarithm is).
 
     Raises:
-        ValueError: a bandwidth that is not a number above 0; widths of query and key differ.
+        ValueError: the bandwidth is not a number above 0, or the widths of query and key differ.
 
     Cost: two more columns in query and key.
 

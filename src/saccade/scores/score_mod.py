@@ -16,12 +16,10 @@ class Modified(Score):
     .. math:: s_{ij} = f(\mathrm{softcap}(\mathrm{scale} \cdot \mathrm{score}(q_i, k_j)),\ b,\ h,\ i,\ j)
               + \mathrm{bias}_{ij}
 
-    The function is called for a tile at a time with scores ``[batch, heads, rows, columns]`` and with int64 tensors of
-    four
-    dimensions that broadcast to them: batch item, head, and positions of query and key. (FlexAttention counts queries
-        from
-    0; here the last query is at the last key, unless positions are given.) Tensors that it captures, and its
-    parameters if it is a module, get their gradients. Its results for hidden pairs have no effect.
+    The function is called for one tile at a time, with scores ``[batch, heads, rows, columns]`` and with int64 tensors
+    of four dimensions that broadcast to them: batch item, head, and positions of query and key. (FlexAttention counts
+    queries from 0; here the last query is at the last key unless positions are given.) Captured tensors, and
+    parameters if it is a module, receive gradients. Its results for hidden pairs have no effect.
 
     A plain function is also accepted as ``score=``: it then changes scaled dot products.
 
@@ -31,7 +29,7 @@ class Modified(Score):
         score: the score to change; the dot product when None.
 
     Raises:
-        TypeError: no function, no score.
+        TypeError: ``function`` is not a function, or ``score`` is not a score.
 
     Cost: the `tiled` kernel, and the function's passes over each tile; memory is that of a tile.
 

@@ -1,4 +1,4 @@
-"""Errors, checks of arguments and other helpers that every layer uses."""
+"""Errors, argument checks and other helpers for all layers of the library."""
 
 from pathlib import Path
 

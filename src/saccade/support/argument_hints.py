@@ -1,6 +1,6 @@
 """Argument hints: errors for calls that do not fit a signature, such as arguments named as in another library.
 
-Python's own message names the unexpected keyword, but not the one that was meant.
+Python's own message names the unexpected keyword, but not the intended one.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _with_hints(function: Callable[..., Any], hints: Mapping[str, str]) -> Calla
 
 
 def unexpected_argument(unknown: Mapping[str, object], function: Callable[..., Any]) -> TypeError:
-    """Return the error for the first of the ``unknown`` keyword arguments of a call of ``function``."""
+    """Return the error for the first of the ``unknown`` keyword arguments in a call of ``function``."""
     parameters = [name for name in inspect.signature(function).parameters if name not in ("self", "unknown")]
     return _error_of_name(_name_of(function), next(iter(unknown)), parameters, FOREIGN_NAMES)
 
@@ -135,7 +135,7 @@ class ArgumentHints:
 def _call_error(
     function: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], hints: Mapping[str, str]
 ) -> TypeError | None:
-    """Return the error for the first fault of a call: an unknown name, too many positional values, a missing one."""
+    """Return the error for the first fault of a call: an unknown name, too many positional values or a missing one."""
     known = [name for name in signature.parameters if name != "self"]
     for name in kwargs:
         if name not in known:

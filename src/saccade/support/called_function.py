@@ -1,4 +1,4 @@
-"""Called function: find the public function in which an error arises, for its message.
+"""Called function: the name of the public function that raises an error, for the error's message.
 
 The stack is read only when an error is built, so a call without an error costs nothing, and checks need no argument for
 the name.
@@ -21,14 +21,14 @@ _TRANSPARENT = ("torch.autograd.", "contextlib", "functools")
 def called_function(argument: str = "") -> str:
     """Return the name of the public function or class whose call raises an error.
 
-    Of the public functions on the stack, up to the first frame outside of the library, it is the outermost one that has
-    a parameter of the argument's name; if none has, the outermost one. So ``attention(mask=...)`` is named although
+    It is the outermost public function on the stack, within the library, that has a parameter with the argument's name.
+    If there is none, it is the outermost public function. So ``attention(mask=...)`` is named although
     `saccade.masks.as_mask` checks the mask, and `Window` is named where ``streaming(...)`` makes one with a wrong
-    ``left``. Code that runs in a hook or for a command has no public function on its stack; its module then holds the
+    ``left``. Code that runs in a hook or for a command has no public function on its stack. Its module then defines the
     name in ``CALLED_AS``.
 
     Args:
-        argument: the argument that is refused; its first word is the name of a parameter.
+        argument: the refused argument. Its first word is the name of a parameter.
     """
     if torch.compiler.is_dynamo_compiling():  # it cannot trace the stack
         return "saccade"
@@ -48,7 +48,7 @@ def called_function(argument: str = "") -> str:
 
 
 def _library_frames() -> Iterator[FrameType]:
-    """Yield the stack frames of the library's innermost call, from the inside out."""
+    """Yield the stack frames of the innermost call into the library, from the inside out."""
     frame: FrameType | None = sys._getframe(2)
     is_inside = False
     while frame is not None:

@@ -1,4 +1,4 @@
-"""Errors: exceptions, and the only place where their messages are built.
+"""Errors: exceptions, and the functions that build all of their messages.
 
 A message names the function, the argument, the rule and the value received; facts (shapes) and one hint follow:
 
@@ -25,10 +25,10 @@ _JOINERS = frozenset("\u200c\u200d")
 
 
 class UnsupportedError(NotImplementedError):
-    """An error for a request that cannot be fulfilled; ``reasons`` lists every reason, not only the first.
+    """An error for a request that cannot be fulfilled. ``reasons`` lists every reason, not only the first.
 
     Attributes:
-        reasons: one sentence fragment each, never empty.
+        reasons: one sentence fragment for each reason; never empty.
     """
 
     def __init__(self, message: str, reasons: tuple[str, ...]):
@@ -37,7 +37,7 @@ class UnsupportedError(NotImplementedError):
 
 
 class ArgumentTypeError(TypeError, ValueError):
-    """An error for an argument of a wrong type; it is also a ``ValueError``, so one except clause is enough."""
+    """An error for an argument of the wrong type. It is also a ``ValueError``, so one except clause is enough."""
 
 
 def escaped(text: str) -> str:
@@ -50,7 +50,7 @@ def escaped(text: str) -> str:
 
 
 def describe(name: str, tensor: torch.Tensor) -> str:
-    """Return one line of an error message about a tensor: name, shape, dtype and device."""
+    """Describe a tensor in one line of an error message: name, shape, dtype and device."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{name:<6} {list(tensor.shape)}  {dtype}  {tensor.device}"
 
@@ -84,7 +84,7 @@ def type_error(
     """Return a ``TypeError`` whose first line reads ``function: argument must rule; got got.``
 
     Args:
-        where: the function's name, for an error that arises before the function runs; otherwise it is found.
+        where: the function's name, for an error raised before the function runs; otherwise it is detected.
     """
     return ArgumentTypeError(_sentence(argument, rule, got, facts, hint, where))
 
@@ -109,7 +109,7 @@ def hidden_by_vmap(name: str) -> UnsupportedError:
 
 
 def missing_extra(package: str, extra: str) -> ImportError:
-    """Return an ``ImportError`` that names the extra of saccade for a missing package."""
+    """Return an ``ImportError`` that names the extra of saccade that installs a missing package."""
     hint = f"Hint: pip install 'saccade-attention[{extra}]'"
     return ImportError(f"{called_function()}: {package} must be installed; got no such package.\n{hint}", name=package)
 

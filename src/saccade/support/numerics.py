@@ -33,15 +33,15 @@ def _sum_of_entries(x: Tensor) -> Tensor:
 
 
 def not_finite(x: Tensor) -> Tensor:
-    """Return whether each row of ``x [..., rows, width]`` holds NaN or inf, bool ``[..., rows]``."""
+    """Return which rows of ``x [..., rows, width]`` contain NaN or inf, bool ``[..., rows]``."""
     return ~torch.isfinite(x.detach()).all(-1)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which to compute with numbers of ``dtype``: float64 for float64, else float32."""
+    """Return the dtype for computing with numbers of ``dtype``: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def widest_dtype(device: torch.device) -> torch.dtype:
-    """Return the widest dtype of a device: float64, or float32 if there is no float64."""
+    """Return the widest float dtype of a device: float64 if supported, else float32."""
     return torch.float32 if device.type in _WITHOUT_FLOAT64 else torch.float64

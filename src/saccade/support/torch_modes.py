@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import _pop_mode_temporarily as _without_dispa
 is_tracing = torch.compiler.is_compiling  # the same object, which Dynamo evaluates while it traces
 """Return whether a compiler traces the program, so that nothing may be cached and no values may be read."""
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-"""Return whether autocast may be enabled on any device: the fastest test, since it mostly is not."""
+"""Return whether autocast may be enabled on any device. This is a fast test for the usual case that it is not."""
 is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-"""Return whether a transform of ``torch.func`` is active, which must see one function and not its parts."""
+"""Return whether a transform of ``torch.func`` is active, which needs a single function instead of its parts."""
 
 
 def is_autocast(x: Tensor) -> bool:
@@ -35,7 +35,7 @@ def is_mapped(x: Tensor) -> bool:
 
 
 def mapped_levels(x: Tensor) -> tuple[tuple[int, ...], Tensor]:
-    """Return the levels of ``vmap`` that map a tensor, and the tensor of all samples."""
+    """Return the levels of ``vmap`` that map a tensor, and the underlying tensor with all samples."""
     layers = list(_layers(x)) if is_transformed() else [x]
     functorch = torch._C._functorch
     return tuple(functorch.maybe_get_level(layer) for layer in layers if functorch.is_batchedtensor(layer)), layers[-1]
@@ -50,7 +50,7 @@ def level_left() -> int:
 def wants_gradient(x: Tensor) -> bool:
     """Return whether autograd or a transform at any level may compute a gradient of a tensor.
 
-    Inside of a transform, ``requires_grad`` does not describe the outer ones.
+    Inside a transform, ``requires_grad`` does not tell about the outer transforms.
     """
     if not torch.is_grad_enabled():
         return False
@@ -73,7 +73,7 @@ def has_forward_derivatives() -> bool:
 
 
 def has_values(x: Tensor) -> bool:
-    """Return whether a tensor has values: not on the meta device, nor under FakeTensorMode."""
+    """Return whether a tensor has values, as it does unless it is on the meta device or under FakeTensorMode."""
     return not x.is_meta and not isinstance(x, FakeTensor)
 
 

@@ -43,8 +43,8 @@ def check_int(
     """Return a checked whole number of at least ``least`` (None: any) and less than ``below``, as an int.
 
     Raises:
-        TypeError: no whole number.
-        ValueError: a number out of range.
+        TypeError: the value is not a whole number.
+        ValueError: the number is out of range.
     """
     if type(value) is int and (least is None or value >= least) and (below is None or value < below):
         return value
@@ -70,8 +70,8 @@ def check_number(
     """Return a checked finite number of at least ``least``, above ``above`` and below ``below``, as a float.
 
     Raises:
-        TypeError: no number.
-        ValueError: NaN, infinity, or a number out of range.
+        TypeError: the value is not a number.
+        ValueError: the number is NaN, infinite or out of range.
     """
     limits = [f"of at least {least:g}"] if least is not None else []
     limits += [f"above {above:g}"] if above is not None else []
@@ -89,7 +89,7 @@ def check_bool(name: str, value: object) -> bool:
     """Return a checked bool. Other truthy values are refused: bool("no") is True.
 
     Raises:
-        TypeError: anything else.
+        TypeError: the value is not a bool.
     """
     if not isinstance(value, bool | np.bool_):
         raise type_error(name, "be True or False", shown(value))
@@ -100,7 +100,7 @@ def check_choice(name: str, value: T, options: Collection[T], *, hint: str | Non
     """Return a checked value that is one of a few options.
 
     Raises:
-        ValueError: another value.
+        ValueError: the value is not one of the options.
     """
     if not any(value is option or (type(value) is type(option) and value == option) for option in options):
         listed = ", ".join(map(repr, options))
@@ -111,10 +111,10 @@ def check_choice(name: str, value: T, options: Collection[T], *, hint: str | Non
 def check_type(
     name: str, value: object, kinds: type[T] | tuple[type[T], ...], rule: str, *, hint: str | None = None
 ) -> T:
-    """Return a checked value of a type; ``rule`` names the type, as in "be a saccade mask or None".
+    """Check the type of a value and return the value. ``rule`` names the type, as in "be a saccade mask or None".
 
     Raises:
-        TypeError: another type.
+        TypeError: the value has a different type.
     """
     if not isinstance(value, kinds):
         raise type_error(name, rule, kind(value), hint=hint)
@@ -186,11 +186,11 @@ class ShapeSpec:
         self._parts = tuple(_parsed_shape(text) for text in texts)
 
     def check(self, *tensors: Any, hint: str | None = None, **known: int) -> dict[str, int]:
-        """Return the sizes by name; raise an error for tensors of other shapes.
+        """Return the sizes by name. Raise an error if the shape of a tensor is different.
 
         Raises:
-            TypeError: an argument that is no tensor.
-            ValueError: a shape that does not match the text, or the sizes of earlier tensors.
+            TypeError: an argument is not a tensor.
+            ValueError: a shape does not match the text or the sizes of earlier tensors.
         """
         sizes = dict(known)
         for (name, axes, is_open), x in zip(self._parts, tensors, strict=True):

@@ -1,4 +1,4 @@
-"""Relative biases: terms that depend on the distance of query and key, stored as a table of the distances that occur.
+"""Relative biases, which depend on the distance between query and key and are stored as a table over distances.
 
 Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
 """
@@ -21,14 +21,15 @@ from saccade.support.torch_modes import without_autocast
 
 
 class DistanceTerm(Term):
-    """A relative bias: a table that is read at the distance between query and key.
+    """A relative bias: a table of values, indexed by the distance between query and key.
 
     Args:
-        source: ``[B | 1, H | 1, L | 1, T]``: values at distances ``lowest``, ``lowest + 1``, …; beyond the ends, the
-            value at the end.
-        lowest: the first distance.
-        first: distance of query 0 and key 0, if both are consecutive.
-        q_addresses, kv_addresses: int64 ``[B | 1, L]`` and ``[B | 1, S]`` if not; distances are differences.
+        source: ``[B | 1, H | 1, L | 1, T]``: values at distances ``lowest``, ``lowest + 1``, …. Distances outside of
+            the table use its first or last value.
+        lowest: the smallest distance in the table.
+        first: distance between query 0 and key 0 if the positions of queries and keys are consecutive.
+        q_addresses, kv_addresses: otherwise, int64 ``[B | 1, L]`` and ``[B | 1, S]``. Their differences are the
+            distances.
     """
 
     is_written_out = False
@@ -61,8 +62,8 @@ class DistanceTerm(Term):
             parts = []
             for span in tile.spans:
                 runs = table[:, :, 0].index_select(-1, self._run(tile.rows, span))
-                # Row r is a piece of the reversed run, shifted by r. Flipping the rows instead would leave them across
-                # memory, and kernels that read row by row would copy them first.
+                # Row r is a segment of the reversed run, shifted by r. Flipping the rows instead would leave their
+                # entries apart in memory, and kernels that read row by row would copy them first.
                 backwards = torch.arange(tile.height - 1, -1, -1, device=self.source.device)
                 parts.append(runs.flip(-1).unfold(-1, len(span), 1).index_select(-2, backwards))
             return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
@@ -116,14 +117,14 @@ class DistanceTerm(Term):
         return is_alike and tile.height > 0 and tile.width > 0
 
     def _run(self, rows: range, span: range) -> Tensor:
-        """Return the table indices of a tile's diagonals, from the last column in the first row upwards."""
+        """Return the table indices for a tile's diagonals, starting at the last column of the first row."""
         step, length = rows.step, len(rows) + len(span) - 1
         start = self.first + rows.start - span[-1]
         index = torch.arange(length, device=self.source.device) * step + (start - self.lowest)
         return index.clamp_(0, self.source.shape[3] - 1)
 
     def _index(self, tile: Tile) -> Tensor:
-        """Return the table index of the distance of each pair of a tile, int64 ``[B | 1, 1, R, C]``."""
+        """Return the table index for the distance of each pair in a tile, int64 ``[B | 1, 1, R, C]``."""
         q, kv = self.q_addresses, self.kv_addresses
         if q is None or kv is None:
             columns = torch.cat([torch.arange(s.start, s.stop, s.step, device=self.source.device) for s in tile.spans])
@@ -137,7 +138,7 @@ class DistanceTerm(Term):
 
 
 def _diagonal_sums(x: Tensor) -> Tensor:
-    """Return the sums along the diagonals, ``[..., R, C] -> [..., R + C - 1]``, by ascending row minus column."""
+    """Sum a matrix along its diagonals, ``[..., R, C] -> [..., R + C - 1]``, in ascending order of row minus column."""
     rows, columns = x.shape[-2:]
     # Pad each row with zeros and cut into rows shorter by one: each row then moves one column to the right.
     skewed = F.pad(x.flip(-1), (0, rows)).flatten(-2)[..., : rows * (rows + columns - 1)]
@@ -152,7 +153,7 @@ def distance_term(
     origin: tuple[int, int],
     scale: float,
 ) -> DistanceTerm:
-    """Return a relative bias as a table of the distances that occur in a matrix."""
+    """Convert a relative bias to a table over the distances that occur in a matrix."""
     _, heads, q_len, kv_len = shape
     q, kv = _addresses(bias, shape, rule, origin, query.device)
     if q is None or kv is None:

@@ -1,4 +1,4 @@
-"""User functions that change scores pair by pair, as FlexAttention's ``score_mod`` does; called a tile at a time."""
+"""User functions that change scores pair by pair, like FlexAttention's ``score_mod``. They are called once per tile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Modification:
 
     Args:
         function: ``(score, b, h, q, kv) -> score``.
-        leaves: tensors that require gradients and that its answers depend on.
+        leaves: tensors that require gradients and that the function's results depend on.
     """
 
     function: ScoreMod
@@ -28,21 +28,21 @@ class Modification:
         """Call the score function for one pair, to find the captured tensors that need gradients.
 
         Args:
-            function: the user's.
+            function: the user's score function.
             place: batch item, head and positions of the pair, int64 ``[1, 1, 1, 1]``.
-            dtype: of scores.
+            dtype: the dtype of the scores.
         """
         answer = _call_function(function, torch.zeros(1, 1, 1, 1, dtype=dtype, device=place[0].device), place)
         return cls(function, tuple(_captured_leaves(answer)))
 
     def __call__(self, scores: Tensor, place: tuple[Tensor, ...]) -> Tensor:
-        """Return the changed scores ``[batch, heads, rows, columns]`` of a tile at some indices."""
+        """Apply the score function to the scores of a tile and return the result, ``[batch, heads, rows, columns]``."""
         return _call_function(self.function, scores, place)
 
     def gradients(
         self, grad: Tensor, scores: Tensor, place: tuple[Tensor, ...]
     ) -> tuple[Tensor | None, tuple[Tensor | None, ...]]:
-        """Return the gradients of the scores and of the captured tensors, from that of the changed scores."""
+        """Return the gradients of the scores and the captured tensors, given the gradient of the changed scores."""
         scores = scores.detach().requires_grad_()
         with torch.enable_grad():
             answer = self(scores.clone(), place)  # a copy, since the function may change it
@@ -66,7 +66,7 @@ def _call_function(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...]
     if answer is scores:
         return scores
     try:
-        # Copy: the caller changes the result, which may be a tensor that the function holds.
+        # Copy: the caller changes the result, which may be a tensor that the function stores.
         return answer.to(scores.dtype).expand(scores.shape).clone()
     except RuntimeError:
         hint = "b, h, q and kv are tensors of four dimensions that broadcast, as in table[h, q - kv]"
@@ -75,7 +75,7 @@ def _call_function(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...]
 
 
 def _captured_leaves(answer: Tensor) -> list[Tensor]:
-    """Return the leaf tensors to which autograd would add gradients of a score function."""
+    """Return the leaf tensors in which autograd would accumulate a score function's gradients."""
     nodes, seen, found = [answer.grad_fn], set(), []
     while nodes:
         node = nodes.pop()

@@ -1,4 +1,4 @@
-"""The sink logit: a learned term in the denominator of the softmax, attention that goes to no key."""
+"""The sink logit: a learned term in the softmax denominator. It absorbs attention without belonging to a key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the output and the lse after adding a sink logit to each row's denominator.
+    """Add a sink logit to each row's denominator and return the resulting output and lse.
 
     Args:
         out: ``[batch, heads, q_len, value_dim]``.
@@ -17,7 +17,7 @@ def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Ten
         sink_logit: ``[heads]``, in the dtype of the lse.
 
     Returns:
-        out and lse, the sink included. A row that may attend to nothing stays 0 and -inf.
+        Output and lse with the sink included. For a row that may attend to nothing they stay 0 and -inf.
     """
     sink, empty = sink_logit[None, :, None], lse == -math.inf
     lse = lse.masked_fill(empty, 0.0)  # second derivatives at -inf are NaN
@@ -30,18 +30,18 @@ def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Ten
 
 
 def bytes_of_sink(rows: int, value_dim: int, wide: torch.dtype) -> int:
-    """Return the peak bytes that `with_sink` holds beside its inputs, results included.
+    """Return the peak memory of `with_sink` in bytes, including results but not inputs.
 
     Args:
-        rows: over batch and heads.
-        value_dim: of the output.
-        wide: dtype of the lse.
+        rows: the number of rows over batch and heads.
+        value_dim: the width of the output.
+        wide: the dtype of the lse.
     """
-    # Two tensors of the output's size in the lse's dtype, one bool per entry, and three tensors like the lse.
+    # Two tensors with the output's size and the lse's dtype, one bool per entry, and three tensors shaped like the lse.
     return (3 * rows + 2 * rows * value_dim) * wide.itemsize + rows * value_dim
 
 
 def log_share(lse: Tensor, sink_logit: Tensor) -> Tensor:
-    """Return the log of the share that a sink logit leaves to the keys, in the shape of the lse; 0 without one."""
+    """Return the log of the weight that a sink logit leaves for the keys, shaped like the lse; 0 without a sink."""
     share = torch.nn.functional.logsigmoid(lse - sink_logit[None, :, None])
     return share.masked_fill(lse == -math.inf, 0.0)

@@ -1,4 +1,4 @@
-"""Bias terms: matrices added to the scores, of which any tile can be read, and its gradient collected, on its own.
+"""Bias terms: matrices added to the scores. Each tile can be read, and its gradient collected, separately.
 
 Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
 """
@@ -16,18 +16,18 @@ from saccade.plan import Tile
 
 
 class Term(Protocol):
-    """A bias term: a matrix ``[B, H, L, S]`` that is added to the scores and need not be stored.
+    """A bias term: a matrix ``[B, H, L, S]`` that is added to the scores. It need not exist in memory.
 
     Attributes:
-        source: the tensor that gradients are taken of.
-        is_written_out: whether reading a tile is a view, so that even the whole matrix can be read at once.
+        source: the tensor that receives the gradients.
+        is_written_out: whether reading a tile returns a view, so that even the full matrix can be read at once.
     """
 
     source: Tensor
     is_written_out: bool
 
     def of(self, source: Tensor) -> Term:
-        """Return this bias term with another source of the same shape."""
+        """Return this bias term with a different source tensor of the same shape."""
         ...
 
     def in_order(self, rows: Tensor, kv_len: int) -> Term:
@@ -35,15 +35,15 @@ class Term(Protocol):
         ...
 
     def read(self, tile: Tile) -> Tensor:
-        """Return the bias of a tile, broadcasting to ``[batch, heads, rows, columns]``; differentiable."""
+        """Return the differentiable bias of a tile, broadcastable to ``[batch, heads, rows, columns]``."""
         ...
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Return the bias at indices of batch item, head, query and key, for kernels that read it pair by pair."""
+        """Return the bias at the given batch, head, query and key indices, for kernels that read it pair by pair."""
         ...
 
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
-        """Add the gradient of a tile's bias, ``[batch, heads, rows, columns]``, to that of `source`."""
+        """Add the gradient of a tile's bias, ``[batch, heads, rows, columns]``, to the gradient of `source`."""
         ...
 
 
@@ -83,12 +83,12 @@ class DenseTerm(Term):
 
 
 class MaskedTerm(Term):
-    """A bias term, or none, with -inf for some queries and some keys.
+    """An optional bias term combined with -inf for some queries and keys.
 
     Args:
-        term: the term that is added elsewhere.
-        queries, keys: bool ``[B, H, L]`` and ``[B, H, S]``, True where the term is -inf.
-        nothing: zeros ``[1, 1, 1, 1]``, read if there is no term.
+        term: the bias for all other queries and keys.
+        queries, keys: bool ``[B, H, L]`` and ``[B, H, S]``, True where the bias is -inf.
+        nothing: zeros ``[1, 1, 1, 1]``, used if there is no term.
     """
 
     is_written_out = False
@@ -112,7 +112,7 @@ class MaskedTerm(Term):
         return inner.masked_fill(self.hidden(tile), -math.inf)
 
     def hidden(self, tile: Tile) -> Tensor:
-        """Return where the bias term is -inf in a tile, bool ``[batch, heads, rows, columns]``."""
+        """Return where this term hides pairs of a tile with -inf, bool ``[batch, heads, rows, columns]``."""
         keys = take(self.keys[tile.batch, tile.heads], tile.spans, 2)[:, :, None]
         return keys | take(self.queries[tile.batch, tile.heads], (tile.rows,), 2)[..., None]
 
@@ -126,18 +126,18 @@ class MaskedTerm(Term):
 
 
 def rows_of(x: Tensor, tile: Tile) -> Tensor:
-    """Return the part of a bias ``x [B | 1, H | 1, L | 1, ...]`` for the rows of a tile."""
+    """Return the part of a bias tensor ``x [B | 1, H | 1, L | 1, ...]`` that belongs to the rows of a tile."""
     x = x[tile.batch] if x.shape[0] > 1 else x
     x = x[:, tile.heads] if x.shape[1] > 1 else x
     return take(x, (tile.rows,), 2) if x.shape[2] > 1 else x
 
 
 def entry(x: Tensor, *place: Tensor) -> Tensor:
-    """Return the entries of a bias at an index for each of its four axes; an axis of size 1 is broadcast."""
+    """Return the entries of a bias tensor at four index tensors, one for each axis. Axes of size 1 are broadcast."""
     return x[tuple(index if size > 1 else index - index for size, index in zip(x.shape, place, strict=True))]
 
 
 def summed_to(x: Tensor, like: Tensor) -> Tensor:
-    """Return a gradient of a bias summed over the batch items and heads that share one entry."""
+    """Sum a bias gradient over the batch items and heads that share an entry of the bias."""
     few = [axis for axis in range(2) if like.shape[axis] == 1 < x.shape[axis]]
     return x.sum(few, keepdim=True) if few else x

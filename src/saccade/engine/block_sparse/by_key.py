@@ -1,4 +1,4 @@
-"""ByBlock: a block-sparse kernel that processes each block of keys with the queries that selected it."""
+"""ByBlock: a block-sparse kernel that processes each key block together with the queries that selected it."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Backward, Tensors
 from saccade.engine.memory_accounting import Cost, Held
 
-_LOWEST = -1e30  # the peak of an empty row: finite, so that no difference of two peaks is NaN
-_ENTRIES = 1 << 19  # scores of a block at a time: 2 MB, which stays in a core's cache
+_LOWEST = -1e30  # the maximum of an empty row: finite, so that the difference of two maxima is never NaN
+_ENTRIES = 1 << 19  # scores of a block processed at a time: 2 MB, which fit into a core's cache
 
 
 class ByBlock(BlockSparseKernel):
-    """Exact block-sparse attention: for each block of keys, gather the queries that selected it, and merge their sums.
+    """Exact block-sparse attention, one key block at a time: gather the queries that selected it and merge their sums.
 
-    Cost: time grows with the selected pairs; memory beside inputs and outputs is that of the sums of one group of
-    heads, and an index entry for each selected block.
+    Cost: time grows with the number of selected pairs. Besides inputs and outputs, memory holds the sums of one group
+    of heads, and an index entry for each selected block.
     """
 
     name = "by_block"
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the FLOPs and bytes of a block-sparse product without running it."""
+        """Return the FLOPs and bytes that a block-sparse product would take."""
         batch, heads, q_len, _ = inputs.shape
         wide, mask = inputs.compute_dtype.itemsize, selected_blocks(inputs)
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + wide)
@@ -47,7 +47,7 @@ class ByBlock(BlockSparseKernel):
         return Cost(mask.blocks, self.pairs(inputs), Held(results + sums + order + 4 * _ENTRIES * wide, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Return the output and the lse of block-sparse attention, one block of keys at a time."""
+        """Compute the output and the lse of block-sparse attention, one key block at a time."""
         batch, heads, q_len, _ = inputs.shape
         out = value.new_zeros(batch, heads, q_len, value.shape[3])
         lse = value.new_full((batch, heads, q_len), -math.inf, dtype=inputs.compute_dtype)
@@ -67,7 +67,7 @@ class ByBlock(BlockSparseKernel):
                 total[..., :-1] += weights @ values[step.keys.start : step.keys.stop]
                 sums.index_copy_(0, step.rows, total)
                 peaks.index_copy_(0, step.rows, peak)
-            denominator = sums[..., -1:]  # 0 for a row that sees nothing
+            denominator = sums[..., -1:]  # 0 for a row that attends to nothing
             logs = (denominator.log() + peaks[..., None])[..., 0]
             mean = sums[..., :-1] / denominator.masked_fill(denominator == 0.0, 1.0)
             out[group.item, group.heads], lse[group.item, group.heads] = mean.transpose(0, 1), logs.transpose(0, 1)
@@ -81,7 +81,7 @@ class ByBlock(BlockSparseKernel):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Return the gradients of query, key and value, one block of keys at a time."""
+        """Compute the gradients of query, key and value, one key block at a time."""
         grads, delta = start_of_backward(inputs, value, results)
         for group in head_groups(inputs):
             query, key, values = (
@@ -112,14 +112,14 @@ class ByBlock(BlockSparseKernel):
 
 
 class _Step(NamedTuple):
-    """A block of keys and some of the queries that selected it.
+    """A block of keys and a chunk of the queries that selected it.
 
     Attributes:
-        keys: the block.
-        rows: indices of queries, int64 ``[rows]``.
-        query: scaled, ``[rows, heads, head_dim]``.
-        scores: ``[rows, heads, keys]``, -inf at hidden pairs; may be changed.
-        slopes: of the softcap, if there is one and they are needed.
+        keys: the keys of the block.
+        rows: indices of the queries, int64 ``[rows]``.
+        query: the scaled queries, ``[rows, heads, head_dim]``.
+        scores: ``[rows, heads, keys]``, -inf at hidden pairs. The kernel may overwrite them.
+        slopes: derivatives of the softcap, if there is a softcap and the backward pass needs them.
     """
 
     keys: range
@@ -137,7 +137,7 @@ class _Step(NamedTuple):
 def _steps(
     inputs: AttentionInputs, group: HeadGroup, query: Tensor, key: Tensor, *, needs_slopes: bool = False
 ) -> Iterator[_Step]:
-    """Yield each block of keys with the queries that selected it, a limited number at a time."""
+    """Yield each key block with the queries that selected it, in chunks of a limited number of queries."""
     mask, by_block = selected_blocks(inputs), QueriesByBlock.of(inputs)
     most = max(1, _ENTRIES // (mask.size * group.num_heads))
     for block in range(mask.blocks):

@@ -1,4 +1,4 @@
-"""Gathered: a block-sparse kernel that copies the selected keys for each query; any device."""
+"""Gathered: a block-sparse kernel that copies the selected keys for each query. It runs on any device."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from saccade.engine.kernels.kernel import Backward, Tensors
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.engine.tiles.tile_scores import normalised
 
-_ENTRIES = 1 << 20  # entries of keys that are gathered at a time: 4 MB
+_ENTRIES = 1 << 20  # number of key entries gathered at a time: 4 MB
 
 
 class Gathered(BlockSparseKernel):
     """Exact block-sparse attention: the selected keys are gathered (copied) for each query.
 
-    Cost: time grows with the selected pairs, and each is expensive: a key is read for one query and the heads that
-    share it. Memory beside inputs and outputs is that of a few rows.
+    Cost: time grows with the number of selected pairs. A pair is expensive, because each copy of a key serves only one
+    query and the heads that share it. Besides inputs and outputs, memory holds a few rows.
     """
 
     name = "gathered"
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the FLOPs and bytes of a product with gathered keys, without running it."""
+        """Return the FLOPs and bytes that a product with gathered keys would take."""
         batch, heads, q_len, _ = inputs.shape
         wide = inputs.compute_dtype.itemsize
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + wide)
         return Cost(batch * q_len, self.pairs(inputs), Held(results + 4 * _ENTRIES * wide, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Return the output and the lse of attention to gathered keys."""
+        """Compute the output and the lse of attention to gathered keys."""
         out = value.new_empty(*inputs.shape[:3], value.shape[3])
         lse = value.new_empty(inputs.shape[:3], dtype=inputs.compute_dtype)
         for group, step in _steps(inputs, value):
@@ -65,7 +65,7 @@ class Gathered(BlockSparseKernel):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Return the gradients of query, key and value through gathered keys."""
+        """Compute the gradients of query, key and value with gathered keys."""
         grads, delta = start_of_backward(inputs, value, results)
         for group, step in _steps(inputs, value):
             place = (group.item, group.heads, slice(step.rows.start, step.rows.stop))
@@ -88,15 +88,15 @@ class Gathered(BlockSparseKernel):
 
 
 class _Step(NamedTuple):
-    """Some queries and the gathered keys that each of them selected.
+    """A chunk of queries and the gathered keys that each of them selected.
 
     Attributes:
-        rows: the queries.
-        keys: int64 ``[rows, keys]``; 0 in slots that are not used.
-        query: scaled, ``[rows, heads, head_dim]``.
-        key, value: ``[rows, keys, width]``.
+        rows: range of query indices.
+        keys: indices of the gathered keys, int64 ``[rows, keys]``; 0 in unused slots.
+        query: the scaled queries, ``[rows, heads, head_dim]``.
+        key, value: the gathered keys and values, ``[rows, keys, width]``.
         scores: ``[rows, heads, keys]``, -inf at hidden pairs.
-        slopes: of the softcap; None without one.
+        slopes: derivatives of the softcap; None without a softcap.
     """
 
     rows: range
@@ -114,7 +114,7 @@ class _Step(NamedTuple):
 
 
 def _steps(inputs: AttentionInputs, value: Tensor) -> Iterator[tuple[HeadGroup, _Step]]:
-    """Yield queries with their gathered keys, a few at a time, for all heads that share a selection and keys."""
+    """Yield a few queries at a time with their gathered keys, for all heads that share a selection and a key head."""
     mask, (_, _, q_len, kv_len) = selected_blocks(inputs), inputs.shape
     within = torch.arange(mask.size, device=inputs.device)
     slots = mask.index.shape[3] * mask.size
@@ -138,7 +138,7 @@ def _steps(inputs: AttentionInputs, value: Tensor) -> Iterator[tuple[HeadGroup, 
 def _hidden(
     inputs: AttentionInputs, group: HeadGroup, rows: range, keys: Tensor, visible: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return which gathered keys are hidden from a query, bool ``[rows, heads | 1, keys]``."""
+    """Return which gathered keys are hidden from their query, bool ``[rows, heads | 1, keys]``."""
     mask, kv_len = selected_blocks(inputs), inputs.shape[3]
     starts, ends = (x[group.item if len(x) > 1 else 0, rows.start : rows.stop, None] for x in visible)
     exists = keys < kv_len

@@ -1,4 +1,4 @@
-"""The index of block-sparse kernels: heads that share a selection, queries of each block, and hidden pairs."""
+"""Index for block-sparse kernels: heads that share a selection, the queries of each block, and hidden pairs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BlockSparseKernel(KernelWithBackward):
     """Base class of kernels that read only selected blocks of keys."""
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why a block-sparse kernel cannot run these inputs."""
+        """Return the reasons why a block-sparse kernel cannot run these inputs."""
         why = []
         if not isinstance(inputs.rule, SelectedBlocks):
             why.append("its mask chooses no keys for each query")
@@ -54,7 +54,7 @@ class BlockSparseKernel(KernelWithBackward):
 
 
 def selected_blocks(inputs: AttentionInputs) -> SelectedBlocks:
-    """Return the mask of selected blocks of the inputs of a block-sparse kernel."""
+    """Return the selected-blocks mask from the inputs of a block-sparse kernel."""
     return cast("SelectedBlocks", inputs.rule)
 
 
@@ -67,7 +67,7 @@ def start_of_backward(inputs: AttentionInputs, value: Tensor, results: Backward)
 
 
 def cap_(scores: Tensor, softcap: float | None, *, needs_slopes: bool) -> tuple[Tensor, Tensor | None]:
-    """Apply the softcap in place; return the scores, and the slopes of the cap if a backward pass needs them."""
+    """Apply the softcap in place. Return the scores and, if a backward pass needs them, the derivatives of the cap."""
     if softcap is None:
         return scores, None
     scores = scores.div_(softcap).tanh_()
@@ -76,13 +76,13 @@ def cap_(scores: Tensor, softcap: float | None, *, needs_slopes: bool) -> tuple[
 
 
 class HeadGroup(NamedTuple):
-    """Heads of one batch item that read the same keys and selected the same blocks.
+    """A group of heads of one batch item that share a key head and a selection of blocks.
 
     Attributes:
-        item: the batch item.
-        heads: a range of neighbouring heads.
-        kv_head: their key head.
-        index_head: their head of the index.
+        item: index of the batch item.
+        heads: range of adjacent heads.
+        kv_head: the key head that they share.
+        index_head: the head of the block index that they share.
     """
 
     item: int
@@ -96,18 +96,18 @@ class HeadGroup(NamedTuple):
         return self.heads.stop - self.heads.start
 
     def of_queries(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
-        """Return a copy of a tensor of queries, ``[q_len, heads, width]`` in the compute dtype."""
+        """Return the group's part of a query tensor as a copy, ``[q_len, heads, width]`` in the compute dtype."""
         return x[self.item, self.heads].transpose(0, 1).contiguous().to(inputs.compute_dtype)
 
     def of_keys(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
-        """Return the part of a tensor of keys, ``[kv_len, width]`` in the compute dtype."""
+        """Return the group's part of a key tensor, ``[kv_len, width]`` in the compute dtype."""
         return x[self.item, self.kv_head].to(inputs.compute_dtype)
 
     def allowed(self, mask: SelectedBlocks, rows: Tensor, keys: Tensor) -> Tensor:
-        """Return which pairs the inner mask allows, bool ``[rows, heads | 1, keys]``.
+        """Return which pairs the mask inside the selected blocks allows, bool ``[rows, heads | 1, keys]``.
 
         Args:
-            mask: whose inner mask is evaluated.
+            mask: the selected blocks; the mask that they restrict is evaluated.
             rows: indices of queries, int64 ``[rows]``.
             keys: indices of keys, int64 ``[rows | 1, keys]``.
         """
@@ -118,10 +118,10 @@ class HeadGroup(NamedTuple):
         return allowed.expand(1, -1, len(rows), keys.shape[1])[0].transpose(0, 1)
 
     def dropout_factors(self, inputs: AttentionInputs, rows: Tensor, keys: Tensor, dropped: Dropped) -> Tensor:
-        """Return 1 / (1 - p) for weights that stay and 0 for those dropped, ``[rows, heads, keys]``.
+        """Return the dropout factors ``[rows, heads, keys]``: 0 for dropped weights, 1 / (1 - p) for the others.
 
         Args:
-            inputs: the inputs.
+            inputs: the checked inputs.
             rows: indices of queries, int64 ``[rows]``.
             keys: indices of keys, int64 ``[rows | 1, keys]``.
             dropped: the dropout of the call.
@@ -138,7 +138,7 @@ class HeadGroup(NamedTuple):
 
 
 def head_groups(inputs: AttentionInputs) -> Iterator[HeadGroup]:
-    """Yield the groups of heads of all batch items, as large as they can be."""
+    """Yield the largest possible groups of heads, for each batch item."""
     batch, heads, _, _ = inputs.shape
     kv_heads, sharing = inputs.key.shape[1], selected_blocks(inputs).index.shape[1]
     count = max(kv_heads, sharing)  # one divides the other
@@ -151,7 +151,7 @@ def head_groups(inputs: AttentionInputs) -> Iterator[HeadGroup]:
 class QueriesByBlock:
     """An index of the queries that selected each block of keys.
 
-    Cost: 8 bytes for each selected block, and 16 for each range of keys that a query certainly sees.
+    Cost: 8 bytes for each selected block, and 16 for each range of keys that is certainly visible to a query.
     """
 
     def __init__(self, inputs: AttentionInputs):
@@ -169,7 +169,7 @@ class QueriesByBlock:
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> QueriesByBlock:
-        """Return the queries of each block; the plan stores them for the backward pass."""
+        """Return the index of the queries of each block, cached in the plan for the backward pass."""
         memo = inputs.plan.memo
         if "queries by block" not in memo:
             with unobserved():
@@ -177,11 +177,11 @@ class QueriesByBlock:
         return cast("QueriesByBlock", memo["queries by block"])
 
     def rows(self, group: HeadGroup, block: int) -> Tensor:
-        """Return the queries that selected a block, int64 in ascending order."""
+        """Return the indices of the queries that selected a block, int64 in ascending order."""
         return self._rows[group.item if len(self._mask.index) > 1 else 0, group.index_head][block]
 
     def hide_(self, inputs: AttentionInputs, scores: Tensor, group: HeadGroup, rows: Tensor, keys: range) -> Tensor:
-        """Write -inf into scores ``[rows, heads, keys]`` of hidden pairs."""
+        """Write -inf to the scores ``[rows, heads, keys]`` at hidden pairs."""
         starts, ends = (x[group.item if len(x) > 1 else 0, rows] for x in self._visible)
         partial = torch.nonzero(~((starts <= keys.start) & (ends >= keys.stop)).any(1))[:, 0]
         if len(partial):
@@ -195,7 +195,7 @@ class QueriesByBlock:
 
 
 def row_bounds(inputs: AttentionInputs, mask: Mask, rows: range) -> Bounds:
-    """Return the key bounds of each row, one row at a time; for each batch item if the mask distinguishes items."""
+    """Return the mask's key bounds for each single row, and for each batch item if the mask distinguishes items."""
     (batch, _, _, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     items = [ALL] if mask.shape[0] == 1 else list(range(batch))
     row = np.tile(np.arange(rows.start + q_first, rows.stop + q_first, dtype=np.int64), len(items))
@@ -204,7 +204,7 @@ def row_bounds(inputs: AttentionInputs, mask: Mask, rows: range) -> Bounds:
 
 
 def visible_ranges(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Return starts and ends of index ranges that each query certainly sees, int64 ``[items | 1, q_len, ranges]``."""
+    """Return starts and ends of key ranges certainly visible to each query, int64 ``[items | 1, q_len, ranges]``."""
     mask, (batch, _, q_len, _) = selected_blocks(inputs), inputs.shape
     all_rows, items = row_bounds(inputs, mask.rule, range(q_len)).all_rows, 1 if mask.rule.shape[0] == 1 else batch
     starts, ends = (

@@ -1,4 +1,4 @@
-"""SelectedBlocks: a mask that shows each query only the blocks of keys selected for it."""
+"""SelectedBlocks: a mask that restricts each query to the key blocks selected for it."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
 def at_positions(rule: Mask) -> PositionedMask | None:
-    """Return the positioned mask that a mask is, or that selected blocks restrict; None if tokens are consecutive."""
+    """Return the `PositionedMask` in a mask, unwrapping `SelectedBlocks`; None if tokens are consecutive."""
     rule = rule.rule if isinstance(rule, SelectedBlocks) else rule
     return rule if isinstance(rule, PositionedMask) else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SelectedBlocks(Mask):
-    """A mask that allows the pairs of ``rule`` within the blocks of keys selected for each query.
+    """A mask that restricts the mask ``rule`` to the key blocks selected for each query.
 
     Args:
-        rule: the mask to restrict, as the checked inputs hold it.
-        origin: its positions of the first query and the first key.
-        index: int32 ``[batch | 1, heads | groups of them, q_len, slots]``: blocks in ascending order, each once;
-            unused slots hold the number of blocks.
-        size: keys of a block.
-        heads: of the matrix; heads that share an index are neighbours.
-        blocks: the number of blocks.
+        rule: the mask to restrict, as stored in the checked inputs.
+        origin: positions of the first query and the first key in that mask.
+        index: int32 ``[batch | 1, heads | groups of them, q_len, slots]``: distinct block numbers in ascending order.
+            Unused slots contain the total number of blocks.
+        size: number of keys in a block.
+        heads: number of heads of the matrix. Heads that share an index are adjacent.
+        blocks: total number of blocks.
 
-    Cost: the index. Evaluating R rows takes R times as many bools as there are blocks.
+    Cost: memory for the index. Evaluating R rows takes R bools per block.
     """
 
     rule: Mask
@@ -57,7 +57,7 @@ class SelectedBlocks(Mask):
         return self.rule.allows(b, h, q, kv) & self.holds(b, h, q - self.origin[0], kv - self.origin[1])
 
     def holds(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Return whether the blocks selected for queries hold keys; all are indices."""
+        """Return whether keys lie in the blocks selected for queries, given batch, head, query and key indices."""
         items, sharing, _, _ = self.index.shape
         item = b if items > 1 else torch.zeros_like(b)
         head = h // (self.heads // sharing) if sharing > 1 else torch.zeros_like(h)
@@ -70,7 +70,7 @@ class SelectedBlocks(Mask):
         return (selected == block[..., None]).any(-1)
 
     def keys_read(self, groups: int, kv_len: int) -> int:
-        """Return the number of keys that some query reads, over `groups` key heads and all items of the index."""
+        """Return the number of keys that any query reads, over `groups` key heads and all batch items of the index."""
         items, sharing, _, _ = self.index.shape
         table = torch.zeros(items, sharing, self.blocks + 1, dtype=torch.bool, device=self.index.device)
         table = table.scatter_(-1, self.index.flatten(2).long(), True)[..., : self.blocks]

@@ -1,4 +1,4 @@
-"""Select the blocks of keys that score highest for each query, as an index of blocks."""
+"""Selection of the highest-scoring key blocks for each query, as an index of blocks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.plan.key_ranges import Bounds
 from saccade.support.errors import value_error
 
-_ENTRIES, _FEWEST = 1 << 18, 32  # scores at a time, and the fewest rows
-_MOST_RANGES = 8  # ranges of a row up to which visible keys are counted from them, without evaluating pairs
+_ENTRIES, _FEWEST = 1 << 18, 32  # number of scores processed at a time, and the smallest number of rows
+_MOST_RANGES = 8  # up to this number of ranges per row, visible keys are counted without evaluating pairs
 
 
 def stable_topk(scores: Tensor, k: int) -> Tensor:
-    """Return the indices of the ``k`` largest entries of each row, int64 ``[..., k]``; of equal ones the first.
+    """Return the indices of the ``k`` largest entries of each row, int64 ``[..., k]``; ties go to the first entries.
 
-    Entries further along a row do not change which of two equal ones is taken, as they may with ``topk``. NaN is
-    largest.
+    Unlike with ``topk``, the choice between equal entries does not depend on later entries of the row. NaN counts as
+    the largest value.
 
-    Cost: ``topk``, and one pass to look for ties; only rows with a tie at the last place are done again.
+    Cost: ``topk``, and one pass to detect ties. Only rows with a tie for the last selected entry are computed again.
     """
     top = scores.topk(k, -1, sorted=False)
     if k == 0:
@@ -45,17 +45,17 @@ def stable_topk(scores: Tensor, k: int) -> Tensor:
 def select_blocks(inputs: AttentionInputs, score: Callable[[range, int], Tensor], k: int, size: int) -> Tensor:
     """Return the blocks that each query reads, int32 ``[batch | 1, heads | kv_heads | 1, q_len, slots]``.
 
-    These are the ``k`` blocks with the highest scores among those that the query may see; of equal scores the lower
-    positions win. Blocks of several keys that the query sees only in part are always read, and count. See
+    These are the ``k`` blocks with the highest scores among those that are visible to the query. Ties go to the lower
+    positions. Blocks of several keys that are only partly visible are always read, and count towards ``k``. See
     `saccade.engine.block_sparse.selected_blocks.SelectedBlocks` for the format.
 
     Args:
-        inputs: the inputs.
+        inputs: the checked inputs.
         score: ``(rows, stop) -> scores``; see `saccade.scorers.Scorer.on`.
-        k: the number of blocks.
-        size: keys in a block.
+        k: number of blocks to select for each query.
+        size: number of keys in a block.
 
-    Cost: the scores, some rows at a time, and their ``topk``.
+    Cost: computing the scores, a chunk of rows at a time, and their ``topk``.
     """
     batch, heads, q_len, kv_len = inputs.shape
     blocks, parts = -(-kv_len // size), []
@@ -79,15 +79,15 @@ def select_blocks(inputs: AttentionInputs, score: Callable[[range, int], Tensor]
 def _select_in_rows(
     inputs: AttentionInputs, scores: Tensor, bounds: Bounds, rows: range, stop: int, k: int, size: int
 ) -> Tensor:
-    """Return the blocks of some rows, int32 ``[batch | 1, sharing, rows, slots]``, -1 in unused slots."""
+    """Select the blocks for a range of rows, int32 ``[batch | 1, sharing, rows, slots]``, -1 in unused slots."""
     heads, count, sharing = inputs.shape[1], -(-stop // size), scores.shape[1]
     _check_scores(scores, inputs, len(rows), (stop, count))
     counts, visible = _count_visible(inputs, bounds, rows, stop, size, needs_keys=scores.shape[3] == stop and size > 1)
     counts = _over_sharing_heads(counts, sharing, heads)
-    if visible is not None:  # scores of keys: a block counts with the largest that the query may see
+    if visible is not None:  # scores of keys: the score of a block is the largest score of its visible keys
         scores = scores.masked_fill(~_over_sharing_heads(visible[..., None], sharing, heads)[..., 0], -math.inf)
         scores = F.pad(scores, (0, count * size - stop), value=-math.inf).unflatten(-1, (count, size)).amax(-1)
-    sees_some, sees_all = counts[..., 1] > 0, counts[..., 0] == size  # a short last block counts as seen in part
+    sees_some, sees_all = counts[..., 1] > 0, counts[..., 0] == size  # a short last block counts as partly visible
     scores = scores.expand(max(len(scores), len(counts)), -1, -1, -1)
     scores = scores.masked_fill(sees_some & ~sees_all, math.inf).masked_fill(~sees_some, -math.inf)
     num_forced = int((scores == math.inf).sum(-1).max()) if size > 1 else 0
@@ -101,7 +101,7 @@ def _select_in_rows(
 
 
 def _check_scores(scores: Tensor, inputs: AttentionInputs, rows: int, widths: tuple[int, int]) -> None:
-    """Raise an error unless the scores that select blocks have the right shape."""
+    """Raise an error unless the scores for selecting blocks have the right shape."""
     (batch, heads, _, _), groups, shape = inputs.shape, inputs.key.shape[1], tuple(scores.shape)
     fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, groups, heads) and shape[2] == rows
     if not fits or shape[3] not in widths:
@@ -110,7 +110,7 @@ def _check_scores(scores: Tensor, inputs: AttentionInputs, rows: int, widths: tu
 
 
 def _over_sharing_heads(x: Tensor, sharing: int, heads: int) -> Tensor:
-    """Reduce ``[items, heads | 1, ...]`` over heads that share a selection: any, or the least and the largest."""
+    """Reduce ``[items, heads | 1, ...]`` over heads that share a selection: with any, or with minimum and maximum."""
     if x.shape[1] == 1:
         return x
     per_group = x.unflatten(1, (sharing, heads // sharing))
@@ -122,9 +122,10 @@ def _over_sharing_heads(x: Tensor, sharing: int, heads: int) -> Tensor:
 def _count_visible(
     inputs: AttentionInputs, bounds: Bounds, rows: range, stop: int, size: int, *, needs_keys: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return how many keys of each block the rows see, ``[items, heads | 1, rows, blocks, 2]``: least and most heads.
+    """Return the number of visible keys in each block for each row, ``[items, heads | 1, rows, blocks, 2]``.
 
-    The second result is bool ``[items, heads | 1, rows, stop]``, the keys themselves, or None unless needed.
+    The last axis has the minimum and the maximum over heads. The second result tells which keys are visible, bool
+    ``[items, heads | 1, rows, stop]``, or is None unless needed.
     """
     any_row, all_rows = bounds
     is_exact = bounds.is_exact or bool((any_row.sizes() == all_rows.sizes()).all())
@@ -148,7 +149,7 @@ def _count_visible(
 
 
 def _allowed(inputs: AttentionInputs, rows: range, stop: int) -> Tensor:
-    """Evaluate the mask pair by pair, bool ``[batch | 1, heads | 1, rows, stop]``."""
+    """Evaluate the mask on ``rows`` and the first ``stop`` keys, bool ``[batch | 1, heads | 1, rows, stop]``."""
     mask, (batch, heads, _, _), (q_first, kv_first) = inputs.rule, inputs.shape, inputs.origin
     sizes = (batch, heads) if mask.asks_functions else (min(batch, mask.shape[0]), min(heads, mask.shape[1]))
     b, h = (torch.arange(size, device=inputs.device) for size in sizes)

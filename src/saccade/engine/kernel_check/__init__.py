@@ -1,4 +1,4 @@
-"""The first-use check: compare a few rows of a compiled kernel with the definition when it runs for the first time."""
+"""The first-use check: when a compiled kernel runs for the first time, compare a few rows with the definition."""
 
 from saccade.engine.kernel_check.registry import FirstUse, failed, holds, is_on, reasons, seen
 

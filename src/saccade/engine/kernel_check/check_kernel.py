@@ -1,4 +1,4 @@
-"""The first-use check of a kernel: run it, and compare a few of its rows with reference rows by the definition."""
+"""The first-use check of a kernel: run it and compare a few rows with reference rows computed from the definition."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from saccade.plan import ColumnRange, Tile
 from saccade.support.numerics import widest_dtype
 
 _LIMITS = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Limits of the largest error, in units of what rounding could move: a few dozen roundings of the dtype."""
+"""Limits for the largest error, relative to the possible rounding error: a few dozen roundings of the dtype."""
 _REDUCED = 1e-2  # of float32 if torch's settings allow products in lower precision (TF32)
 _FLOOR = 0.1  # rows smaller than a tenth of the usual size are measured by the usual size
 
 
 def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, gradients: bool) -> FirstUse:
-    """Run a kernel, and return how far a few of its rows are from the definition.
+    """Run a kernel and compare a few of its rows with the definition.
 
-    Rows: the first, the last, those at both sides of block and tile edges, and a few at random. Heads: the first two
-    and the first of the next group, of the first batch item; the last of the last item; and one at random. Errors are
-    measured in units of possible rounding: the root of the sum of squares of the products that add up to a number.
+    The compared rows are the first, the last, those on both sides of block and tile edges, and a few random ones. The
+    compared heads are the first two and the first of the next group in the first batch item, the last head of the last
+    item, and a random one. Errors are relative to the possible rounding error: the root of the sum of squares of the
+    products that add up to a number.
 
     Args:
         kernel: the kernel to check.
-        inputs, value: finite, and not empty.
-        gradients: whether to compare gradients of query, key, value and other tensors that need one, too.
+        inputs, value: the checked inputs and the value; finite and not empty.
+        gradients: whether to compare also the gradients of query, key, value and other tensors that need one.
 
-    Cost: one product by the kernel, with its backward pass if `gradients`; some rows of five heads by the definition.
+    Cost: one run of the kernel, with its backward pass if `gradients`, and a few rows of five heads by the definition.
     """
     limit = _LIMITS[inputs.dtype]
     if inputs.dtype == torch.float32 and not inputs.query.is_cpu and torch.get_float32_matmul_precision() != "highest":
@@ -48,13 +49,13 @@ def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, grad
         quantities = _largest_errors(kernel, inputs, value, picks, gradients)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # compilers raise errors of any class: report it, and run another kernel
+    except Exception as error:  # compilers raise errors of any class: report it, and run a different kernel
         raised = _error_text(error)
     return _first_use(kernel, inputs, value, sum(len(pick.rows) for pick in picks), limit, quantities, raised)
 
 
 def after_error(kernel: Kernel, inputs: AttentionInputs, value: Tensor, error: Exception) -> FirstUse:
-    """Return the result of checking a kernel that raised an error."""
+    """Return the check result for a kernel that raised an error."""
     return _first_use(kernel, inputs, value, 0, 0.0, (), _error_text(error))
 
 
@@ -86,11 +87,11 @@ def _first_use(
 
 
 class _KernelResults(NamedTuple):
-    """The results of a kernel under check, and the gradients that its backward pass starts from.
+    """Results of the kernel being checked, and the upstream gradients for its backward pass.
 
     Attributes:
         out, lse: the kernel's results; the lse is None for a kernel without one.
-        of_rows, of_lse: upstream gradients of the compared rows, for each pick.
+        of_rows, of_lse: upstream gradients of output and lse at the compared rows, for each pick.
     """
 
     out: Tensor
@@ -111,7 +112,7 @@ class _KernelResults(NamedTuple):
         return cls(out, lse if gives_lse else None, of_rows, of_lse)
 
     def gradients(self, picks: list[Pick], leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """Return the kernel's gradients of all leaves, from the compared rows alone."""
+        """Return the kernel's gradients of all leaves for upstream gradients at the compared rows alone."""
         both = [(self.out, self.of_rows), (self.lse, self.of_lse)]
         parts = [(results, own) for results, own in both if results is not None and results.requires_grad]
         if not parts:
@@ -128,7 +129,7 @@ class _KernelResults(NamedTuple):
 def _largest_errors(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, picks: list[Pick], gradients: bool
 ) -> tuple[Compared, ...]:
-    """Return the largest error of each quantity of a kernel: output, lse and gradients."""
+    """Return the largest error in each of a kernel's results: output, lse and gradients."""
     sources = inputs.sources(value)
     known = len(sources) - len(inputs.captured)  # a score function reads its captured tensors itself
     wanted = [gradients and x is not None and x.requires_grad for x in sources[:known]]
@@ -155,7 +156,7 @@ def _identity(x: Tensor) -> Tensor:
 
 
 def _errors_of_results(answer: _KernelResults, picks: list[Pick], truths: list[ReferenceRows]) -> Iterator[Compared]:
-    """Yield the largest errors of a kernel's output and lse."""
+    """Yield the largest errors in a kernel's output and lse."""
     for pick, truth in zip(picks, truths, strict=True):
         where = (pick.item, pick.head, pick.rows)
         yield _worst_row("output", answer.out.detach()[where], truth.out, truth.size_of_out, pick, pick.rows)
@@ -168,7 +169,7 @@ def _errors_of_results(answer: _KernelResults, picks: list[Pick], truths: list[R
 def _errors_of_gradients(
     grads: list[Tensor | None], picks: list[Pick], truths: list[ReferenceRows], wanted: list[bool]
 ) -> Iterator[Compared]:
-    """Yield the largest errors of a kernel's gradients, with respect to each tensor that needs one."""
+    """Yield the largest error in a kernel's gradient of each tensor that needs one."""
     for place, name in enumerate(("query", "key", "value")):
         if not wanted[place]:
             continue
@@ -178,7 +179,7 @@ def _errors_of_gradients(
             assert grad is not None  # every output depends on it
             where = (pick.item, pick.head if place == 0 else pick.group)
             before = totals.get(where)
-            if before is not None:  # another head of the same group
+            if before is not None:  # a different head of the same group
                 grad, size = grad + before[0], (size.square() + before[1].square()).sqrt()
             totals[where] = (grad, size, pick)
         for (item, head), (grad, size, pick) in totals.items():
@@ -214,7 +215,7 @@ def _name_of(device: torch.device) -> str:
     return str(device)
 
 
-_BLOCK, _RANDOM, _CUTS = 128, 4, 4  # rows that kernels process at once; rows at random, and at edges of tiles
+_BLOCK, _RANDOM, _CUTS = 128, 4, 4  # rows that kernels process at once; numbers of random rows and of tile edges
 
 
 class Pick(NamedTuple):
@@ -227,7 +228,7 @@ class Pick(NamedTuple):
 
 
 def picked_rows(inputs: AttentionInputs) -> Iterator[Pick]:
-    """Yield the rows of a few heads to compare: those at which kernels tend to be wrong, and some at random."""
+    """Yield the rows to compare in a few heads: rows where kernels tend to be wrong, and some random ones."""
     batch, heads, q_len, _ = inputs.shape
     drawn = torch.Generator().manual_seed(0)
     rows = {0, q_len - 1, _BLOCK - 1, _BLOCK, (q_len - 1) // _BLOCK * _BLOCK - 1, (q_len - 1) // _BLOCK * _BLOCK}
@@ -245,7 +246,7 @@ def picked_rows(inputs: AttentionInputs) -> Iterator[Pick]:
 
 
 class ReferenceRows(NamedTuple):
-    """The reference rows of a pick: results and gradients by the definition, and how far rounding could move them."""
+    """Reference rows for a pick: results and gradients by the definition, and their possible rounding errors."""
 
     out: Tensor
     lse: Tensor
@@ -258,13 +259,13 @@ class ReferenceRows(NamedTuple):
 def reference_rows(
     inputs: AttentionInputs, value: Tensor, pick: Pick, of_rows: Tensor, of_lse: Tensor, *, gradients: bool
 ) -> ReferenceRows:
-    """Return the reference rows of a pick by the definition, in float64 if the device has it.
+    """Compute the reference rows of a pick from the definition, in float64 if the device supports it.
 
     Args:
-        inputs, value: of the product.
-        pick: which rows.
-        of_rows, of_lse: gradients of their outputs ``[rows, value_dim]`` and lse ``[rows]``.
-        gradients: whether to go back from them.
+        inputs, value: those of the product.
+        pick: the rows to compute.
+        of_rows, of_lse: upstream gradients of their outputs ``[rows, value_dim]`` and lse ``[rows]``.
+        gradients: whether to compute gradients from these.
     """
     wide = widest_dtype(inputs.device)
     own = inputs.replaced(dtype=wide)
@@ -303,7 +304,7 @@ def reference_rows(
 def _reference_row(
     inputs: AttentionInputs, leaves: list[Tensor], pick: Pick, number: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return output, lse and weights of one complete reference row."""
+    """Return the output, lse and weights of one complete reference row."""
     q, k, v = (x[None, None] for x in (leaves[0][number : number + 1], *leaves[1:]))
     row, kv_len = pick.rows[number], inputs.shape[3]
     one = (slice(pick.item, pick.item + 1), slice(pick.head, pick.head + 1))

@@ -1,7 +1,7 @@
-"""The registry of first-use checks: which kernels have been compared with the definition, and which were wrong.
+"""Registry of first-use checks: which kernels have been compared with the definition, and which were wrong.
 
-The result of a compiler or a driver is known only on the machine where it runs. So the first product of each kind
-(kernel, device, dtype, kinds of mask and bias, widths and lengths) is checked and the result recorded: `explain`
+What a compiler or a driver produces is known only on the machine where it runs. So the first product of each kind
+(kernel, device, dtype, kinds of mask and bias, widths and lengths) is checked and the result recorded. `explain`
 reports it, and a kernel that was wrong is not used for that kind again.
 """
 
@@ -24,7 +24,7 @@ from saccade.support.torch_modes import is_plain, unobserved
 
 
 class Compared(NamedTuple):
-    """The largest relative error of one quantity among the compared rows of a kernel, and its position."""
+    """Largest relative error of one quantity among the compared rows of a kernel, and its position."""
 
     name: str
     error: float
@@ -40,11 +40,11 @@ class FirstUse:
         place: device on which it ran.
         rows: number of compared rows.
         limit: the largest error that counts as rounding.
-        quantities: errors of output, lse and gradients, as far as they were compared.
+        quantities: errors of output, lse and gradients, as far as these were compared.
         raised: the error that the kernel raised; None if it returned results.
-        shapes: of query, key and value.
-        mask: as text.
-        dtype, device: of the tensors.
+        shapes: shapes of query, key and value.
+        mask: the mask as text.
+        dtype, device: dtype and device of the tensors.
     """
 
     kernel: str
@@ -65,7 +65,7 @@ class FirstUse:
 
     @property
     def fault(self) -> str:
-        """The kernel's error in one sentence; empty if there was none."""
+        """One sentence about the kernel's error; empty if there was none."""
         if self.raised is not None:
             return f"a product for {self._kind} on {self.place} raised {self.raised}"
         worst = max(self.quantities, key=lambda one: one.error)
@@ -78,7 +78,7 @@ class FirstUse:
 
     @property
     def warning(self) -> str:
-        """The warning for a wrong kernel: the error, the consequence, and code that reproduces it."""
+        """Warning about a wrong kernel: the error, the consequence, and code that reproduces it."""
         kind = f"device={str(self.device)!r}, dtype={self.dtype}"
         shapes = zip(("query", "key", "value"), self.shapes, strict=True)
         lines = [
@@ -117,7 +117,7 @@ _BLOCK = 128
 
 
 class _Kind(NamedTuple):
-    """The kind of a product: the properties for which a compiler generates different code, as far as is known."""
+    """Kind of a product: the properties for which compilers are known to generate different code."""
 
     kernel: Kernel | str
     device: torch.device
@@ -130,7 +130,7 @@ class _Kind(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """The last check of a kind of product, and the (value width, gradients) that its checks have covered."""
+    """Latest check of one kind of product, and the (value width, gradients) combinations covered by its checks."""
 
     found: FirstUse
     covered: frozenset[tuple[int, bool]]
@@ -140,12 +140,12 @@ _RECORDS: dict[_Kind, _Record] = {}
 
 
 def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs) -> bool:
-    """Return whether a kernel may run a product: its first-use check passed for this kind, earlier or now.
+    """Return whether a kernel passes the first-use check for this kind of product, either recorded or run now.
 
     Warns once for each kind whose check failed.
 
     Args:
-        kernel, inputs, value: of the product.
+        kernel, inputs, value: those of the product.
         own: the inputs as the kernel reads them, possibly with permuted rows.
     """
     if not kernel.is_checked or not is_on(inputs) or inputs.query.is_meta or not is_plain(inputs.query):
@@ -162,13 +162,13 @@ def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: Attention
                 return True  # the reference rows would be NaN; check a later product
             found = check_kernel(kernel, own, value, gradients=wanted[1])
     except torch.OutOfMemoryError:
-        return True  # the product may fit into memory without the check; check a smaller one
+        return True  # the product may fit into memory without the check; check a smaller one later
     _record(kind, _Record(found, (frozenset() if record is None else record.covered) | {wanted}))
     return found.ok
 
 
 def failed(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: AttentionInputs, error: Exception) -> None:
-    """Record and warn that a kernel raised an error in a product whose kind had passed its first-use check."""
+    """Record and warn that a kernel raised an error although this kind of product had passed the first-use check."""
     from saccade.engine.kernel_check.check_kernel import after_error  # noqa: PLC0415  as above
 
     _record(_kind_of(kernel, inputs), _Record(after_error(kernel, own, value, error), frozenset()))
@@ -181,13 +181,13 @@ def _record(kind: _Kind, record: _Record) -> None:
 
 
 def reasons(kernel: Kernel, inputs: AttentionInputs) -> tuple[str, ...]:
-    """Return why a kernel must not run such a product again: the error of its first run; empty if there was none."""
+    """Return why a kernel must not run this kind of product again: the error of its first run. Empty if it had none."""
     record = _RECORDS.get(_kind_of(kernel, inputs)) if kernel.is_checked and is_on(inputs) else None
     return () if record is None or record.found.ok else (record.found.fault,)
 
 
 def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
-    """Return the recorded first-use check of a kernel as text, for `explain`; empty for kernels without a check."""
+    """Return the recorded first-use check of a kernel as text for `explain`; empty for kernels that need no check."""
     if not kernel.is_checked:
         return ""
     if not is_on(inputs):
@@ -201,7 +201,7 @@ def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
 
 
 def is_on(inputs: AttentionInputs) -> bool:
-    """Return whether first-use checks are on; an environment variable switches them off."""
+    """Return whether first-use checks are on. An environment variable switches them off."""
     told = os.environ.get(_VARIABLE, "on")
     if told not in _CHOICES:
         raise value_error(_VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(told))
@@ -213,7 +213,7 @@ def _wants_gradients(inputs: AttentionInputs, value: Tensor) -> bool:
 
 
 def _covers(record: _Record, wanted: tuple[int, bool]) -> bool:
-    """Return whether a recorded check covers a product; one with gradients also covers the forward pass."""
+    """Return whether a recorded check covers a product. A check with gradients also covers the forward pass alone."""
     return wanted in record.covered or (wanted[0], True) in record.covered
 
 
@@ -242,10 +242,10 @@ def _is_ours(kernel: Kernel) -> bool:
 
 
 def _structure(rule: Mask) -> tuple[object, ...]:
-    """Return the classes that a mask is made of: compilers generate different code for these, not for its numbers."""
+    """Return the classes that a mask is composed of. Compilers generate code for these, whatever its numbers."""
     return (type(rule), *map(_structure, rule.made_of))
 
 
 def _length_class(size: int) -> str:
-    """Return the class of a length that kernels treat differently: one row, a short block, whole blocks, or a rest."""
+    """Return the class of a length as kernels distinguish it: one row, a short block, full blocks, or a remainder."""
     return "one" if size == 1 else "short" if size < _BLOCK else "rest" if size % _BLOCK else "whole"

@@ -1,3 +1,3 @@
-"""Kernels: one way to run a product per file, and what each computes and allocates."""
+"""Kernels: one implementation of ``A @ value`` per file, with its cost in operations and memory."""
 
 __all__: list[str] = []

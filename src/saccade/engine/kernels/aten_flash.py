@@ -1,4 +1,4 @@
-"""The only caller of torch's private flash operation for CPUs, with guards against its pitfalls.
+"""Wrapper of torch's private flash operation for CPUs, with guards against its pitfalls. Only this file calls it.
 
 ``aten._scaled_dot_product_flash_attention_for_cpu`` returns the log-sum-exp and has a backward operation. Exact tiled
 attention needs both, and no public function offers them. Pitfalls in torch 2.13:
@@ -8,12 +8,12 @@ attention needs both, and no public function offers them. Pitfalls in torch 2.13
 - a row whose scores are all -inf, masked or not, gets lse 0, and -inf in the lse turns gradients to NaN;
 - the causal flag aligns upper-left;
 - hidden scores, already -inf, are multiplied by the scale, which must therefore be above 0;
-- scores that are all NaN give 0 and lse 0 if one vector register holds them, unless something is added to them;
+- scores that are all NaN give 0 and lse 0 if they fit into one vector register, unless something is added to them;
 - widths of key and value must be equal, and head counts that do not divide give a meaningless result.
 
-Callers pass checked shapes; this file handles the rest. `pairs` and `held` compute the cost of a call from the blocks
-in which the operation works (``cpu_flash_attention`` in torch's ``FlashAttentionKernel.cpp``). The packed copies of
-keys that it makes in float16, on CPUs whose AMX has float16, are not counted.
+Callers pass checked shapes; this file handles the rest. `pairs` and `held` compute the cost of a call from the block
+sizes of the operation (``cpu_flash_attention`` in torch's ``FlashAttentionKernel.cpp``). They do not include the
+packed copies of float16 keys that it creates on CPUs whose AMX supports float16.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from saccade.engine.memory_accounting import Held, Ledger
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import unobserved
 
-_FEW = 64  # columns: more than any vector register holds
+_FEW = 64  # number of columns: more than fit into any vector register
 _NOTHING = {x: torch.zeros(1, 1, 1, 1, dtype=x) for x in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
-_FOLDED = 32  # rows, the heads of a group included, that the operation processes at a time
+_FOLDED = 32  # rows that the operation processes at a time, including the heads of a group
 _KEYS_AT_ONCE = 512
-_PACKED = 64  # rows and keys from which on it may pack keys and values
-_ROWS_AGAIN = 256  # rows whose scores are computed again at a time
+_PACKED = 64  # smallest numbers of rows and keys for which it may pack keys and values
+_ROWS_AGAIN = 256  # number of rows whose scores are recomputed at a time
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, empty: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the output and the lse of one tile by torch's flash operation.
+    """Compute the output and the lse of one tile with torch's flash operation.
 
     Args:
-        q: ``[B, H, R, D]``; k, v: ``[B, G, C, D]``; all of one width of at least 1, with stride 1 in the last axis.
+        q: ``[B, H, R, D]``; k, v: ``[B, G, C, D]``. All have the same width, at least 1, and stride 1 in the last axis.
         added: terms added to the scores, ``[B | 1, H | 1, R, C]``; -inf hides a pair.
         empty: rows in which ``added`` hides every column, bool ``[B | 1, H | 1, R]``; None if there are none.
-        causal: hide column c from row r where c > r; only for R == C and ``added`` None.
+        causal: hide column c from row r where c > r. Requires R == C and no ``added``.
         scale: factor of the scores, above 0.
 
     Returns:
@@ -81,10 +81,10 @@ def backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v of one tile by torch's flash operation, in their shapes.
+    """Compute the gradients of q, k and v for one tile with torch's flash operation, in the shapes of q, k and v.
 
-    ``out`` and ``lse`` are those of the *complete* rows, of which the tile may hold a part; +inf in the lse gives a row
-    no gradient.
+    ``out`` and ``lse`` belong to the *complete* rows, although the tile may contain only part of them. Rows with +inf
+    in the lse contribute no gradient.
     """
     if q.numel() == 0 or k.numel() == 0:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -123,10 +123,10 @@ def held(
 
     Args:
         q: (batch, heads, rows, width).
-        kv_heads, columns: of the keys.
-        dtype: of all tensors.
+        kv_heads, columns: numbers of heads and columns of the keys.
+        dtype: dtype of all tensors.
         causal: as for `forward`.
-        added: batch items and heads that the added terms distinguish; None without terms.
+        added: numbers of batch items and heads that the added terms distinguish; None without terms.
         threads: number of threads that torch uses.
     """
     batch, heads, rows, width = q
@@ -153,7 +153,7 @@ def held(
 
 
 def bytes_of_backward(rows: int, columns: int, item: int) -> int:
-    """Return the bytes that one thread of torch's flash operation needs in the backward pass."""
+    """Return the bytes that one thread of torch's flash operation uses in the backward pass."""
     height, span = _block_size(rows, columns)
     wide = max(item, 4)
     return 2 * height * span * (wide + (item if item < wide else 0))
@@ -165,13 +165,13 @@ def _block_size(rows: int, columns: int) -> tuple[int, int]:
 
 
 def _packs_keys(dtype: torch.dtype) -> bool:
-    """Return whether torch's flash operation packs keys and values, for processors with matrix instructions (AMX)."""
+    """Return whether torch's flash operation packs keys and values for the processor's matrix instructions (AMX)."""
     tests = {torch.bfloat16: torch.cpu._is_amx_tile_supported, torch.float16: torch.cpu._is_amx_fp16_supported}
     return dtype in tests and tests[dtype]()
 
 
 def _folds_heads(q: Sequence[int], kv_heads: int, causal: bool) -> bool:
-    """Return whether the query heads of a group run as rows of one product."""
+    """Return whether to pass the query heads of a group to torch's flash operation as rows of a single head."""
     _, heads, rows, _ = q
     return heads // kv_heads * rows <= _FOLDED and (rows == 1 or not causal)
 
@@ -179,9 +179,9 @@ def _folds_heads(q: Sequence[int], kv_heads: int, causal: bool) -> bool:
 def _forward_folded(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, empty: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Run the query heads of a group as rows of one product, so that keys are read once per group.
+    """Run torch's flash operation with the query heads of a group as rows, so that keys are read once per group.
 
-    Decoding has one row per head, for which the operation is slow.
+    Decoding has one row per head, and the operation is slow for single rows.
     """
     (batch, heads, rows, width), groups = q.shape, k.shape[1]
     share = heads // groups
@@ -197,7 +197,7 @@ def _forward_folded(
 
 
 def _with_query_heads(q: Tensor, x: Tensor) -> Tensor:
-    """Return keys or values with as many heads as the query, copied if torch's operation cannot read groups."""
+    """Expand keys or values to the query's number of heads if torch's flash operation does not support groups."""
     share = q.shape[1] // x.shape[1]
     if reads_groups():
         return x
@@ -207,7 +207,7 @@ def _with_query_heads(q: Tensor, x: Tensor) -> Tensor:
 def _mark_empty_rows(
     q: Tensor, k: Tensor, added: Tensor | None, causal: bool, scale: float, out: Tensor, lse: Tensor
 ) -> None:
-    """Write -inf to the lse of empty rows; torch's operation returns 0, as if their exponentials summed to 1."""
+    """Write -inf to the lse of empty rows. Torch's flash operation returns 0, as if their exponentials summed to 1."""
     share, columns = q.shape[1] // k.shape[1], torch.arange(k.shape[2])
     unsure = (lse == 0.0) & (out == 0.0).all(-1)
     for b, h in unsure.any(-1).nonzero().tolist():
@@ -223,7 +223,7 @@ def _mark_empty_rows(
 
 @cache
 def is_available() -> bool:
-    """Return whether this torch has the flash operation, with the expected arguments and correct results."""
+    """Return whether this version of torch has the flash operation, with the expected arguments and correct results."""
     if _forward is None or _backward is None:
         return False
     # The caller's modes, autocast, default dtype and default device must not change the result.

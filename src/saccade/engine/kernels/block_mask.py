@@ -1,4 +1,4 @@
-"""FlexAttention's BlockMask, built from the bounds of a mask instead of from all pairs."""
+"""Construction of FlexAttention's BlockMask from the bounds of a mask instead of from all pairs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def blocks_of(
     device: torch.device,
     block_size: tuple[int, int] = (128, 128),
 ) -> BlockMask:
-    """Return FlexAttention's BlockMask of a mask.
+    """Build FlexAttention's BlockMask for a mask.
 
     Args:
         rule: the mask on positions.
-        shape: of the matrix, ``(batch, heads, q_len, kv_len)``.
+        shape: shape of the matrix, ``(batch, heads, q_len, kv_len)``.
         origin: positions of the first query and the first key.
-        device: where FlexAttention will run.
-        block_size: rows and columns of a block.
+        device: the device on which FlexAttention will run.
+        block_size: number of rows and columns in a block.
     """
     _, _, q_len, kv_len = shape
     (q_first, kv_first), (height, width) = origin, block_size
@@ -60,7 +60,7 @@ def blocks_of(
 
 
 def _keys_per_block(spans: Spans, edges: Ints) -> Ints:
-    """Return how many keys of a set are between neighbouring block edges, int64 ``[groups, len(edges) - 1]``."""
+    """Count the keys of each set between consecutive block edges, int64 ``[groups, len(edges) - 1]``."""
     below = np.zeros((len(spans.starts), len(edges)), dtype=np.int64)
     for slot in range(spans.starts.shape[1]):
         start, end = spans.starts[:, slot, None], spans.ends[:, slot, None]
@@ -69,7 +69,7 @@ def _keys_per_block(spans: Spans, edges: Ints) -> Ints:
 
 
 def _block_lists(which: npt.NDArray[np.bool_], device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Return the number of marked blocks, int32 ``[items, 1, rows]``, and all blocks with the marked ones first."""
+    """Return the BlockMask's number of marked blocks, int32 ``[items, 1, rows]``, and all blocks, marked ones first."""
     marked = torch.from_numpy(which).to(device)[:, None]
     order = torch.argsort(marked.to(torch.int8), dim=-1, descending=True, stable=True)
     return marked.sum(-1).to(torch.int32), order.to(torch.int32)

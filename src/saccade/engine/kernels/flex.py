@@ -1,4 +1,4 @@
-"""FlexAttention, compiled for a GPU, with a BlockMask built from the bounds of the mask."""
+"""Flex: FlexAttention, compiled for a GPU, with a BlockMask built from the bounds of the mask."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from saccade.engine.kernels.kernel import Kernel, Request, Verdict, left_out, re
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.support.torch_modes import is_transformed, unobserved
 
-_NARROWEST = 16  # head width that torch compiles
+_NARROWEST = 16  # smallest head width that torch compiles
 _FEW_PAIRS = 1 << 25  # estimated, not measured: with more pairs, a thousand calls save the time of compiling
-_MOST_KINDS = 64  # cached graphs; with more, torch would run the definition, which takes n² memory
+_MOST_KINDS = 64  # cached graphs; beyond this number, torch would run the definition, which takes n² memory
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Flex(Kernel):
-    """Exact attention by torch's FlexAttention, which skips blocks of pairs that no row needs.
+    """Exact attention with torch's FlexAttention, which skips blocks of pairs that no row needs.
 
-    It is made for GPUs; on a CPU torch has no gradients for it, and no lse.
+    It is meant for GPUs: on a CPU, torch provides neither its gradients nor its lse.
 
-    Cost: time grows with the blocks of 128 × 128 pairs that the mask needs; memory beside inputs and outputs is that of
-    the list of blocks. The first call for a mask, a kind of bias and a dtype compiles, which takes seconds.
+    Cost: time grows with the number of 128 × 128 blocks that the mask needs. Besides inputs and outputs, memory holds
+    the list of blocks. The first call for each mask, kind of bias and dtype compiles, which takes seconds.
 
     Reference: Dong et al. 2024, arXiv:2412.05496.
     """
@@ -40,7 +40,7 @@ class Flex(Kernel):
     devices: tuple[str, ...] = ("cuda",)
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why FlexAttention cannot run these inputs, or why too few pairs would repay compiling."""
+        """Return why FlexAttention cannot run these inputs, or why there are too few pairs to repay compiling."""
         why = []
         if inputs.device.type not in self.devices:
             why.append(f"it runs on {' and '.join(self.devices)}, not on {inputs.device.type}")
@@ -65,14 +65,14 @@ class Flex(Kernel):
         return Verdict(tuple(why), rather_not)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the pairs of FlexAttention's plan, and the bytes of its lists of blocks."""
+        """Return the number of pairs that FlexAttention computes, and the bytes of its lists of blocks."""
         batch, heads, q_len, kv_len = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
         blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
         return Cost(len(inputs.plan), self.pairs(inputs), Held(results + blocks, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Return the output and the lse of FlexAttention."""
+        """Run FlexAttention and return its output and lse."""
         from torch.nn.attention.flex_attention import AuxRequest  # noqa: PLC0415  imports a compiler
 
         width = value.shape[3]
@@ -110,7 +110,7 @@ def _compiled_flex() -> Any:
 
 
 def _with_recompile_limit(compiled: Any) -> Any:
-    """Return FlexAttention with room for `_MOST_KINDS` graphs; torch 2.11 reads the limit, 8, from its settings."""
+    """Return FlexAttention with a limit of `_MOST_KINDS` graphs; torch 2.11 reads the limit, 8, from its settings."""
     from torch._dynamo import config  # noqa: PLC0415  imports a compiler
 
     def called(*tensors: Any, **options: Any) -> Any:
@@ -121,7 +121,7 @@ def _with_recompile_limit(compiled: Any) -> Any:
 
 
 def _cached_block_mask(inputs: AttentionInputs) -> Any:
-    """Return FlexAttention's BlockMask of the inputs, cached with the plan."""
+    """Return FlexAttention's BlockMask for the inputs, cached with the plan."""
     from saccade.engine.kernels.block_mask import blocks_of  # noqa: PLC0415  imports a compiler
 
     key, memo = ("blocks of flex", inputs.device), inputs.plan.memo
@@ -132,9 +132,10 @@ def _cached_block_mask(inputs: AttentionInputs) -> Any:
 
 
 def _score_mod(inputs: AttentionInputs) -> Any:
-    """Return the ``score_mod`` for FlexAttention: scale, softcap, then bias.
+    """Return the ``score_mod`` for FlexAttention, which applies scale, softcap and bias in this order.
 
-    Numbers go as tensors: those of Python are compiled in, a graph for each, and a softcap that changes not at all.
+    Numbers are passed as tensors. Python numbers would be compiled in, so that each needs a separate graph, and a
+    changed softcap does not compile at all.
     """
     bias, device = inputs.bias, inputs.device
     is_default = inputs.scale == inputs.query.shape[3] ** -0.5

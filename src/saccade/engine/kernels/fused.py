@@ -1,4 +1,4 @@
-"""Fused: torch's flash operation on the tiles of a plan; exact, linear memory, forward and backward, CPUs."""
+"""Fused: a kernel for CPUs that runs torch's flash operation on the tiles of a plan, forward and backward."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from saccade.engine.tiles.grouped_heads import add_at, at, groups_of, take
 from saccade.plan import Plan
 from saccade.support.torch_modes import has_forward_derivatives, wants_gradient
 
-_TILE = 30_000  # pairs that take as much time as starting a tile
-_PAIR_OF_ROWS = 3.0  # time of a pair in complete rows, relative to a pair of this kernel
+_TILE = 30_000  # number of pairs that take as much time as starting a tile
+_PAIR_OF_ROWS = 3.0  # time per pair with complete rows, relative to this kernel
 
 
 class Fused(KernelWithBackward):
-    """Exact attention by the operation behind ``F.scaled_dot_product_attention``, run on the tiles of a plan.
+    """Exact attention with the operation behind ``F.scaled_dot_product_attention``, run on the tiles of a plan.
 
-    Cost: time grows with the pairs in the tiles; memory beside inputs and outputs is that of one tile.
+    Cost: time grows with the number of pairs in the tiles. Besides inputs and outputs, memory holds one tile.
     """
 
     name = "fused"
@@ -70,11 +70,11 @@ class Fused(KernelWithBackward):
         return Verdict(tuple(why)) if why else CAN_RUN
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the cost of the calls of torch's flash operation, without running them."""
+        """Return the cost of the fused kernel's forward pass, without running it."""
         return cost_of(inputs, value_dim)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the peak bytes of the calls of torch's flash operation in the backward pass."""
+        """Return the peak bytes of the fused kernel's backward pass."""
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:
@@ -82,7 +82,7 @@ class Fused(KernelWithBackward):
         return pairs_of(inputs)
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Return the output and the lse by torch's flash operation, one call or one per tile."""
+        """Compute the output and the lse with torch's flash operation, in a single call or tile by tile."""
         value_dim = value.shape[3]
         inputs, value = _prepared_inputs(inputs, value)
         single = single_call(inputs)
@@ -105,7 +105,7 @@ class Fused(KernelWithBackward):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Return the gradients of query, key and value by torch's flash operation."""
+        """Compute the gradients of query, key and value with torch's flash operation."""
         (width, value_dim), sign = (inputs.query.shape[3], value.shape[3]), _sign(inputs)
         inputs, value = _prepared_inputs(inputs, value)
         out, grad_out = (_padded(x, value.shape[3]) for x in (results.out, results.grad_out))
@@ -121,7 +121,7 @@ class Fused(KernelWithBackward):
 
 
 def _time_of_plan(plan: Plan, pair: float) -> float:
-    """Return the estimated time of a fused plan, in pairs."""
+    """Estimate the fused kernel's time for a plan, in units of one pair."""
     return pair * plan.pairs + _TILE * len(plan)
 
 
@@ -151,7 +151,7 @@ def _first_columns(x: Tensor, width: int) -> Tensor:
 
 
 def _sign(inputs: AttentionInputs) -> float | None:
-    """Return the factor of the query that makes up for a scale of 0 or below; None for other scales."""
+    """Return the factor for the query that compensates for a scale of 0 or below; None for positive scales."""
     return None if inputs.scale > 0.0 else -1.0 if inputs.scale < 0.0 else 0.0
 
 
@@ -190,7 +190,7 @@ def _forward_of_tiles(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, T
 
 
 def _rows(x: Tensor, call: Call) -> Tensor:
-    """Return the part of ``x [batch, heads, q_len, ...]`` for the rows of a fused call, as a view."""
+    """Return a view of the part of ``x [batch, heads, q_len, ...]`` for the rows of a fused call."""
     return at(x[call.tile.batch, call.tile.heads], call.tile.rows, 2)
 
 
@@ -205,7 +205,7 @@ def _keys_and_values(inputs: AttentionInputs, value: Tensor, call: Call) -> tupl
 
 
 def _keys_of_one_range(inputs: AttentionInputs, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Return the keys and values of a fused call that takes every row and one range of columns."""
+    """Return the keys and values of a fused call that covers all rows and one range of columns."""
     if call.tile.width == inputs.shape[3]:
         return inputs.key, value
     span = call.columns[0]
@@ -213,7 +213,7 @@ def _keys_of_one_range(inputs: AttentionInputs, value: Tensor, call: Call) -> tu
 
 
 def _merge(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return attention over two disjoint sets of keys, from the output and lse over each."""
+    """Merge the outputs and lse of attention over two disjoint sets of keys."""
     (a, lse_a), (b, lse_b) = left, right
     lse = torch.logaddexp(lse_a, lse_b)
     share = (lse_b - lse.masked_fill(lse == -math.inf, 0.0)).exp()[..., None]
@@ -266,12 +266,11 @@ def _backward_of_tiles(inputs: AttentionInputs, value: Tensor, results: Backward
 def _with_lse(
     query: Tensor, key: Tensor, value: Tensor, out: Tensor, grad_out: Tensor, grad_lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the tensors of a fused backward pass with one more column, which adds the gradient of the lse.
+    """Append a column to the tensors of a fused backward pass that adds the gradient of the lse.
 
     The operation computes dS = P * (dP - rowsum(grad_out * out)). A column of 1 in grad_out and of -grad_lse in out
-    adds grad_lse to the bracket, and a column of 0 in query, key and value changes nothing else. All tensors are in
-    the dtype of
-    the lse: the operation stores dS in that of its inputs, and half precision may not hold it.
+    adds grad_lse to the bracket, and a column of 0 in query, key and value changes nothing else. All tensors have the
+    dtype of the lse: the operation stores dS in the dtype of its inputs, and half precision may be too narrow for it.
     """
     query, key, value = (F.pad(x.to(grad_lse.dtype), (0, 1)) for x in (query, key, value))
     out = torch.cat([out.to(grad_lse.dtype), -grad_lse[..., None]], 3)

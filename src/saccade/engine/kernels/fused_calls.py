@@ -1,4 +1,4 @@
-"""The calls of torch's flash operation for a product, and the terms that each call adds to its scores."""
+"""The fused kernel's calls of torch's flash operation, and the terms that each call adds to its scores."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from saccade.engine.tiles.tile_splitting import pieces
 from saccade.plan import ColumnRange, Ranges, Tile, Triangle
 from saccade.support.torch_modes import unobserved
 
-# Tiles with many columns that all rows see run in two calls, which saves adding zeros to most scores.
+# Tiles with many columns visible to all rows run in two calls, which saves adding zeros to most scores.
 _WIDE = 2048
-_FEW_ROWS, _LONG = 16, 256  # rows of a tile, and keys of a range, for which copying keys costs more than a call
-_READ_ROWS, _READ_ENTRIES = 256, 1 << 22  # of a tile whose bias is read from a table: 16 MB in float32
+_FEW_ROWS, _LONG = 16, 256  # rows of a tile, keys of a range: copying the keys costs more than a call
+_READ_ROWS, _READ_ENTRIES = 256, 1 << 22  # entries of a tile whose bias is read from a table: 16 MB in float32
 
 
 class Call(NamedTuple):
     """One call of torch's flash operation.
 
     Attributes:
-        tile: the rows, and the columns of a tile that the call takes.
-        causal: whether the operation's causal flag hides pairs; with a bias, the added_terms terms do instead.
-        is_sure: whether every row sees every column.
-        is_first: whether it is the first call of its tile.
+        tile: the rows of a tile and those of its columns that the call covers.
+        causal: whether the operation's causal flag hides pairs. With a bias, the added terms do so instead.
+        is_sure: whether every column is visible to every row.
+        is_first: whether this is the first call for its tile.
     """
 
     tile: Tile
@@ -42,36 +42,36 @@ class Call(NamedTuple):
 
     @property
     def columns(self) -> Ranges:
-        """The columns with neighbouring ranges joined, so that most calls read one view of the keys."""
+        """Columns of the call with adjacent ranges joined, so that most calls read a single view of the keys."""
         return joined(self.tile.spans) or (range(0),)
 
     @property
     def pairs(self) -> int:
-        """The number of query-key pairs whose scores a fused call computes, over batch items and heads."""
+        """Number of query-key pairs whose scores a fused call computes, over batch items and heads."""
         items, heads = (span.stop - span.start for span in (self.tile.batch, self.tile.heads))
         return items * heads * aten_flash.pairs(self.tile.height, self.tile.width, self.causal)
 
 
 def calls_of(inputs: AttentionInputs, tile: Tile) -> Iterator[Call]:
-    """Yield the fused calls of one tile, which together take each of its columns once."""
+    """Yield the fused calls for one tile, which together cover each of its columns once."""
     for number, (columns, is_triangle) in enumerate(_column_groups(tile)):
         causal, is_sure = is_triangle and inputs.bias is None, not is_triangle and _all_sure(columns)
         yield Call(tile._replace(columns=columns), causal, is_sure, number == 0)
 
 
 def single_call(inputs: AttentionInputs) -> Call | None:
-    """Return the one fused call whose result is that of the product; None if there are several.
+    """Return the fused call that computes the full product alone; None if several calls are needed.
 
-    It takes every row and all columns; without a bias, one range of columns is enough, whose keys are a view.
+    It covers all rows and all columns. Without a bias, it may cover a single range of columns, whose keys are a view.
     """
     plan, bias = inputs.plan, inputs.bias
     key = ("single call", bias is None, bias is None or bias.is_written_out)
     if key in plan.memo:
         return cast("Call | None", plan.memo[key])
     found, shape = None, plan.shape
-    if plan.count == 1 and key[2]:  # a plan of one tile has all rows in it
+    if plan.count == 1 and key[2]:  # a plan with a single tile has all rows in it
         (tile,) = plan.tiles
-        if len(tile.columns) == 1 and tile.columns[0].partial is True:  # most steps of decoding
+        if len(tile.columns) == 1 and tile.columns[0].partial is True:  # most decoding steps
             is_whole = len(tile.columns[0].keys) == shape[3]
             found = Call(tile, False, True) if is_whole or bias is None else None
         else:
@@ -83,7 +83,7 @@ def single_call(inputs: AttentionInputs) -> Call | None:
 
 
 def tiles_of(inputs: AttentionInputs) -> Iterable[Tile]:
-    """Return the tiles of the plan, split if reading the bias of a whole tile would take much memory."""
+    """Return the tiles of the plan, split if reading the bias of a full tile would take too much memory."""
     if inputs.bias is None or inputs.bias.is_written_out:
         return inputs.plan.tiles
     share = inputs.query.shape[1] // inputs.key.shape[1] if inputs.key.shape[1] else 1
@@ -92,7 +92,7 @@ def tiles_of(inputs: AttentionInputs) -> Iterable[Tile]:
 
 
 def _column_groups(tile: Tile) -> Iterator[tuple[tuple[ColumnRange, ...], bool]]:
-    """Yield the columns of each fused call of a tile, and whether they are a causal square."""
+    """Yield the columns for each fused call of a tile, and whether they form a causal square."""
     if not tile.columns:
         yield (), False
         return
@@ -116,7 +116,7 @@ def _column_groups(tile: Tile) -> Iterator[tuple[tuple[ColumnRange, ...], bool]]
 
 
 def _long_ranges(all_rows: tuple[ColumnRange, ...]) -> Iterator[tuple[ColumnRange, ...]]:
-    """Yield long ranges of columns one by one, as views: computing a few rows costs less than copying their keys."""
+    """Yield long column ranges separately, so that their keys are views. For few rows, copying keys would cost more."""
     short = []
     for strip in all_rows:
         if len(strip.keys) >= _LONG:
@@ -131,18 +131,18 @@ def _all_sure(strips: tuple[ColumnRange, ...]) -> bool:
     return all(strip.partial is True for strip in strips)
 
 
-_MEMO_ENTRIES = 1 << 22  # entries of residual tensors that a plan may cache: 16 MB in float32
+_MEMO_ENTRIES = 1 << 22  # number of entries of residual tensors that a plan may cache: 16 MB in float32
 
 
 class Added(NamedTuple):
-    """Terms added to the scores of a fused call, and the rows that they leave without a key."""
+    """Terms added to the scores of a fused call, and the rows where they hide every key."""
 
     terms: Tensor | None
     empty: Tensor | None
 
     @classmethod
     def of(cls, terms: Tensor) -> Added:
-        """Return the terms with their empty rows, which are found once."""
+        """Return the terms together with their empty rows, which are computed once."""
         empty = (terms == -math.inf).all(-1)
         return cls(terms, empty if bool(empty.any()) else None)
 
@@ -157,7 +157,7 @@ def added_terms(inputs: AttentionInputs, call: Call) -> Added:
 
 
 def with_bias(inputs: AttentionInputs, piece: Tile, hidden: Tensor | None) -> Added:
-    """Return the bias of a tile with -inf at hidden pairs, as terms of a fused call."""
+    """Return the bias of a tile with -inf at hidden pairs, as the terms for a fused call."""
     assert inputs.bias is not None  # callers have checked
     bias = inputs.bias.read(piece)
     bias = bias if bias.dtype == torch.float32 else bias.to(inputs.query.dtype)  # the operation takes these two dtypes
@@ -168,7 +168,7 @@ def with_bias(inputs: AttentionInputs, piece: Tile, hidden: Tensor | None) -> Ad
 
 
 def hidden_key(inputs: AttentionInputs, call: Call) -> Hashable:
-    """Return a cache key of a fused call: calls with equal keys hide the same pairs."""
+    """Return a cache key for a fused call. Calls with equal keys hide the same pairs."""
     piece = call.tile
     return (
         inputs.query.dtype,
@@ -181,12 +181,12 @@ def hidden_key(inputs: AttentionInputs, call: Call) -> Hashable:
 
 
 def fits_into_cache(entries: int, held: int) -> bool:
-    """Return whether terms with so many entries may be cached with their plan, beside those cached already."""
+    """Return whether terms with ``entries`` entries may be cached with the plan, beside those already cached."""
     return entries + held <= _MEMO_ENTRIES
 
 
 def _cached_hidden_terms(inputs: AttentionInputs, call: Call) -> Added:
-    """Return terms of 0 at allowed and -inf at hidden pairs of a call; cached with the plan if the mask is a value."""
+    """Return a fused call's terms, 0 at allowed and -inf at hidden pairs; cached if the mask cannot change."""
     key = hidden_key(inputs, call)
     memo = inputs.plan.memo if inputs.rule.is_value else {}
     kept = memo.get(key)
@@ -201,7 +201,7 @@ def _cached_hidden_terms(inputs: AttentionInputs, call: Call) -> Added:
 
 
 def hidden_terms(inputs: AttentionInputs, piece: Tile) -> Added:
-    """Return terms of 0 at allowed and -inf at hidden pairs of a tile, computed without the cache."""
+    """Compute the terms of a tile that are 0 at allowed and -inf at hidden pairs, without the cache."""
     seen = allowed(inputs, piece)
     assert seen is not None  # some column range is partial
     if inputs.rule.is_value:  # the cache serves all items and heads that the mask does not distinguish

@@ -1,4 +1,4 @@
-"""Cost of the fused kernel's calls, computed before anything runs."""
+"""Cost of the fused kernel, computed before anything runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pairs_of(inputs: AttentionInputs) -> int:
 
 
 def cost_of(inputs: AttentionInputs, value_dim: int) -> Cost:
-    """Return the cost of a forward product of the fused kernel."""
+    """Return the cost of the fused kernel's forward pass."""
     batch, heads, q_len, _ = inputs.shape
     copies, width = _bytes_of_copies(inputs, value_dim)
     rows, single = batch * heads * q_len, single_call(inputs)
@@ -52,7 +52,7 @@ def cost_of(inputs: AttentionInputs, value_dim: int) -> Cost:
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
-    """Return the peak bytes of a backward pass of the fused kernel, gradients included."""
+    """Return the peak bytes of the fused kernel's backward pass, including gradients."""
     (batch, heads, q_len, kv_len), key, single = inputs.shape, inputs.key, single_call(inputs)
     width, item, wide = (
         max(inputs.query.shape[3], value_dim),
@@ -82,7 +82,7 @@ def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
 
 
 def _bytes_of_copies(inputs: AttentionInputs, value_dim: int) -> tuple[Held, int]:
-    """Return the bytes of the copies of query, key and value that the fused kernel makes, and their width."""
+    """Return the bytes and the width of the fused kernel's copies of query, key and value."""
     (batch, heads, q_len, _), query, key = inputs.shape, inputs.query, inputs.key
     is_straight = query.stride(3) == key.stride(3) == 1
     if query.shape[3] == value_dim and inputs.scale > 0.0 and is_straight:
@@ -99,10 +99,10 @@ def _bytes_of_copies(inputs: AttentionInputs, value_dim: int) -> tuple[Held, int
 
 
 class _SimulatedRun:
-    """A simulated run of the fused kernel, which accounts for the memory of each call.
+    """A simulated run of the fused kernel that accounts for the memory of each call.
 
     Attributes:
-        ledger: memory of all threads: results and caches, and the calls in progress, one per thread.
+        ledger: memory of all threads: results, caches, and the calls in progress, one per thread.
     """
 
     def __init__(self, inputs: AttentionInputs, width: int, threads: int):
@@ -128,14 +128,14 @@ class _SimulatedRun:
             held = aten_flash.held(shape, kv_heads, tile.width, inputs.query.dtype, call.causal, num_distinct, of_torch)
             own.touch(held.most)
         if inputs.plan.overlaps or not call.is_first:
-            # Half precision is merged in float32: both sides are copied, and the result is.
+            # Half precision is merged in float32: both operands and the result are copied.
             rows, wide = items * heads * tile.height, inputs.compute_dtype.itemsize
             own.touch(held.left + rows * (self._width * wide * (1 if item == wide else 3) + 3 * wide))
         self.ledger.touch(self._threads * own.most)
         return held.left
 
     def _added(self, call: Call) -> tuple[int, tuple[int, int] | None]:
-        """Return the bytes of the terms added in a fused call, and the items and heads that they distinguish."""
+        """Return the bytes of the terms added in a fused call, and how many items and heads they distinguish."""
         hidden, num_distinct = (0, None) if call.causal else self._hidden(call)
         bias = self._given.bias
         if bias is None:
@@ -154,7 +154,7 @@ class _SimulatedRun:
         return held.left, (max(own[0], bias.source.shape[0]), max(own[1], bias.source.shape[1]))
 
     def _hidden(self, call: Call) -> tuple[int, tuple[int, int] | None]:
-        """Return the same for -inf at hidden pairs alone; terms cached with the plan stay on the ledger."""
+        """Return the same as `_added` for terms that only hide pairs. Terms cached with the plan stay on the ledger."""
         inputs, tile = self._given, call.tile
         if all(strip.partial is True for strip in tile.columns):
             return 0, None
@@ -175,6 +175,6 @@ class _SimulatedRun:
 
 
 def _num_distinct(copies: int, items: int, heads: int, own_heads: int) -> tuple[int, int]:
-    """Return the batch items and heads that a number of copies of the hidden pairs stand for."""
+    """Split a number of copies of a call's hidden pairs into the numbers of batch items and heads."""
     apart = heads if own_heads > 1 or copies > items else 1
     return max(1, copies // apart), apart

@@ -1,10 +1,10 @@
-"""Threads of the fused kernel: run the calls of torch's flash operation in parallel, one torch thread each.
+"""Threads of the fused kernel: calls of torch's flash operation in parallel, each on one torch thread.
 
-An operation that torch runs on all of its threads ends when the last of them does, so a product of many calls waits for
-all threads once per call. Beside other busy processes, some thread is preempted at any time, and such a product takes
-many times as long as its share of the processors allows. When the system reports preemptions, the remaining calls of a
-product go to threads that each run whole calls. Their results are added in a fixed order, so results are the same to
-the bit, whichever thread ran them.
+An operation that torch runs on all of its threads ends with the slowest of them, so a product of many calls waits for
+all threads once per call. While other processes are busy, at any time some thread is preempted, and such a product
+takes many times as long as its share of the processors allows. When the system reports preemptions, the remaining
+calls of a product go to threads that each run complete calls. Their results are added in a fixed order, so they are
+identical to the bit, whichever thread ran them.
 
 Such threads are not always better: OpenMP's threads stay awake for some milliseconds after each operation, and the
 others share the processor with them.
@@ -34,9 +34,9 @@ try:
 except ImportError:  # Windows, which does not count preemptions
     resource = None  # type: ignore[assignment]
 
-_LEAST = 1 << 20  # pairs times width of a call: about as long as Python takes to make it
-_ENOUGH = 1 << 26  # pairs times width of all calls of a thread: less is over before the threads of OpenMP are asleep
-_AHEAD = 6  # results that may wait for an earlier call, beside the calls in progress
+_LEAST = 1 << 20  # pairs times width of a call that takes about as long as Python needs to start it
+_ENOUGH = 1 << 26  # pairs times width of all calls of a thread: shorter work ends before OpenMP's threads fall asleep
+_AHEAD = 6  # number of results that may wait for an earlier call, besides the calls in progress
 _LOOK, _OFTEN = 0.02, 50  # seconds between two measurements; preemptions per second and thread on a busy machine
 
 # Modes of torch and its profiler apply to one thread. If torch cannot report them, assume none.
@@ -54,7 +54,7 @@ Part = TypeVar("Part")
 
 
 def each_call(inputs: AttentionInputs, compute: Callable[[Call], Part], add: Callable[[Call, Part], None]) -> None:
-    """Compute the result of every fused call, possibly on several threads, and add the results in order."""
+    """Compute all fused calls, possibly on several threads, and add their results in a fixed order."""
     tiles, threads = iter(tiles_of(inputs)), threads_for(inputs)
     for tile in tiles:
         if threads > 1 and _disturbance.is_seen(threads):
@@ -66,7 +66,7 @@ def each_call(inputs: AttentionInputs, compute: Callable[[Call], Part], add: Cal
 
 
 def threads_for(inputs: AttentionInputs) -> int:
-    """Return how many threads may share a fused product; 1 if threads do not help, or would change the result."""
+    """Return the number of threads for a fused product; 1 if threads do not help or would change the result."""
     # A user's mask function may read thread-local data. Modes and profilers observe one thread only.
     if inputs.rule.asks_functions or not _OWN_NUMBERS or any(ask() for ask in _LISTENERS):
         return 1
@@ -84,7 +84,7 @@ def threads_for(inputs: AttentionInputs) -> int:
 
 
 def _split_heads(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[Tile]:
-    """Yield parts of a tile with some heads each, if it is a large part of the product; else the tile."""
+    """Split a tile by heads if it is a large part of the fused product; else yield the tile itself."""
     size = inputs.shape[1] // _num_head_parts(inputs, threads)
     if 4 * threads * _pairs_of_tile(tile) <= inputs.plan.pairs:
         size = inputs.shape[1]
@@ -93,7 +93,7 @@ def _split_heads(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[
 
 
 def _num_head_parts(inputs: AttentionInputs, threads: int) -> int:
-    """Return into how many parts the heads of a tile may be split; hidden pairs are computed for each if not cached."""
+    """Return how many parts a tile's heads may be split into. Uncached hidden pairs are computed for each part."""
     return math.gcd(inputs.key.shape[1], threads) if inputs.rule.is_value else 1
 
 
@@ -103,7 +103,7 @@ def _pairs_of_tile(tile: Tile) -> int:
 
 
 class _Disturbance:
-    """A monitor of how often the system preempts threads of this process."""
+    """A monitor of how often the system preempts this process's threads."""
 
     def __init__(self) -> None:
         self._time, self._count, self._is_seen = -math.inf, 0, False
@@ -122,10 +122,10 @@ _disturbance = _Disturbance()
 
 
 class _Queue(Generic[Part]):
-    """A queue of fused calls: threads take and compute them in order, and results are added in order.
+    """A queue of fused calls. Threads fetch calls in order, and their results are added in the same order.
 
-    A result that is ready before an earlier one is stored; the thread that brings the earlier one adds both. So no
-    thread waits, unless another is so far behind that too many results would be stored.
+    A result that is ready before an earlier one is stored. The thread that computes the earlier one then adds both. So
+    no thread waits, unless another is so far behind that too many results would be stored.
     """
 
     def __init__(
@@ -137,13 +137,13 @@ class _Queue(Generic[Part]):
     ):
         self._threads, self._calls, self._compute, self._add = threads, enumerate(calls), compute, add
         self._ready: dict[int, tuple[Call, Part]] = {}
-        self._count = 0  # results added so far
+        self._count = 0  # number of results added so far
         self._is_adding = self._is_over = False
         self._changed = threading.Condition()
         self._is_inference = torch.is_inference_mode_enabled()
 
     def run(self) -> None:
-        """Run all calls of the queue; raise the error of any thread, once none is running."""
+        """Run all calls in the queue. After all threads have stopped, raise the error of any of them."""
         jobs: list[Future[None]] = []
         try:
             with contextlib.suppress(RuntimeError):  # the interpreter is shutting down and starts no threads
@@ -154,7 +154,7 @@ class _Queue(Generic[Part]):
                 self._work()
             wait(jobs, return_when=FIRST_COMPLETED)
             for job in jobs:
-                if not job.cancel():  # a job that has not started by now would find no call
+                if not job.cancel():  # a job that has not started by now would find no calls left
                     job.result()
         finally:
             self._end()
@@ -208,7 +208,7 @@ _size = 0
 
 
 def _pool_of(threads: int) -> ThreadPoolExecutor:
-    """Return the pool of waiting threads for fused calls, with at least ``threads`` of them."""
+    """Return the thread pool for fused calls, with at least ``threads`` threads."""
     global _pool, _size
     with _starting:
         if _pool is None or _size < threads:

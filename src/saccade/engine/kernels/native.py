@@ -1,4 +1,4 @@
-"""Native: the compiled kernel of saccade-cpu for CPUs; one parallel region per product, forward and backward."""
+"""Native: saccade-cpu's compiled kernel for CPUs, with one parallel region per forward or backward pass."""
 
 from __future__ import annotations
 
@@ -37,21 +37,18 @@ from saccade.engine.kernels.native_arguments import (
 from saccade.engine.memory_accounting import Cost
 from saccade.support.torch_modes import has_forward_derivatives, unobserved, wants_gradient
 
-_FEW_KEYS = 40  # with fewer keys, and fewer pairs in all heads, other kernels start sooner
+_FEW_KEYS = 40  # with fewer keys, and fewer pairs over all heads, other kernels start faster
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
 _MANY_PRODUCTS, _MANY_BITS = 1 << 28, 1 << 25
-"""Size from which masks with a step run faster on gathered keys: numbers multiplied per head in float32, pairs in
-bfloat16, whose products cost little."""
-HALF = 1 if platform.machine() in ("aarch64", "arm64") else 3
-"""The level from which the processor multiplies bfloat16."""
+"""Size from which masks with a step run faster on gathered keys: the number of multiplications per head in float32, and
+the number of pairs in bfloat16, which multiplies cheaply."""
+HALF = 3
+"""Lowest level (see `abilities`) of processors that multiply bfloat16."""
 
 
 @cache
 def abilities() -> int | None:
-    """Return the level of the compiled kernel, or None if it is not installed.
-
-    On x86-64: 0 plain, 1 AVX2, 2 AVX-512, 3 its bfloat16, 4 AMX. On ARM: 0 NEON, 1 its bfloat16.
-    """
+    """Return the compiled kernel's level: 0 plain, 1 AVX2, 2 AVX-512, 3 its bfloat16, 4 AMX; None if not installed."""
     try:
         library: Any = import_module("saccade_cpu")
     except ImportError:
@@ -62,12 +59,12 @@ def abilities() -> int | None:
 
 @cache
 def is_on() -> bool:
-    """Return whether the compiled kernel is installed, and not disabled by ``SACCADE_CPU=off``."""
+    """Return whether the compiled kernel is installed and not disabled by ``SACCADE_CPU=off``."""
     return os.environ.get("SACCADE_CPU", "on") != "off" and abilities() is not None
 
 
 def reads(dtype: torch.dtype) -> bool:
-    """Return whether the compiled kernel computes in a dtype on this processor."""
+    """Return whether the compiled kernel supports a dtype on this processor."""
     return dtype is torch.float32 or (dtype is torch.bfloat16 and (abilities() or 0) >= HALF)
 
 
@@ -77,10 +74,10 @@ _STEPS = Verdict((), ("its mask has steps, and it would compute the pairs betwee
 
 
 class Native(KernelWithBackward):
-    """Exact attention by compiled code, which processes a few rows with all keys that they see.
+    """Exact attention by compiled code that processes a few rows at a time, with all keys visible to them.
 
-    Cost: time grows with the pairs that the mask allows, dropout, softcaps and biases included; memory beside inputs
-    and outputs is that of the keys and values packed, for each thread.
+    Cost: time grows with the number of allowed pairs, also with dropout, softcaps and biases. Besides inputs and
+    outputs, memory holds packed keys and values for each thread.
     """
 
     name = "native"
@@ -89,8 +86,8 @@ class Native(KernelWithBackward):
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
         """Return why the compiled kernel cannot run these inputs, or why `fused` is faster.
 
-        Few keys start sooner elsewhere. For a mask with a step, this kernel reads all keys, with a bit per pair,
-        whereas `fused` gathers the keys of each step.
+        With few keys, other kernels start faster. For a mask with a step, this kernel reads all keys and a bit per
+        pair, whereas `fused` gathers only the keys that match the step.
         """
         if request.impl == "auto":
             if not is_on():
@@ -106,7 +103,7 @@ class Native(KernelWithBackward):
         return _MISSING if abilities() is None else _verdict_of_inputs(inputs)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the cost of the compiled kernel's forward product, without running it."""
+        """Return the cost of the compiled kernel's forward pass, without running it."""
         return cost_of(inputs, value_dim, dropout_p)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
@@ -118,7 +115,7 @@ class Native(KernelWithBackward):
         return known_plan(inputs).pairs(inputs)
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Return the output and the lse of the compiled kernel."""
+        """Run the compiled kernel and return its output and lse."""
         call = Call.of(inputs, value, dropped)
         out, lse = torch.ops.saccade_cpu.forward(*call.arguments)
         out = out if out.shape[3] == value.shape[3] else out[..., : value.shape[3]]
@@ -135,7 +132,7 @@ class Native(KernelWithBackward):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Return the gradients of query, key, value and the bias's source by the compiled kernel."""
+        """Compute the gradients of query, key, value and the bias's source with the compiled kernel."""
         call = Call.of(inputs, value, dropped)
         grad_out = prepared(results.grad_out)
         delta = (grad_out[..., : value.shape[3]].float() * results.out.float()).sum(-1)
@@ -159,7 +156,7 @@ class Native(KernelWithBackward):
 
 
 def _verdict_of_inputs(inputs: AttentionInputs) -> Verdict:
-    """Return the compiled kernel's verdict on inputs, whatever the request."""
+    """Return the compiled kernel's verdict on inputs, regardless of the request."""
     query, why = inputs.query, []
     if not query.is_cpu:
         why.append(f"it runs on CPUs, not on {query.device.type}")
@@ -184,7 +181,7 @@ def _few_keys(count: int) -> Verdict:
 
 
 def _has_steps(inputs: AttentionInputs) -> bool:
-    """Return whether the mask has a step, with so many pairs that `fused` is faster than the compiled kernel."""
+    """Return whether the mask has a step and enough pairs for `fused` to be faster than the compiled kernel."""
     bits, width = inputs.shape[2] * inputs.shape[3], inputs.query.shape[3]
     is_half = inputs.query.dtype is torch.bfloat16
     is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS
@@ -209,7 +206,7 @@ def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
 
 
 def _grad_of_bias(bias: Term, found: Tensor, call: Call) -> Tensor:
-    """Return the gradient of a bias's source, from that of its rows or of the numbers that all rows share."""
+    """Return the gradient of a bias's source, given the gradient of its rows or of the numbers shared by all rows."""
     if not found.numel() or not bias.source.numel():  # there are no pairs
         return torch.zeros_like(bias.source)
     bias = bias.term if isinstance(bias, MaskedTerm) and bias.term is not None else bias

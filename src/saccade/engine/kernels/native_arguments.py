@@ -1,4 +1,4 @@
-"""Arguments of the compiled kernel: the plan of a mask, the tensors of a call, and their bytes."""
+"""Arguments for the compiled kernel: the plan of a mask, the tensors of a call, and their memory."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from saccade.plan import ALL, ColumnRange, Groups, Tile
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.torch_modes import unobserved
 
-ROWS, PANEL = 24, 64  # rows of a block, and keys of a panel; as in the C++ sources
-_MOST_BITS = 1 << 29  # bits of a mask whose bounds are not exact: 64 MB
-_PAIRS_ASKED = 1 << 20  # evaluated at a time
-_MOST_SPANS = 64  # ranges of a row: with more of them, bits take less memory
+ROWS, PANEL = 24, 64  # rows of a block and keys of a panel, as in the C++ sources
+_MOST_BITS = 1 << 29  # most bits for a mask whose bounds are not exact: 64 MB
+_PAIRS_ASKED = 1 << 20  # number of pairs evaluated at a time
+_MOST_SPANS = 64  # most ranges of a row: with more of them, bits take less memory
 _WHOLE, _LIMITED, _RESIDUAL = range(3)
 
 
 class NativePlan(NamedTuple):
-    """The plan of the compiled kernel: the allowed pairs of a mask, in indices of queries and keys.
+    """The compiled kernel's plan: the allowed pairs of a mask, in indices of queries and keys.
 
     Attributes:
         starts: int32 ``[items * blocks + 1]``: index of the first run of each block of `ROWS` rows; ``items`` is 1 if
             all batch items are alike.
-        runs: int32 ``[runs, 3]``: first panel, last panel + 1, and kind: 0, every row sees every key; 1, each row sees
-            the keys of its spans; 2, each row sees the keys whose bits are set.
+        runs: int32 ``[runs, 3]``: first panel, last panel + 1, and kind. In kind 0 every key is visible to every row,
+            in kind 1 the keys in the row's spans, in kind 2 the keys whose bits are set.
         spans: int32 ``[items, q_len, spans, 2]``: the keys of each row, as ranges.
-        is_exact: whether spans describe all pairs, so that there are no bits.
+        is_exact: whether spans describe all pairs, so that no bits are needed.
     """
 
     starts: Tensor
@@ -48,7 +48,7 @@ class NativePlan(NamedTuple):
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> NativePlan | None:
-        """Return the compiled kernel's plan of a mask; None if bounds are inexact and bits for all pairs too many."""
+        """Build the compiled kernel's plan for a mask; None if bounds are inexact and pairs are too many for bits."""
         rule, (batch, _, q_len, kv_len), (q_first, kv_first) = inputs.rule, inputs.shape, inputs.origin
         if 0 in inputs.shape:
             blocks = -(-q_len // ROWS)
@@ -86,7 +86,7 @@ class NativePlan(NamedTuple):
 
 
 def cached_plan(inputs: AttentionInputs) -> NativePlan | None:
-    """Return the compiled kernel's plan (`NativePlan.of`), cached with the plan of the mask."""
+    """Return the compiled kernel's plan (`NativePlan.of`), cached with the mask's plan."""
     memo = inputs.plan.memo
     if "native" not in memo:
         with unobserved():
@@ -95,14 +95,14 @@ def cached_plan(inputs: AttentionInputs) -> NativePlan | None:
 
 
 def known_plan(inputs: AttentionInputs) -> NativePlan:
-    """Return the compiled kernel's plan of a mask that has one, as `Native.verdict` has checked."""
+    """Return the compiled kernel's plan for a mask; it exists because `Native.verdict` has checked that."""
     plan = inputs.plan.memo.get("native") or cached_plan(inputs)
     assert plan is not None
     return cast("NativePlan", plan)
 
 
 def cached_bits(inputs: AttentionInputs) -> Tensor:
-    """Return one bit per pair, int64 ``[batch | 1, heads | 1, q_len, panels]``, cached with the plan of the mask."""
+    """Return the mask as one bit per pair, int64 ``[batch | 1, heads | 1, q_len, panels]``, cached with its plan."""
     memo = inputs.plan.memo
     if "native bits" not in memo:
         with unobserved():
@@ -120,7 +120,7 @@ def _bits(inputs: AttentionInputs) -> Tensor:
 
 
 def held_by_bits(inputs: AttentionInputs) -> Held:
-    """Return the peak bytes of `cached_bits` while it evaluates the mask, and the bytes of its result."""
+    """Return the peak bytes of `cached_bits` while it evaluates the mask, and the size of its result."""
     words = 8 * math.prod(_shape_of_bits(inputs))
     asked = Probe(inputs).held("bits", next(_row_tiles(inputs)), allowed)
     return Held(words + asked.most, words)
@@ -128,7 +128,7 @@ def held_by_bits(inputs: AttentionInputs) -> Held:
 
 @lru_cache
 def _full_plan(q_len: int, kv_len: int) -> NativePlan:
-    """Return the compiled kernel's plan of a mask that hides nothing."""
+    """Return the compiled kernel's plan for a mask that hides nothing."""
     blocks = -(-q_len // ROWS)
     runs = torch.tensor([[0, -(-kv_len // PANEL), _WHOLE]], dtype=torch.int32).repeat(blocks, 1)
     spans = torch.zeros((1, q_len, 0, 2), dtype=torch.int32)
@@ -148,7 +148,7 @@ def _key_domain(groups: Ints, first: int, count: int) -> KeyDomain:
 
 
 def _exact_spans(inputs: AttentionInputs, items: list[int]) -> Ints | None:
-    """Return the key ranges of each row, ``[items, q_len, spans, 2]``; None if they are not exact, or too many."""
+    """Return the key ranges of each row, ``[items, q_len, spans, 2]``; None if they are inexact or too many."""
     (_, _, q_len, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     own = np.repeat(np.asarray(items, dtype=np.int64), q_len)
     rows = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
@@ -160,7 +160,7 @@ def _exact_spans(inputs: AttentionInputs, items: list[int]) -> Ints | None:
 
 
 def _panel_runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[Ints, Ints]:
-    """Return the index of each block's first run, and the runs of panels: of whole panels, and of limited ones."""
+    """Return the index of each block's first run, and the runs of fully and partly visible panels."""
     kv_first, panels = inputs.origin[1], _key_domain(first, 0, -(-inputs.shape[3] // PANEL))
     touched = _in_panels(bounds.any_row, kv_first, panels, out=True)
     whole = _in_panels(bounds.all_rows, kv_first, panels, kv_len=inputs.shape[3])
@@ -175,9 +175,9 @@ def _panel_runs(inputs: AttentionInputs, bounds: Bounds, first: Ints) -> tuple[I
 
 
 def _in_panels(keys: Spans, first: int, panels: KeyDomain, *, out: bool = False, kv_len: int = 0) -> Spans:
-    """Return the panels of keys that lie within ranges of keys or, with ``out``, that contain any of their keys.
+    """Return the panels that lie entirely within key ranges or, with ``out``, that contain any of their keys.
 
-    The last panel may be incomplete; it lies within a range that reaches the last key.
+    The last panel may be incomplete. It lies within a range that reaches the last key.
     """
     starts, ends = keys.starts - first, keys.ends - first
     if not out:
@@ -187,7 +187,7 @@ def _in_panels(keys: Spans, first: int, panels: KeyDomain, *, out: bool = False,
 
 
 def _num_distinct(inputs: AttentionInputs) -> tuple[int, int]:
-    """Return how many batch items and heads have bits of their own."""
+    """Return the numbers of batch items and heads with separate mask bits."""
     return min(inputs.rule.shape[0], inputs.shape[0]), min(inputs.rule.shape[1], inputs.shape[1])
 
 
@@ -196,7 +196,7 @@ def _shape_of_bits(inputs: AttentionInputs) -> tuple[int, int, int, int]:
 
 
 def _row_tiles(inputs: AttentionInputs) -> Iterator[Tile]:
-    """Yield tiles of some rows each, for all batch items and heads that the mask distinguishes."""
+    """Yield tiles with a few rows each, for all batch items and heads that the mask distinguishes."""
     (items, heads), (q_len, kv_len) = _num_distinct(inputs), inputs.shape[2:]
     rows = max(1, _PAIRS_ASKED // (items * heads * kv_len))
     for first in range(0, q_len, rows):
@@ -209,13 +209,13 @@ _TASKS = 16  # parts of sums over rows, if there are fewer heads
 
 
 class Call(NamedTuple):
-    """Arguments of one call of the compiled kernel, and how its bias was read.
+    """Arguments for one call of the compiled kernel, and how its bias was read.
 
     Attributes:
-        arguments: those that forward and backward share.
-        places: index of each distance in the bias's source, from the last query's first key on; None for a bias by
-            rows.
-        table: how many numbers of a bias all rows share; 0 if each row has its own, -1 without a bias.
+        arguments: arguments shared by the forward and the backward pass.
+        places: index of each distance in the bias's source, starting at the first key of the last query; None for a
+            bias stored as rows.
+        table: how many numbers of a bias all rows share; 0 if each row has separate ones, -1 without a bias.
     """
 
     arguments: tuple[Any, ...]
@@ -224,12 +224,12 @@ class Call(NamedTuple):
 
     @property
     def of_scores(self) -> tuple[Any, ...]:
-        """The arguments that determine the scores: all but the value and the dropout."""
+        """Arguments that determine the scores: all except the value and the dropout."""
         return (*self.arguments[:2], *self.arguments[3:-4])
 
     @classmethod
     def of(cls, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> Call:
-        """Return the arguments of the compiled kernel for checked inputs."""
+        """Convert checked inputs to arguments for the compiled kernel."""
         plan, term = known_plan(inputs), inputs.bias
         bits = None if plan.is_exact else cached_bits(inputs)
         visible = None
@@ -251,7 +251,7 @@ class Call(NamedTuple):
 
 
 def prepared(x: Tensor) -> Tensor:
-    """Return a tensor with padded width, stride 1 in it, and aligned rows, as the compiled kernel requires."""
+    """Return a tensor with padded width, stride 1 along the width and aligned rows, as the compiled kernel requires."""
     return x if _is_ready(x) else _padded(x)
 
 
@@ -261,7 +261,7 @@ def _padded(x: Tensor) -> Tensor:
 
 
 def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-    """Return the cost of a forward product of the compiled kernel: copies, results and packed keys."""
+    """Return the cost of the compiled kernel's forward pass: copies, results and packed keys."""
     (batch, heads, q_len, kv_len), query, key = inputs.shape, inputs.query, inputs.key
     plan, ledger, rows = known_plan(inputs), Ledger(), batch * heads * q_len
     if not plan.is_exact:
@@ -282,13 +282,13 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
 
 
 def chunks_of(inputs: AttentionInputs) -> int:
-    """Return into how many parts the compiled backward pass splits sums over rows, so that each thread has work."""
+    """Return how many parts the compiled backward pass splits sums over rows into, so that each thread has work."""
     batch, _, q_len, _ = inputs.shape
     return max(1, min(-(-_TASKS // max(1, batch * inputs.key.shape[1])), -(-q_len // ROWS)))
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
-    """Return the peak bytes of the compiled kernel's backward pass, gradients included."""
+    """Return the peak bytes of the compiled kernel's backward pass, including gradients."""
     (batch, heads, q_len, kv_len), kv_heads = inputs.shape, inputs.key.shape[1]
     rows, widths = batch * heads * q_len, (_padded_width(inputs.query.shape[3]), _padded_width(value_dim))
     of_keys = 4 * batch * kv_heads * kv_len * sum(widths)
@@ -298,19 +298,19 @@ def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
 
 
 def _padded_width(width: int) -> int:
-    """Return the width padded to a multiple of the vector width."""
+    """Round a width up to a multiple of the vector width."""
     return -(-max(1, width) // _LANES) * _LANES
 
 
 def _is_ready(x: Tensor) -> bool:
-    """Return whether the compiled kernel can read a tensor as it is: padded width, stride 1, aligned rows."""
+    """Return whether the compiled kernel can read a tensor without a copy: padded width, stride 1, aligned rows."""
     if x.shape[3] % _LANES or not x.shape[3] or x.stride(3) != 1 or x.data_ptr() % 4:
         return False
     return x.dtype == torch.float32 or not any(step % 2 for step in x.stride()[:3])
 
 
 def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None, int]:
-    """Return a bias as float32 rows, the index of distances in its source, and how many numbers all rows share."""
+    """Return a bias as float32 rows, the index of distances in its source, and how many numbers the rows share."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         q_len, kv_len = shape[2:]
@@ -324,7 +324,7 @@ def _bias_rows(bias: Term, shape: tuple[int, int, int, int]) -> tuple[Tensor | N
 
 
 def _held_by_bias(bias: Term, distances: int) -> Held:
-    """Return the peak bytes of `_bias_rows`, and the bytes of its result."""
+    """Return the peak bytes of `_bias_rows`, and the size of its result."""
     source = bias.source
     if isinstance(bias, DistanceTerm):
         read = (8 + 4 * source.shape[0] * source.shape[1]) * distances

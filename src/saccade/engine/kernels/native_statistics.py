@@ -1,4 +1,4 @@
-"""Statistics of softmax rows and columns, computed by the compiled kernel in one sweep."""
+"""Statistics of attention rows and columns, computed by the compiled kernel in one sweep."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from saccade.engine.nonfinite import is_clean
 from saccade.support.torch_modes import is_plain
 
 NUMBERS = ("largest_logit", "largest_weight", "held", "entropy", "squares", "variance", "distance")
-"""Numbers of each row, in this order; native/src/arguments.h has the same list."""
+"""Statistics of each row, in this order. The list in native/src/problem.h must be the same."""
 _FAR = 1 << 30
 
 
 class Band(NamedTuple):
-    """A range of keys from ``first`` to ``stop``, counted from the row's own index if it follows the rows."""
+    """A range of keys from ``first`` to ``stop``, relative to the row's index if it follows the rows."""
 
     follows: bool
     first: int
@@ -29,11 +29,11 @@ class Band(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """The results of a compiled sweep: statistics of rows, and column sums.
+    """Results of a compiled sweep: row statistics and column sums.
 
     Attributes:
-        rows: float32 ``[NUMBERS and bands, batch, heads, q_len]``: statistics of each row, then its sums over the
-            bands.
+        rows: float32 ``[NUMBERS and bands, batch, heads, q_len]``: statistics of each row, followed by its sums over
+            the bands.
         received: column sums, float64 ``[batch, heads, kv_len]``.
     """
 
@@ -42,7 +42,7 @@ class Sweep(NamedTuple):
 
 
 def can_sweep(inputs: AttentionInputs, impl: str | Kernel) -> bool:
-    """Return whether the compiled kernel may and can compute the statistics of these inputs."""
+    """Return whether the compiled kernel is allowed and able to compute the statistics of these inputs."""
     is_named = impl == "native" or isinstance(impl, Native)
     if not is_named and not (impl == "auto" and is_on()):
         return False
@@ -57,15 +57,15 @@ def can_sweep(inputs: AttentionInputs, impl: str | Kernel) -> bool:
 
 
 def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> Sweep:
-    """Compute statistics of all softmax rows and columns by the compiled kernel, in one sweep.
+    """Compute statistics of all attention rows and columns in one sweep of the compiled kernel.
 
     Args:
         inputs: inputs that `can_sweep` accepts.
         bands: ranges of keys whose weights are summed.
-        ahead: how far the position of query i is ahead of key i, for distances.
+        ahead: position of query i minus position of key i, for distances.
 
-    Cost: time as for one product with as many pairs, or less; memory per thread is the scores of `ROWS` rows, and
-    O(kv_len) for each part of the column sums, which are added in one order on any number of threads.
+    Cost: at most the time of one product with the same pairs. Memory is the scores of `ROWS` rows per thread, and
+    O(kv_len) for each part of the column sums, which are added in the same order on any number of threads.
     """
     wide = _readable(inputs)
     told = [[band.follows, *(min(max(edge, -_FAR), _FAR) for edge in band[1:])] for band in bands]
@@ -78,7 +78,7 @@ def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> 
 
 
 def _readable(inputs: AttentionInputs) -> AttentionInputs:
-    """Return the inputs in a dtype that the compiled kernel computes in; statistics are float32 anyway."""
+    """Convert the inputs to a dtype that the compiled kernel supports. Statistics are float32 anyway."""
     dtype = inputs.query.dtype
     if dtype is torch.float16 or (dtype is torch.bfloat16 and (abilities() or 0) < HALF):
         return inputs.replaced(query=inputs.query.float(), key=inputs.key.float())

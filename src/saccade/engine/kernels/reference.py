@@ -1,4 +1,4 @@
-"""Reference: the definition of attention with dense weights, which every other kernel must equal."""
+"""Reference: the definition of attention with dense weights. Every other kernel must return the same results."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from saccade.plan import Tile
 
 
 class Reference(Kernel):
-    """The reference kernel: softmax of the whole score matrix times the values, in plain torch operations.
+    """The reference kernel: softmax of the full score matrix times the values, in plain torch operations.
 
-    Cost: O(q_len * kv_len) memory per head. Runs everything, on any device, in any float type.
+    Cost: O(q_len * kv_len) memory per head. It supports all inputs, on any device, in any float dtype.
     """
 
     name = "reference"
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the cost of the dense product: all pairs, and the tensors of them that exist at once."""
+        """Return the cost of dense attention: all pairs, and the bytes of the dense tensors that exist at once."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.dtype.itemsize + inputs.compute_dtype.itemsize)
         dropped = Dropped(dropout_p, 0) if dropout_p else None
@@ -37,18 +37,18 @@ class Reference(Kernel):
         return Cost(1, self.pairs(inputs), Held(held.most + results, results))
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Return the number of all query-key pairs."""
+        """Return the number of all query-key pairs, which dense attention computes."""
         return math.prod(inputs.shape)
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Return the output and the lse of dense attention."""
+        """Compute the output and the lse of dense attention."""
         return weighted(inputs, inputs.everything, scores_of(inputs, inputs.everything), value, dropped)
 
 
 def weighted(
     inputs: AttentionInputs, tile: Tile, scores: Tensor, value: Tensor, dropped: Dropped | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the output and the lse of a tile's complete rows, from its scores and the values of its columns."""
+    """Compute the output and the lse of a tile's complete rows from its scores and the values of its columns."""
     weights, lse = normalised(scores)
     if dropped is not None:
         b, h, _ = index_of(inputs, tile)

@@ -16,11 +16,11 @@ from saccade.support.torch_modes import is_transformed
 class Sdpa(Kernel):
     """Exact attention by torch's ``scaled_dot_product_attention``, for full and causal masks.
 
-    Torch picks a kernel of the device. With fewer rows than keys, its causal flag starts at the first key and ours at
-    the last; so causal rows must be as many as keys, or a single one, which sees all. It returns no lse.
+    Torch picks a kernel for the device. With fewer rows than keys, its causal flag is aligned to the first key and ours
+    to the last. So a causal mask needs the same number of rows and keys, or a single row, which attends to every key.
+    The lse is not returned.
 
-    Cost: that of torch's kernel on the device; most take memory beside inputs and outputs that grows with the length
-    only.
+    Cost: that of torch's kernel on the device. For most, memory besides inputs and outputs grows only with the length.
     """
 
     name = "sdpa"
@@ -29,7 +29,7 @@ class Sdpa(Kernel):
     is_checked = True
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why torch's operation cannot run these inputs, or why ``impl="auto"`` should pass it over."""
+        """Return why torch's SDPA cannot run these inputs, or why ``impl="auto"`` should skip it."""
         if request.impl == "auto" and inputs.device.type in ("cpu", "meta"):
             return Verdict((), ("on CPUs the other kernels are faster",))
         why = []
@@ -53,18 +53,18 @@ class Sdpa(Kernel):
         return Verdict(tuple(why), left_out(inputs))
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Return the number of visible query-key pairs: all, or a little more than half if causal."""
+        """Return the number of visible query-key pairs: all, or a little more than half for a causal mask."""
         batch, heads, q_len, kv_len = inputs.shape
         return batch * heads * (q_len * (q_len + 1) // 2 if _shape_of_mask(inputs) == "causal" else q_len * kv_len)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the pairs and the bytes of the results; the memory of torch's own kernel is not known."""
+        """Return the number of pairs and the bytes of the results. The memory inside torch's SDPA kernel is unknown."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + inputs.compute_dtype.itemsize)
         return Cost(1, self.pairs(inputs), Held(results, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
-        """Return the output of torch's operation, and None for the lse."""
+        """Run torch's SDPA and return its output, with None as the lse."""
         is_causal = _shape_of_mask(inputs) == "causal"
         is_grouped = inputs.query.shape[1] != inputs.key.shape[1]
         return F.scaled_dot_product_attention(
@@ -73,7 +73,7 @@ class Sdpa(Kernel):
 
 
 def _shape_of_mask(inputs: AttentionInputs) -> str | None:
-    """Return "full" or "causal" for such a mask, as torch's operation supports; None for any other."""
+    """Return "full" or "causal" for a mask that torch's SDPA supports; None for any other mask."""
     if inputs.plan.is_full:
         return "full"
     (_, _, q_len, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin

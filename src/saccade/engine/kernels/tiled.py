@@ -1,4 +1,4 @@
-"""Tiled: complete rows, a block at a time, in torch operations; exact, linear memory, any device."""
+"""Tiled: a kernel for any device that computes blocks of complete rows in torch operations, in linear memory."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from saccade.engine.tiles.tile_scores import biased, capped, compared, index_of,
 from saccade.plan import Tile
 from saccade.support.torch_modes import has_forward_derivatives
 
-_LARGEST = 40.0  # largest score without a shift: e^40 times a million keys is far from overflow
+_LARGEST = 40.0  # largest score that needs no shift: e^40 times a million keys is far from overflow
 
 
 class Tiled(KernelWithBackward):
-    """Softmax of complete rows, a block at a time; the backward pass recomputes the weights.
+    """Exact attention, one block of complete rows at a time. The backward pass recomputes the weights.
 
-    It supports what torch's own operation does not: dropout, gradients of the bias, softcaps, and scores other than dot
+    It supports what torch's operation does not: dropout, gradients of the bias, softcaps, and scores other than dot
     products.
 
-    Cost: memory beside inputs and outputs is that of a few blocks of scores, 4 or 8 MB each.
+    Cost: besides inputs and outputs, memory holds a few blocks of scores, 4 or 8 MB each.
     """
 
     name = "tiled"
@@ -47,11 +47,11 @@ class Tiled(KernelWithBackward):
         return Verdict((NO_FORWARD_DERIVATIVES,)) if has_forward_derivatives() else CAN_RUN
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the cost of the tiled kernel's blocks, without running them."""
+        """Return the cost of the tiled kernel's forward pass, without running it."""
         return cost_of(inputs, value_dim, dropout_p)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Return the peak bytes of the tiled kernel's blocks in the backward pass."""
+        """Return the peak bytes of the tiled kernel's backward pass."""
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:
@@ -59,7 +59,7 @@ class Tiled(KernelWithBackward):
         return pairs_of(inputs)
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Return the output and the lse of attention, computed block by block."""
+        """Compute the output and the lse of attention block by block."""
         return _forward(inputs, value, dropped)
 
     def backward(
@@ -70,7 +70,7 @@ class Tiled(KernelWithBackward):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Return the wanted gradients of query, key, value, the bias's source, parameters and captured tensors."""
+        """Compute the requested gradients of query, key, value, the bias's source, parameters and captured tensors."""
         return _backward(inputs, value, dropped, results, wanted)
 
 
@@ -112,13 +112,13 @@ def _backward(
     gq, gk, gv, gb, *gp = grads
     grad_out, lse = results.grad_out, results.lse
     # The row sums that softmax subtracts from each gradient. An output in half precision would make them too coarse for
-    # sums over many rows; since rows are complete, a block can compute them itself, by one more pass.
+    # sums over many rows. Since rows are complete, a block can compute them itself, in one more pass.
     is_exact = results.out.dtype == wide
     delta = (grad_out * results.out).sum(-1) if is_exact else torch.zeros_like(lse)
     if results.grad_lse is not None:
         delta = delta - results.grad_lse.to(wide)
     scratch, of_all = _Scratch(inputs), _dropout_words(inputs, dropped)
-    # If exponentials need no shift, divide the rows that they are multiplied with by the denominator instead.
+    # If exponentials need no shift, divide the rows that they are multiplied by instead, by the denominator.
     share = (-lse).exp() if _is_small(inputs) else None
     delta = delta if share is None else delta * share
     for piece in blocks_of(inputs):
@@ -153,7 +153,7 @@ def _backward(
 def _backward_of_modification(
     inputs: AttentionInputs, block: _Block, grad_scores: Tensor, gp: list[Tensor | None]
 ) -> Tensor:
-    """Return the gradient of a block's capped scores from that of the modified ones; add those of captured tensors."""
+    """Return the gradient of a block's scores before the score function, and add up gradients of captured tensors."""
     if inputs.modification is None or block.capped is None:
         return grad_scores
     place = place_of(inputs, block.tile)
@@ -172,7 +172,7 @@ def _backward_of_scores(
     gk: Tensor | None,
     gp: list[Tensor | None],
 ) -> None:
-    """Add the gradients of query, key and parameters from that of a block's scores."""
+    """Add a block's contribution to the gradients of query, key and parameters, given the gradient of its scores."""
     if inputs.tile_function is None:
         if gq is not None:
             block.rows(gq).add_(product(grad_scores, block.key), alpha=inputs.scale)
@@ -190,7 +190,7 @@ def _backward_of_scores(
 
 
 def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> Sequence[Tensor | None]:
-    """Return the gradients of a block's query, key and parameters, by the score's own rule or by autograd."""
+    """Return the gradients of a block's query, key and parameters, by the score's own formula or by autograd."""
     function, groups = inputs.tile_function, block.key.shape[1]
     assert function is not None  # callers have checked
     q, grad = folded(block.query, groups), folded(grad, groups)
@@ -206,7 +206,7 @@ def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> 
 
 
 class _Block(NamedTuple):
-    """A block of complete rows of scores, with the query, key and value that it was computed from."""
+    """A block of complete rows of scores, with the query, key and value that it is computed from."""
 
     tile: Tile
     query: Tensor
@@ -218,7 +218,7 @@ class _Block(NamedTuple):
     groups: slice
 
     def rows(self, x: Tensor) -> Tensor:
-        """Return the part of ``x [batch, heads, q_len, ...]`` for the rows of the block, as a view."""
+        """Return a view of the part of ``x [batch, heads, q_len, ...]`` for the rows of the block."""
         return at(x[self.tile.batch, self.tile.heads], self.tile.rows, 2)
 
     def add_transposed(self, total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -227,7 +227,7 @@ class _Block(NamedTuple):
         if len(left) > 1 or len(columns) > 1:
             self.add_columns(total, transposed_product(left, right, groups))
             return
-        # Add within the product: a separate sum would pass over all keys once more.
+        # Add within the matrix product: a separate sum would pass over all keys once more.
         own = at(total[self.tile.batch, self.groups], columns[0].keys, 2)[0]
         own.baddbmm_(folded(left, groups)[0].mT, folded(right, groups)[0])
 
@@ -236,7 +236,7 @@ class _Block(NamedTuple):
         add_at(total[self.tile.batch, self.groups], part, self.tile.spans, 2)
 
     def words(self, of_all: dropout.Words | None, scratch: _Scratch) -> Tensor | None:
-        """Return the block's dropout words for `dropout.drop_`, in the shape of the scores; None without dropout."""
+        """Return the block's dropout words for `dropout.drop_`, shaped like the scores; None without dropout."""
         if of_all is None:
             return None
         batch, heads, rows, columns, _ = self.tile
@@ -245,7 +245,7 @@ class _Block(NamedTuple):
 
 
 def _is_small(inputs: AttentionInputs) -> bool:
-    """Return whether all scores are so small that exponentials and their sums fit into float32 without a shift."""
+    """Return whether scores are so small that exponentials and their sums fit into float32 without a shift."""
     if not inputs.is_plain or inputs.query.numel() * inputs.key.numel() == 0:
         return False
     longest = [
@@ -265,7 +265,7 @@ def _dropout_words(inputs: AttentionInputs, dropped: Dropped | None) -> dropout.
 def _compute_block(
     inputs: AttentionInputs, value: Tensor, piece: Tile, scratch: _Scratch, *, slopes: bool = False
 ) -> _Block:
-    """Return a block of scores, -inf at hidden pairs; the next block reuses its memory."""
+    """Compute a block of scores, -inf at hidden pairs. The next block reuses its memory."""
     groups = groups_of(piece.heads, inputs.shape[1], inputs.key.shape[1])
     columns = joined(piece.spans)
     wide = inputs.compute_dtype
@@ -282,18 +282,18 @@ def _compute_block(
 
 
 class _Scratch:
-    """Reusable memory for the blocks of one pass: allocating it anew costs as much as the product."""
+    """Reusable memory for the blocks of one pass, because allocating it anew costs as much as the matrix product."""
 
     def __init__(self, inputs: AttentionInputs):
         self._wide, self._device = inputs.compute_dtype, inputs.device
         self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def like(self, x: Tensor, number: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return uninitialised scratch memory in the shape of ``x``; each number has a buffer of its own."""
+        """Return uninitialised scratch memory shaped like ``x``. Each ``number`` has a separate buffer."""
         return self._shaped(x.shape, number, self._wide if dtype is None else dtype)
 
     def product(self, left: Tensor, right: Tensor, number: int) -> Tensor:
-        """Return ``left [B, H, R, D] @ right [B, G, D, C]``, each head with its group, in buffer ``number``."""
+        """Compute ``left [B, H, R, D] @ right [B, G, D, C]``, each head with its group, in buffer ``number``."""
         batch, heads, rows, _ = left.shape
         out = self._shaped((batch, heads, rows, right.shape[3]), number, self._wide)
         left = folded(left, right.shape[1])

@@ -1,4 +1,4 @@
-"""The blocks of rows that the tiled kernel processes, and their cost."""
+"""Blocks of rows that the tiled kernel processes, and their cost."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NARROW = 2048  # keys
 
 
 class Blocks(NamedTuple):
-    """A tile, and how the tiled kernel splits it into blocks."""
+    """A tile and how the tiled kernel splits it into blocks."""
 
     tile: Tile
     cut: Cut
 
     def rows(self) -> Iterator[Tile]:
-        """Yield the blocks of all batch items and heads at once, from the first rows to the last."""
+        """Yield blocks that each cover all batch items and heads, from the first rows to the last."""
         for start, stop in self.cut.rows:
             piece = few_rows(self.tile, start, stop)
             if piece.width:  # the first rows of a triangle may be empty
@@ -34,23 +34,23 @@ class Blocks(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """The number of query-key pairs of a tile's blocks."""
+        """Number of query-key pairs in a tile's blocks."""
         items, heads = (span.stop - span.start for span in (self.tile.batch, self.tile.heads))
         return items * heads * sum(piece.height * piece.width for piece in self.rows())
 
 
 def cuts_of(inputs: AttentionInputs) -> Iterator[Blocks]:
-    """Yield the tiles that have columns, each with its split into blocks."""
+    """Yield all tiles that have columns, each with the tiled kernel's split into blocks."""
     share = inputs.shape[1] // inputs.key.shape[1] if inputs.key.shape[1] else 1
     for tile in inputs.row_plan.tiles:
         if tile.width:
-            # Take twice as many long rows at a time: larger products are faster, and caches are exceeded anyway.
+            # Process twice as many long rows at a time: larger products are faster, and caches are exceeded anyway.
             times = 1 if tile.width <= _NARROW else 2
             yield Blocks(tile, cut(tile, share=share, rows=times * _ROWS, entries=times * _ENTRIES))
 
 
 def blocks_of(inputs: AttentionInputs) -> Iterator[Tile]:
-    """Yield the blocks of the tiled kernel, one by one."""
+    """Yield the tiled kernel's blocks."""
     for blocks in cuts_of(inputs):
         for batch in blocks.cut.batch:
             for heads in blocks.cut.heads:
@@ -64,11 +64,11 @@ def pairs_of(inputs: AttentionInputs) -> int:
 
 
 def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-    """Return the cost of a forward product of the tiled kernel."""
+    """Return the cost of the tiled kernel's forward pass."""
     run = _SimulatedRun(inputs, value_dim, has_dropout=dropout_p > 0.0)
     run.start()
     for blocks in cuts_of(inputs):
-        # The first slices of batch items and heads are the largest; the others need the same memory, or less.
+        # The first slices of batch items and heads are the largest. The others need the same memory or less.
         for piece in blocks.rows():
             run.block(piece._replace(batch=blocks.cut.batch[0], heads=blocks.cut.heads[0]))
     run.ledger.give(sum(run.buffers.values()))
@@ -76,7 +76,7 @@ def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
 
 
 def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
-    """Return the peak bytes of a backward pass of the tiled kernel, gradients included."""
+    """Return the peak bytes of the tiled kernel's backward pass, including gradients."""
     (batch, heads, q_len, kv_len), item, wide = inputs.shape, inputs.query.dtype.itemsize, inputs.compute_dtype.itemsize
     widths = inputs.query.shape[3] + value_dim
     of_query = batch * heads * q_len * inputs.query.shape[3]
@@ -94,25 +94,25 @@ def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
             extra += _numbers_of_score_function(inputs, entries * piece.width)
             most = max(most, extra)
     rounded = 0 if item == wide else (of_query + of_keys) * item
-    looked = rows * value_dim * wide  # the products that are summed to the row sums of softmax's gradient
+    looked = rows * value_dim * wide  # the products whose row sums enter softmax's gradient
     return (of_query + of_keys) * wide + max(most * wide, rounded, looked) + 2 * rows * wide
 
 
 def _num_score_blocks(inputs: AttentionInputs) -> int:
-    """Return how many blocks of scores the tiled kernel's backward pass holds at once, with those of functions."""
+    """Return how many score blocks the tiled backward pass stores at once, including those of score functions."""
     return 2 + (inputs.softcap is not None) + 2 * (inputs.modification is not None)
 
 
 def _numbers_of_score_function(inputs: AttentionInputs, pairs: int) -> int:
-    """Return how many numbers autograd saves for a score function's backward pass, beside its scaled gradient."""
+    """Return how many numbers autograd saves for a score function's backward pass, besides its scaled gradient."""
     if inputs.tile_function is None:
         return 0
     told = getattr(inputs.tile_function, "held_bytes", None)
-    return pairs + (2 * pairs if told is None else 2 * told(1))  # its result, and the product with a gradient
+    return pairs + (2 * pairs if told is None else 2 * told(1))  # its result and the product with a gradient
 
 
 class _SimulatedRun:
-    """A simulated run of the tiled kernel, which accounts for the memory of each block."""
+    """A simulated run of the tiled kernel that accounts for the memory of each block."""
 
     def __init__(self, inputs: AttentionInputs, value_dim: int, *, has_dropout: bool):
         self.ledger = Ledger()
@@ -136,7 +136,7 @@ class _SimulatedRun:
             self.ledger.touch(bytes_widened(entries, inputs.query.dtype))
 
     def block(self, piece: Tile) -> None:
-        """Account for the memory of one block."""
+        """Account for the memory of one block of the tiled kernel."""
         inputs, ledger, wide = self._given, self.ledger, self._wide
         items, heads = (span.stop - span.start for span in (piece.batch, piece.heads))
         groups = groups_of(piece.heads, inputs.shape[1], inputs.key.shape[1])
@@ -172,14 +172,14 @@ class _SimulatedRun:
                 ledger.touch(2 * items * heads * piece.height * self._value_dim * wide)
 
     def _compared(self, piece: Tile, made: int) -> int:
-        """Return the bytes that a score function allocates for a block, and those of the scaled copy of its result."""
+        """Return the bytes that a score function allocates for a block, including the scaled copy of its result."""
         told = getattr(self._given.tile_function, "held_bytes", None)
         if told is None:
             return max(made, self._probe.held("compared", piece, _compared).most)
         return max(2 * made, made + told(self._wide))
 
     def _hide(self, piece: Tile) -> None:
-        """Account for masking the hidden pairs of one column range; cached ones stay on the ledger."""
+        """Account for masking the hidden pairs of one column range. Cached ones stay on the ledger."""
         key = key_of_hidden(self._given, piece)
         if key in self._kept:
             return
@@ -198,7 +198,7 @@ class _SimulatedRun:
 
 
 def _is_one_axis(x: Tensor, items: int) -> bool:
-    """Return whether batch items and heads of keys form one axis for a matrix product, which otherwise copies them."""
+    """Return whether batch and head axes of keys merge into one. Otherwise a matrix product copies the keys."""
     return items == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
 
 

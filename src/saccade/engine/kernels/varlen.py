@@ -1,4 +1,4 @@
-"""Varlen: torch's ``varlen_attn`` for packed sequences with windows, by flash kernels of a GPU, not compiled."""
+"""Varlen: torch's ``varlen_attn`` for packed sequences with windows, on a GPU's flash kernels, without compiling."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from saccade.masks.convert.patterns import Packed
 
 _DTYPES = (torch.bfloat16, torch.float16)
-_WIDEST, _EVEN = 256, 8  # largest head width of flash kernels, and the factor of all widths
+_WIDEST, _EVEN = 256, 8  # largest head width of flash kernels; all widths are multiples of the second
 
 
 class Varlen(Kernel):
-    """Exact attention over packed sequences, each with a window: causal, sliding, or the whole sequence.
+    """Exact attention over packed sequences, each with a window: causal, sliding, or the full sequence.
 
-    Cost: time grows with the pairs in the windows, memory beside inputs and outputs with the length. If some positions
-    belong to no sequence, the others are copied first.
+    Cost: time grows with the number of pairs in the windows, and memory besides inputs and outputs with the length. If
+    some positions belong to no sequence, the others are copied first.
     """
 
     name = "varlen"
@@ -38,7 +38,7 @@ class Varlen(Kernel):
     devices: tuple[str, ...] = ("cuda",)
 
     def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
-        """Return why torch's ``varlen_attn`` cannot run these inputs, or why ``impl="auto"`` should pass it over."""
+        """Return why torch's ``varlen_attn`` cannot run these inputs, or why ``impl="auto"`` should skip it."""
         why = []
         if inputs.device.type not in self.devices:
             why.append(f"it runs on {' and '.join(self.devices)}, not on {inputs.device.type}")
@@ -71,13 +71,13 @@ class Varlen(Kernel):
         return heads * sum(_pairs_in_window(length, packed.left, packed.right) for item in items for length in item)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """Return the pairs and the bytes of the results; the memory of torch's own kernel is not known."""
+        """Return the number of pairs and the bytes of the results. The memory inside ``varlen_attn`` is unknown."""
         batch, heads, q_len, _ = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
         return Cost(1, self.pairs(inputs), Held(results, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
-        """Return the output and the lse of torch's ``varlen_attn``."""
+        """Run torch's ``varlen_attn`` and return its output and lse."""
         from torch.nn.attention.varlen import AuxRequest, varlen_attn  # noqa: PLC0415  only in later versions of torch
 
         texts, width = _cached_sequences(inputs), value.shape[3]
@@ -106,18 +106,18 @@ class Varlen(Kernel):
 
 @cache
 def _gqa_option(function: Callable[..., Any], is_grouped: bool) -> dict[str, Any]:
-    """Return the option of ``varlen_attn`` that allows fewer key heads; torch 2.11 allows them without one."""
+    """Return the option of ``varlen_attn`` that allows fewer key heads than query heads; torch 2.11 needs none."""
     return {"enable_gqa": is_grouped} if "enable_gqa" in inspect.signature(function).parameters else {}
 
 
 class _Sequences(NamedTuple):
-    """Packed sequences in the form that ``varlen_attn`` reads.
+    """Packed sequences in the format of ``varlen_attn``.
 
     Attributes:
-        packed: their lengths and windows.
+        packed: lengths and windows of the sequences.
         ends: bounds of the sequences among the rows of all batch items, int32 ``[sequences + 1]``.
-        longest: tokens of the longest sequence.
-        places: the rows that belong to a sequence, int64; None for all.
+        longest: number of tokens in the longest sequence.
+        places: indices of the rows that belong to a sequence, int64; None if all do.
     """
 
     packed: Packed
@@ -126,19 +126,19 @@ class _Sequences(NamedTuple):
     places: Tensor | None
 
     def rows_of(self, x: Tensor) -> Tensor:
-        """Return the rows of all sequences, ``[B, H, L, D] -> [rows, H, D]``."""
+        """Select the rows of all sequences, ``[B, H, L, D] -> [rows, H, D]``."""
         rows = x.transpose(1, 2).flatten(0, 1)
         return rows if self.places is None else rows.index_select(0, self.places)
 
     def put_back(self, rows: Tensor, else_: float, count: int) -> Tensor:
-        """Return the rows ``[rows, ...]`` of the sequences among all rows."""
+        """Insert the sequences' rows ``[rows, ...]`` among all ``count`` rows, with ``else_`` in the others."""
         if self.places is None:
             return rows
         return rows.new_full((count, *rows.shape[1:]), else_).index_copy(0, self.places, rows)
 
 
 def _packed_mask(inputs: AttentionInputs) -> Packed | None:
-    """Return the lengths and the window of a mask of packed sequences; None for any other mask."""
+    """Return the lengths and the window of a packed-sequence mask; None for any other mask."""
     from saccade.masks.convert.patterns import packed_of  # noqa: PLC0415  knows masks that a product need not
 
     _, _, q_len, kv_len = inputs.shape
@@ -147,7 +147,7 @@ def _packed_mask(inputs: AttentionInputs) -> Packed | None:
 
 
 def _cached_sequences(inputs: AttentionInputs) -> _Sequences:
-    """Return the packed sequences on the device, cached with the plan."""
+    """Return the packed sequences for ``varlen_attn`` on the inputs' device, cached with the plan."""
     key, memo = ("texts of varlen", inputs.device), inputs.plan.memo
     if key not in memo:
         packed = _packed_mask(inputs)
@@ -168,6 +168,6 @@ def _sequences_of(packed: Packed, batch: int, length: int, device: torch.device)
 
 
 def _pairs_in_window(length: int, left: int | None, right: int | None) -> int:
-    """Return the number of pairs of a sequence whose queries see ``left`` and ``right`` further keys."""
+    """Return the number of pairs in a sequence with a window of ``left`` and ``right`` keys beside each query."""
     sides = (min(length - 1 if side is None else side, length - 1) for side in (left, right))
     return length + sum(side * length - side * (side + 1) // 2 for side in sides)

@@ -1,4 +1,4 @@
-"""TokenOrder: an index of a table of positions, which finds the columns of the tokens at given positions."""
+"""TokenOrder: an index of a position table that finds the columns of the tokens at given positions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
-_FARTHEST = 1 << 40  # larger positions, times the batch items, may overflow int64
-_MOST_RUNS = 16  # most runs of neighbouring tokens in an item for which every hole is excluded
+_FARTHEST = 1 << 40  # larger positions, multiplied by the batch items, may overflow int64
+_MOST_RUNS = 16  # most runs of adjacent tokens in an item for which every gap is excluded
 
 
 class Among(NamedTuple):
-    """The range of positions among the tokens of each group of rows, ``[groups]`` each.
+    """Range of token positions in each group of rows; all fields are ``[groups]``.
 
     Attributes:
-        first, last: positions of the first and the last token; 0 without tokens.
+        first, last: positions of the first and the last token; 0 if there is no token.
         some: True if any row has a token.
-        every: True if every row has one.
+        every: True if every row has a token.
     """
 
     first: Ints
@@ -33,8 +33,8 @@ class Among(NamedTuple):
 class TokenOrder:
     """An index of token positions that never decrease from row to row of a batch item.
 
-    Padding may be anywhere, positions may repeat and leave gaps. The tokens at positions ``start`` to ``stop`` are then
-    neighbours, and bisection finds them.
+    Padding may be anywhere, and positions may repeat or have gaps. The tokens at positions ``start`` to ``stop`` are
+    adjacent, so bisection finds them.
 
     Args:
         table: int64 ``[items, len]``, below 0 at padding; checked by `of`.
@@ -50,12 +50,12 @@ class TokenOrder:
         counts = is_token.sum(axis=1)
         self._begins = np.concatenate([[0], np.cumsum(counts)])
         self._step = int(self._positions.max(initial=0)) + 2  # above the end of any range of positions
-        # Item and position combined in one number, which grows from token to token.
+        # Item and position combined into one number that grows from token to token.
         self._places = self._positions + np.repeat(np.arange(items) * self._step, counts)
 
     @classmethod
     def of(cls, table: Tensor) -> TokenOrder | None:
-        """Return the index of a table of positions; None if positions decrease or are on another device."""
+        """Build the index of a position table; None if positions decrease or are on a different device."""
         if table.device.type != "cpu":
             return None
         rows = table.detach().numpy()
@@ -66,22 +66,22 @@ class TokenOrder:
 
     @cached_property
     def items(self) -> int:
-        """Number of batch items that the table distinguishes."""
+        """Number of batch items in the position table."""
         return len(self._begins) - 1
 
     def universe(self, item: Ints) -> KeyDomain:
-        """Return the positions from the first token of an item to its last one."""
+        """Return the position domain of each item, from its first token to its last one."""
         low, high = self._begins[item], self._begins[item + 1]
         return KeyDomain(*self._ends(low, high, 1))
 
     def among(self, item: Ints, first: Ints, last: Ints) -> Among:
-        """Return the range of positions of the tokens in the rows ``first`` to ``last`` (inclusive)."""
+        """Return the range of token positions in the rows ``first`` to ``last`` (inclusive)."""
         offset = item * self._len
         low, high = np.searchsorted(self._seats, (offset + first, offset + last + 1))
         return Among(*self._ends(low, high, 0), low < high, high - low == last - first + 1)
 
     def columns(self, item: Ints, positions: Spans, keys: KeyDomain) -> Bounds:
-        """Return the columns of the tokens at some positions; inexact if tokens and padding alternate too often."""
+        """Return the columns of the tokens at given positions; inexact if tokens and padding alternate too often."""
         if not len(self._seats):
             return Bounds.exactly(Spans.nothing(keys))
         place, offset = (item * self._step)[:, None], (item * self._len)[:, None]
@@ -99,7 +99,7 @@ class TokenOrder:
         return Bounds.exactly(hull.intersection(Spans.of(run_starts[item], run_ends[item], keys), keys))
 
     def one_by_one(self, item: int, indices: range) -> range | None:
-        """Return the positions of the tokens with some indices if consecutive and without padding, else None."""
+        """Return the positions of the tokens at ``indices`` if they are consecutive and without padding, else None."""
         offset = item * self._len
         low, high = np.searchsorted(self._seats, (offset + indices.start, offset + indices.stop)).tolist()
         if high - low != len(indices) or indices.step != 1:
@@ -115,7 +115,7 @@ class TokenOrder:
         return range(int(first[0]), int(stop[0]))
 
     def edges(self, item: int, cuts: Ints) -> Ints:
-        """Return the indices at which runs of tokens begin and end, and of the first tokens at or after `cuts`."""
+        """Return the indices where runs of tokens begin and end, and those of the first tokens at or after `cuts`."""
         low, high = self._begins[item : item + 2].tolist()
         at_cuts = low + np.searchsorted(self._positions[low:high], cuts)
         inner = self._seats[at_cuts[at_cuts < high]] - item * self._len
@@ -123,7 +123,7 @@ class TokenOrder:
 
     @cached_property
     def _runs(self) -> tuple[Ints, Ints] | None:
-        """Return first and last + 1 indices of adjacent tokens, ``[items, runs]``; None for items with too many."""
+        """Return start and end indices of runs of adjacent tokens, ``[items, runs]``; None if an item has too many."""
         item = np.repeat(np.arange(self.items), np.diff(self._begins))
         is_new = np.ones(len(self._seats), dtype=bool)
         is_new[1:] = (np.diff(self._seats) != 1) | (np.diff(item) != 0)
@@ -140,7 +140,7 @@ class TokenOrder:
         return starts, ends
 
     def _ends(self, low: Ints, high: Ints, beyond: int) -> tuple[Ints, Ints]:
-        """Return the positions of tokens ``low`` and ``high - 1``, the latter plus ``beyond``; 0 for empty ranges."""
+        """Return the positions of tokens ``low`` and ``high - 1``, plus ``beyond`` for the latter; 0 for empty ones."""
         if not len(self._seats):
             return np.zeros_like(low), np.zeros_like(low)
         some = low < high

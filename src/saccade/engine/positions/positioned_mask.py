@@ -1,4 +1,4 @@
-"""PositionedMask: a mask on positions, evaluated at the indices of a matrix. Positions become indices only here."""
+"""PositionedMask: a mask on positions, evaluated at the indices of a matrix. Only this file converts positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from saccade.support.errors import value_error
 
 _FEW_GAPS = 4  # most positions per row for which the cuts of the mask are listed
 _FEW_ROWS = 16
-_FEWEST = 1 << 20  # below so many keys times (rows + 256), planning costs more than it saves
+_FEWEST = 1 << 20  # below this value of keys times (rows + 256), planning costs more than it saves
 _NOWHERE = 1 << 62
 
 
@@ -31,7 +31,7 @@ def resolve_positions(
     shape: tuple[int, int, int, int],
     device: torch.device,
 ) -> tuple[Mask, tuple[int, int]]:
-    """Return the mask that a plan reads, and the coordinates of the first query and the first key in it.
+    """Return the mask in the coordinates of a plan, and the coordinates of the first query and the first key.
 
     The coordinates are positions if all tokens are consecutive, else indices.
 
@@ -39,7 +39,7 @@ def resolve_positions(
         rule: the mask on positions.
         q, kv: positions of queries and keys, as `checked_positions` returns them; bottom-right when None.
         shape: (batch, heads, q_len, kv_len).
-        device: of the matrix.
+        device: device of the matrix.
     """
     _, _, q_len, kv_len = shape
     if rule.domain is not EVERYWHERE:
@@ -55,7 +55,7 @@ def resolve_positions(
 def checked_positions(
     q_given: GivenPositions, kv_given: GivenPositions, shape: tuple[int, int, int, int]
 ) -> tuple[Positions, Positions | None]:
-    """Return checked positions of queries and keys, of which at least one is not None."""
+    """Check the positions of queries and keys, at least one of which is not None."""
     batch, _, q_len, kv_len = shape
     if q_given is None:
         hint = "without it the last query stands at the last key's index, which kv_positions may contradict"
@@ -67,7 +67,7 @@ def checked_positions(
 
 
 def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: int, kv_len: int) -> None:
-    """Raise an error unless the mask covers the positions of all queries and keys; padding does not count."""
+    """Raise an error unless the mask covers the positions of all queries and keys, padding excepted."""
     domain = mask.domain
     if domain == EVERYWHERE:
         return
@@ -90,15 +90,15 @@ def check_domain(mask: Mask, q: Positions | None, kv: Positions | None, q_len: i
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PositionedMask(Mask):
-    """A mask on the *indices* of a matrix: a mask on positions, with the positions of the tokens.
+    """A mask on the *indices* of a matrix: a mask on positions, combined with the positions of the tokens.
 
-    If positions never decrease from token to token of an item (padding may lie between them), the bounds of the mask
-    tell which keys a row needs. For other tables every pair is evaluated.
+    If positions never decrease from token to token within an item (padding may lie between them), the bounds of the
+    mask tell which keys a row needs. For other tables every pair is evaluated.
 
     Args:
         mask: the mask on positions.
-        q_positions, kv_positions: int64 ``[batch | 1, len]``; a position below 0 marks padding, which attends to
-            nothing and which no query attends to.
+        q_positions, kv_positions: int64 ``[batch | 1, len]``. Positions below 0 mark padding, which attends to nothing
+            and to which nothing attends.
     """
 
     mask: Mask
@@ -107,7 +107,7 @@ class PositionedMask(Mask):
 
     @classmethod
     def of(cls, mask: Mask, q: Positions, kv: Positions, device: torch.device) -> PositionedMask:
-        """Return a positioned mask with copies of the position tables, since products may run later."""
+        """Build a positioned mask with copies of the position tables, because products may run later."""
         return cls(mask, *(x.on(device) if x.table is None else x.on(device).clone() for x in (q, kv)))
 
     @property
@@ -126,7 +126,7 @@ class PositionedMask(Mask):
         return f"{self.mask} at given positions"
 
     def positions(self, b: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions of the tokens with these indices."""
+        """Return the positions of the tokens at the given indices."""
         return tuple(  # type: ignore[return-value]
             table[b if len(table) > 1 else 0, index]
             for table, index in ((self.q_positions, q), (self.kv_positions, kv))
@@ -191,7 +191,7 @@ class PositionedMask(Mask):
 
     @cached_property
     def _orders(self) -> tuple[TokenOrder, TokenOrder] | None:
-        """Position indexes of queries and keys; None if unordered or unreadable, or if planning does not pay."""
+        """Position indexes of queries and keys; None if tokens are unordered or unreadable, or not worth planning."""
         if self._items * self.kv_positions.shape[1] * (self.q_positions.shape[1] + 256) < _FEWEST:
             return None
         q = TokenOrder.of(self.q_positions)
@@ -200,11 +200,11 @@ class PositionedMask(Mask):
 
     @property
     def _items(self) -> int:
-        """Number of batch items that the tables distinguish."""
+        """Number of batch items in the position tables."""
         return max(len(self.q_positions), len(self.kv_positions))
 
     def _bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Return the bounds of groups of one item each, or of all items if the tables do not distinguish them."""
+        """Return the bounds for groups of single items, or of all items if the tables do not distinguish them."""
         assert self._orders is not None  # callers have checked
         q, kv = self._orders
         q_item, kv_item = (np.zeros_like(groups.batch) if order.items == 1 else groups.batch for order in (q, kv))
@@ -221,9 +221,9 @@ class PositionedMask(Mask):
 
 
 def _one_range(bounds: Bounds, items: int, keys: KeyDomain) -> Bounds:
-    """Return bounds for all items at once, with a single range of keys each.
+    """Return bounds for all items together, with a single range of keys each.
 
-    One range of keys is one view. For a few rows, gathering keys costs more than computing some that are not needed.
+    A single range of keys is a view. For few rows, gathering keys costs more than computing some unneeded ones.
     """
     any_row, all_rows = bounds
     first = np.where(any_row.starts < any_row.ends, any_row.starts, _NOWHERE)[:, 0]  # empty slots come last

@@ -1,4 +1,4 @@
-"""Row permutation: reorder the rows of a product if its mask is then cheaper to compute."""
+"""Row permutation: reordering of a product's rows if the mask is then cheaper to compute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
 from saccade.masks.grid.row_order import in_order, wanted_order
 
-# Relative cost of a pair in square tiles (they are lower, and their keys are gathered), and of a tile, in pairs.
+# Relative cost of a pair in square tiles (they have fewer rows and gathered keys), and cost of a tile, in pairs.
 _PAIR, _TILE = 2.0, 30_000
 FEWEST = 128  # with fewer rows a permutation gains nothing
 
@@ -20,7 +20,7 @@ class Reordered(NamedTuple):
     """Checked inputs with permuted rows.
 
     Attributes:
-        inputs: the inputs.
+        inputs: the inputs with permuted rows.
         places: the new index of each row, int64 ``[q_len]``.
     """
 
@@ -28,15 +28,15 @@ class Reordered(NamedTuple):
     places: Tensor
 
     def restored(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Return results ``[batch, heads, q_len, ...]`` with their rows in the original order."""
-        # Via [batch, len, heads, width], in which heads merge without a copy.
+        """Return results ``[batch, heads, q_len, ...]`` with rows in the original order."""
+        # Via [batch, len, heads, width], because heads merge without a copy in this layout.
         return out.transpose(1, 2).index_select(1, self.places).transpose(1, 2), lse.index_select(2, self.places)
 
 
 def reordered(inputs: AttentionInputs, kernel: Kernel, dropout_p: float) -> Reordered | None:
-    """Return the inputs in the row order that their mask prefers if the kernel is cheaper then, else None.
+    """Return the inputs in the row order that their mask prefers, or None if that makes the kernel no cheaper.
 
-    Cost: a copy of the queries and of the rows of a bias; keys and values are not copied.
+    Cost: a copy of the queries and of the rows of a bias. Keys and values are not copied.
     """
     order = None if 0 in inputs.shape else wanted_order(inputs.rule, inputs.origin[0], inputs.shape[2])
     if order is None:

@@ -1,3 +1,3 @@
-"""Scores of one tile, the splitting of tiles, and products of grouped heads."""
+"""Tiles: scores of a tile, splitting of tiles, and products of grouped heads."""
 
 __all__: list[str] = []

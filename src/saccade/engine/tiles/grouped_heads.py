@@ -1,6 +1,6 @@
-"""Grouped-query attention: products in which several query heads share one key head, without expanding the keys.
+"""Grouped-query attention: products where several query heads share one key head, without expanding the keys.
 
-Head h reads group ``h // (heads // kv_heads)``: the heads of one group are neighbours, so they fold into the rows.
+Head h reads group ``h // (heads // kv_heads)``. The heads of a group are adjacent, so they fold into the rows.
 Axis legend: batch B · heads H · kv_heads G · rows R · columns C · width D.
 """
 
@@ -13,12 +13,12 @@ from saccade.plan import Ranges
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Return ``left [B, H, R, C] @ right [B, G, C, D] -> [B, H, R, D]``, each query head with its group."""
+    """Compute ``left [B, H, R, C] @ right [B, G, C, D] -> [B, H, R, D]``, each query head with its group."""
     return grouped(torch.matmul, left, right)
 
 
 def grouped(function: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor) -> Tensor:
-    """Return ``function(left [B, G, R', C], right [B, G, ...])``, query heads of a group folded into the rows R'."""
+    """Call ``function(left [B, G, R', C], right [B, G, ...])`` with each group's query heads folded into rows R'."""
     if left.shape[1] == right.shape[1]:
         return function(left, right)
     out = function(folded(left, right.shape[1]), right)
@@ -26,7 +26,7 @@ def grouped(function: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: T
 
 
 def transposed_product(left: Tensor, right: Tensor, groups: int) -> Tensor:
-    """Return ``left.mT [B, H, C, R] @ right [B, H, R, D] -> [B, G, C, D]``, summed over the heads of each group."""
+    """Compute ``left.mT [B, H, C, R] @ right [B, H, R, D] -> [B, G, C, D]``, summed over the heads of each group."""
     return folded(left, groups).mT @ folded(right, groups)
 
 
@@ -37,7 +37,7 @@ def folded(x: Tensor, groups: int) -> Tensor:
 
 
 def groups_of(heads: slice, num_heads: int, num_kv_heads: int) -> slice:
-    """Return the slice of key heads that a slice of query heads reads: one query head, or whole groups."""
+    """Return the slice of key heads for a slice of query heads, which is a single head or consists of full groups."""
     if num_kv_heads == 0:
         return slice(0, 0)
     share = num_heads // num_kv_heads
@@ -48,14 +48,14 @@ _SEVERAL = 4  # from this number of ranges on, testing for regularity pays off
 
 
 def at(x: Tensor, span: range, dim: int) -> Tensor:
-    """Return a range of ``x`` along ``dim``, as a view."""
+    """Return a view of a range of ``x`` along ``dim``."""
     if span.step == 1:
         return x.narrow(dim, span.start, len(span))
     return x[(slice(None),) * dim + (slice(span.start, span.stop, span.step),)]
 
 
 def take(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
-    """Return several ranges of ``x`` along ``dim``: a view for one range, else a copy."""
+    """Return several ranges of ``x`` along ``dim``. The result is a view for a single range, else a copy."""
     if len(ranges) == 1:
         return at(x, ranges[0], dim)
     if len(ranges) >= _SEVERAL and _is_regular(ranges):
@@ -67,7 +67,7 @@ def take(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
 
 
 def add_at(total: Tensor, part: Tensor, ranges: Ranges, dim: int) -> None:
-    """Add to ``total`` at ranges along ``dim``, in place: the transpose of `take`."""
+    """Add ``part`` to ``total`` at ranges along ``dim`` in place. This is the transpose of `take`."""
     start = 0
     for span in ranges:
         at(total, span, dim).add_(part.narrow(dim, start, len(span)))
@@ -75,7 +75,7 @@ def add_at(total: Tensor, part: Tensor, ranges: Ranges, dim: int) -> None:
 
 
 def joined(columns: Ranges) -> Ranges:
-    """Join ranges of columns into as few as possible: one range of keys is a view, several are a copy."""
+    """Join adjacent ranges of columns, because a single range of keys is a view, whereas several require a copy."""
     spans: list[range] = []
     for span in columns:
         last = spans[-1] if spans else None

@@ -1,6 +1,6 @@
 """Scores of one tile, and the softmax of its complete rows.
 
-The order of operations: scale, softcap, the user's score function, bias, mask.
+Operations apply in this order: scale, softcap, the user's score function, bias, mask.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NEVER = -1000.0  # its exp is 0 in every dtype, and 0 times it is 0: unlike -in
 
 
 def scores_of(inputs: AttentionInputs, tile: Tile) -> Tensor:
-    """Return the scores of a tile, ``[batch, heads, rows, columns]`` in the compute dtype; -inf at hidden pairs."""
+    """Compute the scores of a tile, ``[batch, heads, rows, columns]`` in the compute dtype, -inf at hidden pairs."""
     groups = groups_of(tile.heads, inputs.shape[1], inputs.key.shape[1])
     q = take(inputs.query[tile.batch, tile.heads], (tile.rows,), 2).to(inputs.compute_dtype)
     k = take(inputs.key[tile.batch, groups], joined(tile.spans), 2).to(inputs.compute_dtype)
@@ -37,25 +37,25 @@ def scores_of(inputs: AttentionInputs, tile: Tile) -> Tensor:
 
 
 def visible_scores(inputs: AttentionInputs, q: Tensor, k: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
-    """Return the scores of a tile before the mask, from its queries, its keys and its part of the bias."""
+    """Compute the scores of a tile before masking, from its queries, its keys and its part of the bias."""
     scores = product(q * inputs.scale, k.mT) if inputs.tile_function is None else compared(inputs, q, k)
     return biased(inputs, modified(inputs, capped(inputs, scores), tile), bias)
 
 
 def _can_write(scores: Tensor) -> bool:
-    """Return whether scores may be changed in place: neither autograd nor a transform records each step."""
+    """Return whether scores may be changed in place, because neither autograd nor a transform records operations."""
     return not (scores.requires_grad or is_transformed())
 
 
 def compared(inputs: AttentionInputs, q: Tensor, k: Tensor) -> Tensor:
-    """Return the scaled scores of a tile by the score's own function: ``[batch, heads, rows, columns]``."""
+    """Compute the scaled scores of a tile with the score's own function, ``[batch, heads, rows, columns]``."""
     function, parameters = inputs.tile_function, inputs.parameters
     assert function is not None  # callers have checked
     return grouped(lambda left, right: function(left, right, *parameters), q, k) * inputs.scale
 
 
 def capped(inputs: AttentionInputs, scores: Tensor) -> Tensor:
-    """Return the scaled scores of a tile after the softcap; in place if no gradient is recorded."""
+    """Apply the softcap to the scaled scores of a tile, in place if no gradient is recorded."""
     if inputs.softcap is None:
         return scores
     if not _can_write(scores):
@@ -64,21 +64,21 @@ def capped(inputs: AttentionInputs, scores: Tensor) -> Tensor:
 
 
 def modified(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
-    """Return the capped scores of a tile after the user's score function, which may change its argument."""
+    """Apply the user's score function, which may change its argument, to the capped scores of a tile."""
     if inputs.modification is None:
         return scores
     return inputs.modification(scores, place_of(inputs, tile))
 
 
 def place_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the arguments of a score function for a tile: batch items, heads, and positions (0 for padding)."""
+    """Return a score function's index arguments for a tile: batch items, heads and positions (0 for padding)."""
     b, h, _ = index_of(inputs, tile)
     q, kv = positions(inputs, tile)
     return (b, h, q, kv) if at_positions(inputs.rule) is None else (b, h, q.clamp_min(0), kv.clamp_min(0))
 
 
 def biased(inputs: AttentionInputs, scores: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the capped scores of a tile plus its part of the bias; in place if no gradient is recorded."""
+    """Add a tile's part of the bias to its capped scores, in place if no gradient is recorded."""
     if bias is None:
         return scores
     bias = bias.to(inputs.compute_dtype)
@@ -86,7 +86,7 @@ def biased(inputs: AttentionInputs, scores: Tensor, bias: Tensor | None) -> Tens
 
 
 def mask_(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
-    """Write -inf into the scores of hidden pairs in place, only in the column ranges that have any."""
+    """Write -inf to the scores of hidden pairs in place, only in the column ranges that contain any."""
     start = 0
     for strip in tile.columns:
         stop = start + len(strip.keys)
@@ -103,13 +103,13 @@ def caches_hidden(inputs: AttentionInputs) -> bool:
 
 
 def key_of_hidden(inputs: AttentionInputs, tile: Tile) -> Hashable:
-    """Return a cache key for a tile with one column range: equal keys hide the same pairs."""
+    """Return a cache key for a tile with one column range. Tiles with equal keys hide the same pairs."""
     (strip,) = tile.columns
     return ("hidden", inputs.device, tile.height, len(strip.keys), strip.partial)
 
 
 def _cached_hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
-    """Return the hidden pairs of one column range of a tile, cached with the plan if the mask is a value."""
+    """Return the hidden pairs in one column range of a tile, cached with the plan if the mask cannot change."""
     if not caches_hidden(inputs):
         return hidden(inputs, tile)
     key, memo = key_of_hidden(inputs, tile), inputs.plan.memo
@@ -125,7 +125,7 @@ def _cached_hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
 
 
 def hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
-    """Return the hidden pairs of a tile's partial column ranges, bool ``[batch | 1, heads | 1, rows, columns]``."""
+    """Return the hidden pairs in a tile's partial column ranges, bool ``[batch | 1, heads | 1, rows, columns]``."""
     seen = allowed(inputs, tile)
     assert seen is not None  # some column range is partial
     # A mask that distinguishes no batch items may still return a result for each.
@@ -152,19 +152,19 @@ def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
 
 
 def index_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the batch items, heads and rows of a tile as the mask counts them: int64, each along its own axis."""
+    """Return a tile's batch items, heads and rows in the mask's coordinates, int64, each along its own axis."""
     b, h = (torch.arange(own.start, own.stop, device=inputs.device) for own in (tile.batch, tile.heads))
     q = _index_tensor((tile.rows,), inputs.origin[0], inputs.device)
     return b[:, None, None, None], h[None, :, None, None], q[None, None, :, None]
 
 
 def _columns_of(inputs: AttentionInputs, spans: Ranges) -> Tensor:
-    """Return some columns of a tile as the mask counts them, int64 ``[1, 1, 1, columns]``."""
+    """Return some columns of a tile in the mask's coordinates, int64 ``[1, 1, 1, columns]``."""
     return _index_tensor(spans, inputs.origin[1], inputs.device)[None, None, None, :]
 
 
 def positions(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Return a tile's positions, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``."""
+    """Return a tile's query and key positions, int64 ``[batch | 1, 1, rows, 1]``, ``[batch | 1, 1, 1, columns]``."""
     b, _, q = index_of(inputs, tile)
     kv = _columns_of(inputs, tile.spans)
     placed = at_positions(inputs.rule)
@@ -179,7 +179,7 @@ def _index_tensor(spans: Ranges, first: int, device: torch.device) -> Tensor:
 
 
 def _check_answer(inputs: AttentionInputs, tile: Tile, seen: Tensor) -> None:
-    """Raise an error if a mask that calls functions returns another result than before for the same pairs."""
+    """Raise an error if a mask that calls functions returns a different result than before for the same pairs."""
     rows = torch.arange(seen.shape[2], device=inputs.device) * 1_000_003
     columns = torch.arange(seen.shape[3], device=inputs.device) * 7_919
     marks = (rows[:, None] + columns + 12_345) % 2_147_483_647
@@ -192,7 +192,7 @@ def _check_answer(inputs: AttentionInputs, tile: Tile, seen: Tensor) -> None:
 
 
 def normalised(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the softmax of complete rows, and their lse; rows of nothing but -inf get weights 0 and lse -inf."""
+    """Return the softmax of complete rows and their lse. A row with only -inf gets weights 0 and lse -inf."""
     if scores.shape[-1] == 0:
         return scores, scores.new_full(scores.shape[:-1], -math.inf)
     peak = scores.detach().amax(-1, keepdim=True)
@@ -211,9 +211,9 @@ class Rows(NamedTuple):
 
     Attributes:
         weights: ``[batch, heads, rows, columns]``; 0 in a row that may attend to nothing.
-        logs: of the weights, at least about -1000, also where the weight is 0; None with gradients, where everything
-            is computed out of place.
-        lse: log of the denominators, ``[batch, heads, rows]``, a sink's share included.
+        logs: logarithms of the weights, at least about -1000, also where the weight is 0. None with gradients, where
+            everything is computed out of place.
+        lse: log of the denominators, ``[batch, heads, rows]``, including a sink.
     """
 
     weights: Tensor
@@ -222,7 +222,7 @@ class Rows(NamedTuple):
 
 
 def softmax_rows(inputs: AttentionInputs, tile: Tile, *, differentiable: bool) -> Rows:
-    """Return the softmax of a tile of complete rows, for code that reads weights rather than multiplying by them."""
+    """Compute the softmax of a tile of complete rows, for code that reads weights instead of multiplying by them."""
     scores = scores_of(inputs, tile)
     sink = None if inputs.sink_logit is None else inputs.sink_logit[tile.heads]
     if differentiable:

@@ -1,4 +1,4 @@
-"""Splitting of tiles into pieces that fit into the caches."""
+"""Splitting of tiles into chunks that fit into the processor's caches."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 from saccade.plan import ColumnRange, Tile, Triangle
 
-_BLOCK_ENTRIES = 1 << 18  # weights that are read at a time: about a megabyte, which stays in a core's L2 cache
-_FEWEST_ROWS = 16  # rows of a piece: products of fewer rows are slow
+_BLOCK_ENTRIES = 1 << 18  # weights that are read at a time: about a megabyte, which fits into a core's L2 cache
+_FEWEST_ROWS = 16  # rows of a chunk: matrix products of fewer rows are slow
 
 
 class Cut(NamedTuple):
-    """The split of a tile: each combination of batch items, heads and rows is one piece.
+    """The split of a tile. Each combination of batch items, heads and rows is one chunk.
 
     Attributes:
-        batch, heads: slices of both, largest first.
-        rows: (start, stop) of rows, by their place in the tile.
+        batch, heads: slices of batch items and of heads, largest first.
+        rows: (start, stop) of rows, counted from the tile's first row.
     """
 
     batch: tuple[slice, ...]
@@ -27,7 +27,7 @@ class Cut(NamedTuple):
 
 
 def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]:
-    """Yield pieces of a tile: complete rows over all its columns; see `cut`."""
+    """Yield chunks of a tile: complete rows over all its columns; see `cut`."""
     made = cut(tile, share=share, rows=rows, entries=entries)
     for batch in made.batch:
         for heads in made.heads:
@@ -36,13 +36,13 @@ def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]
 
 
 def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
-    """Return where to split a tile.
+    """Choose where to split a tile.
 
     Args:
         tile: any tile.
-        share: query heads per key head. A piece holds whole groups of heads, or one head.
-        rows: most rows of a piece.
-        entries: scores that a piece should hold at most.
+        share: number of query heads per key head. A chunk has full groups of heads, or a single head.
+        rows: largest number of rows in a chunk.
+        entries: largest number of scores that a chunk should have.
     """
     items, heads = range(tile.batch.start, tile.batch.stop), range(tile.heads.start, tile.heads.stop)
     width = max(1, tile.width)
@@ -59,7 +59,7 @@ def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
 
 
 def few_rows(tile: Tile, start: int, stop: int) -> Tile:
-    """Return some rows of a tile, by their index in it, with the columns of a triangle that they need."""
+    """Return the rows ``start`` to ``stop`` of a tile, reduced to the columns of a triangle that they need."""
     if stop - start == tile.height:
         return tile
     columns: list[ColumnRange] = []
@@ -69,12 +69,12 @@ def few_rows(tile: Tile, start: int, stop: int) -> Tile:
 
 
 def _cut_columns(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRange]:
-    """Yield a column range reduced to some rows of its tile; a residual key describes the rows of the whole tile."""
+    """Yield a column range reduced to some rows of its tile. A residual key describes the rows of the full tile."""
     partial = strip.partial
     if partial is True:
         yield strip
     elif isinstance(partial, Triangle):
-        # The first of these rows sees the columns that all of them see, the last one all that any of them sees.
+        # The first of these rows attends to the columns common to all of them, the last one to those that any needs.
         all_rows, any_row = (min(max(0, end + partial.offset), len(strip.keys)) for end in (start + 1, stop))
         if all_rows:
             yield ColumnRange(strip.keys[:all_rows], True)
@@ -86,9 +86,9 @@ def _cut_columns(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRa
 
 
 def part_of(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:
-    """Yield the part of a tile for a batch item, a head and some rows (None: all), in pieces of about a megabyte.
+    """Yield the part of a tile for a batch item, a head and some rows (None: all), in chunks of about a megabyte.
 
-    One piece if it is small, else one head of one batch item and a few rows at a time.
+    A small part is one chunk; a larger one is split into a few rows of one head and one batch item at a time.
     """
     first, last = (0, tile.height) if rows is None else (bisect_left(tile.rows, end) for end in (rows.start, rows.stop))
     items, heads = tile.batch, tile.heads
