@@ -139,7 +139,7 @@ def _alibi(bias: ALiBi, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> T
 def _slopes(num_heads: int) -> list[float]:
     """Return ALiBi's slopes: a geometric sequence if the number of heads is a power of two, else terms of two.
 
-    These are all terms for the next smaller power of two, and every other term for the next larger one.
+    These are all terms for the next smaller power of two, then every other term for the next larger one.
     """
     nearest = 2 ** (len(bin(num_heads)) - 3)
     if nearest == num_heads:

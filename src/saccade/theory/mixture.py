@@ -15,7 +15,7 @@ from saccade.theory.rank import weights_of
 
 
 def posterior(query: Tensor, key: Tensor, log_prior: Tensor, variance: float) -> Tensor:
-    """Return the posterior of mixture components given q by Bayes' rule, where q ~ N(k_j, variance I) with prior π_j."""
+    """Return the posterior of mixture components by Bayes' rule, given q with q ~ N(k_j, variance I) and prior π_j."""
     densities = -(query[:, None] - key[None]).square().sum(-1) / (2 * variance)
     joint = densities + log_prior
     return (joint - joint.logsumexp(-1, keepdim=True)).exp()

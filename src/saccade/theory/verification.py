@@ -14,7 +14,7 @@ from saccade.theory.measurement import Measurement
 
 SCHEMA = "saccade.verification/2"
 """Name and version of the JSON format that `Verification.to_json` returns."""
-_CLAIM_FIELDS = ("name", "topic", "statement", "latex", "source", "verdict", "conditions")  # fields of a claim in that format
+_CLAIM_FIELDS = ("name", "topic", "statement", "latex", "source", "verdict", "conditions")  # in that format
 
 
 @dataclasses.dataclass(frozen=True)
