@@ -1,4 +1,4 @@
-"""Audit a model layer by layer: run each module that mixes tokens again in place, and check its layer's rule.
+"""Audit a model layer by layer: run each module that mixes tokens again in place, and check its rule.
 
 End to end, a rule composed over many layers allows nearly all pairs, a correct layer can hide the error of another,
 and the influence of a token is a product of small weights. A single module has none of these problems, so this check
@@ -101,7 +101,8 @@ class ByLayer:
         looked_at: names of the modules that were checked because their outputs have gradients.
         attending: names of the modules that weight tokens by content. A module that mixes in other ways, such as a
             convolution, may see less than its layer allows.
-        near: names of the modules that see less in this way. Each token that they hide from one row influences another.
+        near: names of the modules that see less in this way. Each token that they hide from a row influences another
+            row, or lies at a distance where no row sees a token.
         zero_gradients: the report on gradients that are 0 and should not be.
     """
 

@@ -30,7 +30,7 @@ def is_compiled(model: object) -> bool:
 
 
 def run_eagerly() -> Any:
-    """Return a context manager in which compiled code runs eagerly."""
+    """Return a context manager that makes compiled code run eagerly."""
     if "torch._dynamo" not in sys.modules:  # if nothing was compiled, avoid an import that takes seconds
         return nullcontext()
     return torch.compiler.set_stance("force_eager")

@@ -23,7 +23,7 @@ def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> l
 
     Args:
         declared: the rule or rules.
-        mixers: names of the modules that mix tokens, in the order in which they run.
+        mixers: names of the modules that mix tokens, in running order.
         layers: number of layers; the number of mixers when None.
 
     Raises:

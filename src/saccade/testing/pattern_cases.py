@@ -1,4 +1,4 @@
-"""Cases for the laws with sparse patterns: strides, blocks, prefixes and grids, alone, combined and as in papers."""
+"""Cases for the laws with sparse patterns: strides, blocks, prefixes and grids, combinations, and those of papers."""
 
 import numpy as np
 

@@ -20,7 +20,7 @@ _WIDTH, _LENGTH = 16, 65
 def influence(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return how strongly the last output depends on each input, as gradient norms ``[batch, len]``, nearest first.
 
-    They are the gradients of a fixed projection of the last output.
+    The gradients are those of a fixed projection of the last output.
     """
     x = x.clone().requires_grad_()
     out = layer(x)[:, -1]

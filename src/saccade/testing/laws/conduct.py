@@ -142,7 +142,7 @@ def _sliced(x: Tensor) -> Tensor:
 
 
 def _expanded(x: Tensor) -> Tensor:
-    """Return the first batch item expanded to the whole batch, with a stride of 0."""
+    """Return the tensor with its first batch item expanded to the full batch, with a stride of 0."""
     return x[:1].expand_as(x)
 
 
