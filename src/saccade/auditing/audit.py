@@ -1,4 +1,4 @@
-"""audit: check a model against a declared rule."""
+"""The function `audit`, which checks a model against a declared rule."""
 
 from __future__ import annotations
 
@@ -58,50 +58,55 @@ def audit(
     seed: int = 0,
     group: ProcessGroup | None = None,
 ) -> Report:
-    """Check which tokens influence which outputs of a model against a rule: end to end, and layer by layer.
+    """Audit a model: check which tokens influence which outputs against a rule, end to end and layer by layer.
 
     The model runs unchanged, on its own kernels. An output may depend on a token only if the rule, composed over all
-    layers with their residual connections, allows it; and each module that mixes tokens, run again in place, must
-    follow the rule of its layer. There are two probes: changes of the tokens' vectors, and gradients, of which any that
-    is not 0 counts. A compiled model gets vectors; its modules run uncompiled.
+    layers with their residual connections, allows it. Each module that mixes tokens is also run again in place, and
+    must follow the rule of its layer. There are two probes: changing the tokens' vectors, and computing gradients,
+    where any nonzero gradient counts. A compiled model is given vectors instead of tokens, and its modules run
+    uncompiled.
 
     Args:
         model: a module or function from tokens ``[batch, length]``, or from vectors ``[batch, length, width]``, to
             rows ``[batch, length, ...]``.
-        rule: a mask for all layers, also as text (`saccade.masks.parse`), a list with one mask for each layer, or a
-            mapping from patterns of module names to masks. For an encoder-decoder, a mapping of "encoder", "decoder"
-            and "cross", each to a mask or a list. When None, it is read from ``model.config`` and reported as assumed.
+        rule: a mask for all layers, which may be text (`saccade.masks.parse`), a list with one mask for each layer, or
+            a mapping from patterns of module names to masks. For an encoder-decoder, a mapping from "encoder",
+            "decoder" and "cross" to a mask or a list. When None, it is read from ``model.config`` and reported as
+            assumed.
         inputs: tokens or vectors, or all keyword arguments of the model; two random sequences when None. For an
-            encoder-decoder, ``input_ids`` (the source) and ``decoder_input_ids`` (the target) are among them.
+            encoder-decoder, they must include ``input_ids`` (the source) and ``decoder_input_ids`` (the target).
         tokens: name of the keyword argument that holds the tokens or vectors. When None, one of transformers' names,
             the only argument that can hold them, or the first parameter of the model.
-        batch_first: whether tokens or vectors are ``[batch, length, ...]``; else ``[length, batch, ...]``. This
-            concerns the inputs alone: modules and outputs of either layout are recognised.
-        module: the model that a function calls, whose embedding tables and layers are audited.
+        batch_first: whether tokens or vectors are ``[batch, length, ...]`` rather than ``[length, batch, ...]``. This
+            concerns only the inputs; both layouts of modules and outputs are recognised.
+        module: the model that ``model`` calls, if that is a function; its embedding tables and layers are audited.
         length: length of the random sequences.
         layers: number of layers; the number of modules that mix tokens when None.
-        padding: True at tokens, bool ``[batch, length]``; rows of padding are not judged. All True when None. For an
-            encoder-decoder, the source and then the target, in one row.
-        outputs: reads the rows of the model's result; logits, hidden states or the tensor itself by default.
-        packed: lengths of texts that the first sequence is cut into: packed, each must give what it gives alone.
+        padding: bool ``[batch, length]``, True at tokens and False at padding, whose rows are not checked. All True
+            when None. For an encoder-decoder, each row holds the source followed by the target.
+        outputs: a function that extracts the output rows from the model's result; by default the logits, the hidden
+            states or the tensor itself.
+        packed: lengths of texts to cut the first sequence into. Each text must give the same rows packed as alone.
         padded: whether to check that padding, left and right, changes nothing.
-        cache: whether to check that a prompt and steps through a cache give what the whole text gives, in every split.
-        against: names of attention implementations ("eager", "sdpa") that must give the same.
+        cache: whether to check that running a text in chunks through a cache gives the same as running it at once, for
+            several splits.
+        against: names of attention implementations ("eager", "sdpa") that must give the same outputs.
         tests: number of sets of rows to test.
         seed: seed of the random text and of all changes.
         group: processes that run the model together, as with context parallelism. Each calls this with the same inputs,
-            and each gets the same report. Replicas in DistributedDataParallel need none.
+            and each gets the same report. Not needed for replicas in DistributedDataParallel.
 
     Returns:
-        A `Report`; print it. `Report.ok` is True if no claim is broken.
+        A `Report`, which can be printed. `Report.ok` is True if no claim is broken.
 
     Raises:
-        TypeError, ValueError: a rule that is no mask, inputs that the model does not take, rows of a wrong shape; a
-            model in training mode with dropout.
+        TypeError, ValueError: the rule is not a mask, the model does not accept the inputs, the rows have a wrong
+            shape, or the model is in training mode with dropout.
 
-    Cost: for each test one forward pass and two backward passes; ten more for noise and to find the modules, and if
-        there is a leak, log2 of the length to name the pair. Up to 64 tokens, a backward pass for each, for the
-        picture. Memory of one forward and backward pass, and a byte for each pair of tokens and distinct rule.
+    Cost: one forward pass and two backward passes for each test, and ten more passes to measure noise and find the
+        modules. If there is a leak, log2 of the length more passes to identify the pair. With up to 64 tokens, one
+        backward pass for each token, for the picture. Memory of one forward and backward pass, and a byte for each
+        pair of tokens and distinct rule.
 
     Example:
         >>> import saccade as sc
@@ -124,7 +129,7 @@ def audit(
         mask = parse(rule) if isinstance(rule, str) else rule
         declared, is_assumed = (mask, False) if mask is not None else (_assumed(looked_at), True)
         mixed = mixers(subject.as_written)
-        if is_assumed and isinstance(declared, list):  # a layer may have several modules that mix, or none
+        if is_assumed and isinstance(declared, list):  # a layer may have several modules that mix tokens, or none
             layers = layers or len(declared)
         rules, words = _rules(declared, subject, list(mixed), layers)
         reach = Reach(rules, batch=subject.shape[0], length=subject.shape[1])
@@ -183,7 +188,7 @@ def _name(model: Callable[..., Any]) -> str:
 
 
 def _versions(model: object) -> dict[str, str]:
-    """Return the versions of saccade, torch, Python and the model's package."""
+    """Return the versions of saccade, torch, Python and the model's package, for the audit's report."""
     names = dict.fromkeys(("saccade", "torch", type(model).__module__.partition(".")[0]))
     versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
     return {name: str(version) for name, version in versions.items() if version} | {"python": platform.python_version()}
@@ -198,7 +203,7 @@ def _assumed(model: object) -> Declared:
 
 
 def _noise(subject: ModelUnderTest) -> float:
-    """Return how much outputs change by noise: in a second run, and by one rounding in every module."""
+    """Return how much noise changes the model's outputs: in a second run, and with one rounding in every module."""
     repeated = max(relative(subject.run(), subject.rows) for _ in range(2))
     written = subject.as_written
     rounded = 0.0 if written.module is None else jitter(written.module, written.run, base=written.rows)
@@ -206,7 +211,7 @@ def _noise(subject: ModelUnderTest) -> float:
 
 
 def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list[ClaimResult]:
-    """Return two claims: nothing leaks ("reach"), and nothing is blind ("sight")."""
+    """Check two claims end to end: outputs see no hidden token ("reach"), and they see all allowed ones ("sight")."""
     leak = next((one for one in probes.findings if one.kind == "leak"), None)
     blind = next((one for one in probes.findings if one.kind == "blind"), None)
     if leak is not None:
@@ -221,14 +226,14 @@ def _end_to_end(subject: ModelUnderTest, reach: Reach, probes: EndToEnd) -> list
 
 
 def _limits(probes: EndToEnd) -> str:
-    """Describe what a held claim does not cover; "" if it covers all."""
+    """Describe what a claim that held does not cover; empty if it covers everything."""
     if not probes.hides_something:
         return "the rule forbids nothing"
     return f"by changes alone: {probes.no_gradient}" if probes.no_gradient else ""
 
 
 def _located(subject: ModelUnderTest, reach: Reach, probes: EndToEnd, leak: CounterExample) -> CounterExample:
-    """Return a leak with the name of the module where it begins."""
+    """Return the leak with the name of the module where it begins."""
     assert leak.key is not None
     module = first_module(subject, reach, leak.key, probes.swapped(reach.one(*leak.key)))
     return dataclasses.replace(leak, module=module)
@@ -268,7 +273,7 @@ def _same(
     outputs: Callable[[Any], Tensor],
     seed: int,
 ) -> list[ClaimResult]:
-    """Return a claim for each way of running the model that must give the same."""
+    """Check that equivalent ways to run the model give the same outputs, and return one claim for each way."""
     refused = isinstance(subject, EncoderDecoderUnderTest) or subject.group is not None
     refused = refused or subject.tokens.is_floating_point() or not subject.form.batch_first
     if not isinstance(model, nn.Module) or refused:
@@ -303,7 +308,7 @@ def _pictured(subject: ModelUnderTest, reach: Reach) -> tuple[Tensor | None, Ten
 
 
 def _rules(declared: Declared, subject: ModelUnderTest, names: list[str], layers: int | None) -> tuple[list[Mask], str]:
-    """Return one rule for each layer, and a description of all of them."""
+    """Return the declared rule of each layer, and a description of all rules."""
     if isinstance(subject, EncoderDecoderUnderTest):
         if layers is not None:
             raise value_error("layers", "be left out for a model that reads two texts", layers)
@@ -315,7 +320,7 @@ def _rules(declared: Declared, subject: ModelUnderTest, names: list[str], layers
 
 
 def check_no_dropout(model: object) -> None:
-    """Raise if a model is in training mode with dropout: no two runs of it would agree."""
+    """Raise an error if a model is in training mode with dropout, since no two runs of it would agree."""
     if not isinstance(model, nn.Module) or not model.training:
         return
     drops = [name for name, own in model.named_modules() if isinstance(own, nn.Dropout) and own.p > 0]
@@ -325,7 +330,7 @@ def check_no_dropout(model: object) -> None:
 
 
 def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor | Mapping[str, Any]:
-    """Return the inputs with ``use_cache=False`` if the model takes it: a replayed module must not find old keys."""
+    """Return the inputs with ``use_cache=False`` if the model takes it, so that replayed modules find no old keys."""
     if not isinstance(model, nn.Module) or not can_cache(model):
         return inputs
     if isinstance(inputs, Tensor):
@@ -334,9 +339,9 @@ def without_cache(model: object, inputs: Tensor | Mapping[str, Any]) -> Tensor |
 
 
 def texts(model: object, length: int, seed: int, form: InputFormat) -> Tensor | dict[str, Tensor]:
-    """Return two random texts, and for an encoder-decoder two shorter targets.
+    """Return two random texts as inputs of an audit, and for an encoder-decoder two shorter targets.
 
-    The vocabulary is that of the model's configuration, or of its first table.
+    The vocabulary size comes from the model's configuration, or from its first embedding table.
     """
     tables = [own for own in model.modules() if isinstance(own, nn.Embedding)] if isinstance(model, nn.Module) else []
     if not tables:
@@ -354,7 +359,7 @@ def texts(model: object, length: int, seed: int, form: InputFormat) -> Tensor | 
 
 
 def rows_to_judge(padding: Tensor | None, shape: tuple[int, int]) -> Tensor:
-    """Return the rows that are judged, bool ``[batch, length]``: all but padding."""
+    """Return the rows that the audit checks, bool ``[batch, length]``: all except padding."""
     if padding is None:
         return torch.ones(shape, dtype=torch.bool)
     check_type("padding", padding, Tensor, "be a bool tensor [batch, length]")

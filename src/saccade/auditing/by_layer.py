@@ -1,8 +1,8 @@
-"""Layer by layer: run each module that mixes tokens again in place, and check it against the rule of its layer.
+"""Audit a model layer by layer: run each module that mixes tokens again in place, and check its rule.
 
-End to end, a rule composed over many layers allows nearly all pairs, a correct layer hides the error of another, and
-the influence of a token is a product of small weights. A single module has none of these problems, so this check finds
-windows that are off by one.
+End to end, a rule composed over many layers allows nearly all pairs, a correct layer can hide the error of another,
+and the influence of a token is a product of small weights. A single module has none of these problems, so this check
+detects windows that are off by one.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from saccade.auditing.rounding_noise import row_differences
 from saccade.auditing.token_axes import tensors_of
 from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientReport, recheck
 
-# A second run must not find the first one's keys.
+# A second run must not find the keys that the first one stored.
 _CACHES = ("past_key_values", "past_key_value", "cache", "cache_params")
-_ROUNDING = 64  # units; smaller changes are checked by gradients: experts may sum in another order and mix nothing
+_ROUNDING = 64  # roundings; experts may sum in a different order without mixing, so gradients check smaller changes
 _NO_ROWS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_HIDDEN = ("hidden_states", "x", "query", "inputs")  # keyword arguments of the rows that modules mix
+_HIDDEN = ("hidden_states", "x", "query", "inputs")  # names of keyword arguments that hold the rows that modules mix
 
 
 def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
-    """Return the innermost modules with parameters in which an output row depends on another input row.
+    """Find the modules that mix tokens: innermost ones with parameters whose output rows depend on other input rows.
 
-    Each module that takes rows runs once more with half of them changed, or half of each text if there are two. Modules
-    around one that mixes do not run again.
+    Each module that takes rows runs once more with half of the rows changed (or half of each text, if there are two).
+    Modules that contain a mixing module are not run again.
 
     Returns:
-        By name, in the order in which they run: the tokens of the texts that a module mixes in, bool ``[length]``.
+        A mapping from module names, in running order, to the tokens of the texts that the module mixes, bool
+        ``[length]``.
 
-    Cost: a forward pass, and one more for each level of modules that mix nothing.
+    Cost: a forward pass, and one more for each level of nested modules that do not mix.
     """
     found: dict[str, Tensor] = {}
     trained: list[str] = []
@@ -65,16 +66,16 @@ def mixers(subject: ModelUnderTest) -> dict[str, Tensor]:
         if name in found and any(True for _ in subject.modules[name].parameters()):
             trained.append(name)
 
-    # Linear layers do not mix; a convolution has its channels on the axis of rows, so the module around it is tested.
+    # Linear layers do not mix. A convolution has channels where others have rows, so the module around it is tested.
     modules = {name: own for name, own in subject.modules.items() if type(own) not in _NO_ROWS}
     with torch.no_grad(), _again(subject, modules, look):
         subject.run()
-    names = trained or list(found)  # a module without parameters, such as RWKV's token shift, is part of a layer
+    names = trained or list(found)  # a module without parameters, such as RWKV's token shift, is only a part of a layer
     return {name: found[name] for name in names if not any(other.startswith(f"{name}.") for other in names)}
 
 
 def _depends(again: Callable[[Tensor], Tensor], hidden: Tensor, row: int, keys: Tensor) -> bool:
-    """Return whether a row, counted through the batch, has a gradient for some of these tokens."""
+    """Return whether the gradient of a module's row (indexed across the batch) is nonzero for some of these tokens."""
     with torch.enable_grad():
         leaf = hidden.detach().clone().requires_grad_()
         rows = again(leaf).flatten(0, 1)
@@ -85,22 +86,23 @@ def _depends(again: Callable[[Tensor], Tensor], hidden: Tensor, row: int, keys: 
 
 
 class ByLayer:
-    """The check of mixing modules against the rule of their layer.
+    """The check of mixing modules against the rules of their layers.
 
     Args:
         subject: the model and its input.
-        allowed: for each module by name, the pairs that its layer allows, bool ``[batch, length, length]``.
-        mixed: for each module, the tokens that it mixes in, as `mixers` returns them; it need not see others.
-        judged: rows that are judged, bool ``[batch, length]``.
-        rows: number of rows of each module to test; three above 512 tokens.
-        least: gradients up to this share of the largest in their row are no leak.
+        allowed: the pairs that the layer of each module allows, bool ``[batch, length, length]``, by module name.
+        mixed: the tokens that each module mixes, as `mixers` returns them. A module need not see other tokens.
+        judged: the rows to check, bool ``[batch, length]``.
+        rows: number of rows of each module to test; only three for more than 512 tokens.
+        least: largest gradient that does not count as a leak, as a share of the largest gradient of the row.
 
     Attributes:
         findings: the first leak and the first blind pair of each module.
-        looked_at: names of the modules whose outputs have gradients, and so were judged.
-        attending: names of the modules that weight tokens by content. A module that mixes otherwise, such as a
-            convolution, may reach less than its layer allows.
-        near: names of the other modules that reach less: each token that they hide from a row influences another row.
+        looked_at: names of the modules that were checked because their outputs have gradients.
+        attending: names of the modules that weight tokens by content. A module that mixes in other ways, such as a
+            convolution, may see less than its layer allows.
+        near: names of the modules that see less in this way. Each token that they hide from a row influences another
+            row, or lies at a distance where no row sees a token.
         zero_gradients: the report on gradients that are 0 and should not be.
     """
 
@@ -123,7 +125,7 @@ class ByLayer:
         self.zero_gradients = ZeroGradientReport([], [], [])
 
     def run(self) -> ByLayer:
-        """Replay all modules in one forward pass, and then again the ones that seem blind."""
+        """Run all mixing modules again during one forward pass, and then once more those that seem blind."""
         sizes = self._pulled(self.subject, False, self._probes)
         zeros = [one for probe, size in sizes.items() for one in self._judge(probe, size)]
         self.zero_gradients = self._without_near(recheck(self.subject, zeros, sizes, self._pull_again), sizes)
@@ -134,9 +136,9 @@ class ByLayer:
         return self
 
     def _without_near(self, report: ZeroGradientReport, sizes: Mapping[Probe, Tensor]) -> ZeroGradientReport:
-        """Return the report without the tokens that a module that does not attend may leave out.
+        """Return the report without tokens that modules other than attention are free to ignore.
 
-        It may leave out a token that another row sees, or a token at a distance at which no row sees any.
+        Such a module may ignore a token if another row sees it, or if no row sees any token at this distance.
         """
         names = {one.probe.module for one in (*report.blind, *report.unsure)} - self.attending
         reaching = dict[str, Tensor]()
@@ -171,7 +173,10 @@ class ByLayer:
     def _pulled(
         self, subject: ModelUnderTest, changed: bool, probes: Callable[[str, int], list[Probe]]
     ) -> dict[Probe, Tensor]:
-        """Return the size of the gradients of some rows, float64 ``[batch, length]``; ``changed``: on other states."""
+        """Return gradient sizes of the probed rows of modules, float64 ``[batch, length]``, by probe.
+
+        With ``changed``, the modules run on different hidden states.
+        """
         found: dict[Probe, Tensor] = {}
         calls = Counter[str]()
 
@@ -212,10 +217,10 @@ class ByLayer:
         return [Probe(name, call, place) for place in sorted({*places, *self.subject.borders})]
 
     def _judge(self, probe: Probe, size: Tensor) -> Iterator[ZeroGradient]:
-        """Note leaks, and yield gradients of 0 of allowed tokens."""
+        """Record leaks of a module's row, and yield the allowed tokens for which its gradient is 0."""
         name, _, place = probe
         allowed = self.allowed[name][:, place]
-        itself = torch.arange(size.shape[1]) == place  # through the query
+        itself = torch.arange(size.shape[1]) == place  # a row always depends on its own token, through the query
         for item in range(len(size)):
             if not self.judged[item, place]:
                 continue
@@ -234,24 +239,24 @@ class ByLayer:
 
 
 def _unused_distances(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens at a distance from the row at which no row of the module sees any, bool ``[length]``."""
+    """Return the tokens at distances from the row where no row of the module sees a token, bool ``[length]``."""
     length = next(iter(sizes.values())).shape[1]
     used = torch.zeros(2 * length, dtype=torch.bool)
     for other, size in sizes.items():
         if other.module == probe.module:
-            used[other.place - (size > 0).any(0).nonzero().flatten()] = True  # a negative index if the token is later
+            used[other.place - (size > 0).any(0).nonzero().flatten()] = True  # a negative index means a later token
     return ~used[probe.place - torch.arange(length)]
 
 
 def _seen_beside(probe: Probe, sizes: Mapping[Probe, Tensor]) -> Tensor:
-    """Return the tokens that modules of the same layer see from the same row: a layer may have several mixers."""
+    """Return the tokens that any module of the same layer sees from the same row, since several may mix tokens."""
     layer = _layer(probe.module)
     beside = [other for other in sizes if other.place == probe.place and _layer(other.module) == layer]
     return torch.stack([sizes[other] > 0 for other in beside]).any(0)
 
 
 def _layer(name: str) -> str:
-    """Return the name up to its first number."""
+    """Return the name of a module's layer: the module name up to its first number."""
     return re.split(r"(?<=\d)(?!\d)", name, maxsplit=1)[0]
 
 
@@ -261,9 +266,10 @@ def _again(
     modules: Mapping[str, nn.Module],
     look: Callable[[str, Callable[[Tensor], Tensor], Tensor, Tensor], None],
 ) -> Iterator[None]:
-    """Call ``look`` after each module that takes rows within the block, with a function that runs the module again.
+    """Call ``look`` after each module that takes rows, with a function that runs the module again.
 
-    Inputs and outputs are ``[batch, length, ...]`` of all tokens, and 0 for tokens that the module does not get.
+    This applies to calls within the block. Inputs and outputs are ``[batch, length, ...]`` with a row for each token,
+    which is 0 for tokens that the module does not get.
     """
     running = False
 
@@ -272,7 +278,7 @@ def _again(
             nonlocal running
             own, found = subject.part_of(name), tensors_of(out)
             places = {} if running else _hidden(subject, name, args, kwargs)
-            if not places or not found or found[0].dim() < 3:  # two dimensions may be pooled rows
+            if not places or not found or found[0].dim() < 3:  # a tensor of two dimensions may hold pooled rows
                 return
             rows = subject.as_rows(name, found[0])
             if rows is None:
@@ -281,7 +287,7 @@ def _again(
 
             def again(other: Tensor) -> Tensor:
                 other = shared(other, subject.group)
-                # Arguments that were one object stay one object: modules test whether the query is the key.
+                # Keep arguments that were the same object the same, because modules test whether the query is the key.
                 parts = {one.key: one.with_rows(other) for one in places.values()}
                 changed = {place: parts[one.key] for place, one in places.items()}
                 positional = [changed.get(place, one) for place, one in enumerate(args)]
@@ -311,12 +317,12 @@ def _again(
 
 
 class _Argument(NamedTuple):
-    """An argument of a module that holds rows of tokens.
+    """A module's argument that holds rows of tokens.
 
     Args:
         rows: ``[batch, length, ...]``.
-        part: the tokens of the rows.
-        is_turned: whether the module takes them as ``[length, batch, ...]``.
+        part: the range of tokens that the rows belong to.
+        is_turned: whether the module takes the rows as ``[length, batch, ...]``.
     """
 
     rows: Tensor
@@ -325,11 +331,11 @@ class _Argument(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int, bool]:
-        """A key that is equal for arguments that were one tensor."""
+        """A key that is equal for arguments that were the same tensor."""
         return self.part.start, self.part.stop, self.is_turned
 
     def with_rows(self, other: Tensor) -> Tensor:
-        """Return other rows, of all tokens, in the layout of this argument."""
+        """Return a new value for this argument: its part of the rows of all tokens, in its layout."""
         own = other[:, self.part]
         return (own.transpose(0, 1) if self.is_turned else own).contiguous()
 
@@ -337,9 +343,9 @@ class _Argument(NamedTuple):
 def _hidden(
     subject: ModelUnderTest, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[int | str, _Argument]:
-    """Return the arguments that hold rows of the module's text, or rows of another text that it reads.
+    """Return the arguments of a module that hold rows of its text, or rows of another text that it attends to.
 
-    The first argument has the module's rows, and so have all with equal values, as in ``attention(x, x, x)``.
+    The first such argument holds the module's rows, as do all arguments equal to it, as in ``attention(x, x, x)``.
     """
     own, found = subject.part_of(name), dict[int | str, _Argument]()
     first: Tensor | None = None
@@ -362,7 +368,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def _spread(rows: Iterable[tuple[Tensor, slice]], length: int) -> Tensor:
-    """Return rows of all tokens, with 0 for the tokens that have none."""
+    """Combine the rows of ranges of tokens into one tensor with a row for each token, 0 where there is none."""
     rows = list(rows)
     first, part = rows[0]
     if len(rows) == 1 and part == slice(0, length):

@@ -1,4 +1,4 @@
-"""A compiled model under test: compiled code ignores hooks, so the model gets vectors instead of tokens."""
+"""A compiled model under test. Compiled code ignores hooks, so the model gets vectors instead of tokens."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 
 def uncompiled(model: Callable[..., Any]) -> Any:
-    """Return the module that ``torch.compile`` was called with; other models unchanged."""
+    """Return the module that was passed to ``torch.compile``, or the model itself if it is not compiled."""
     return getattr(model, "_orig_mod", model)
 
 
 def is_compiled(model: object) -> bool:
-    """Return whether a module, or one in it, was compiled by ``torch.compile(module)`` or ``module.compile()``."""
+    """Return whether a module or a submodule was compiled by ``torch.compile(module)`` or ``module.compile()``."""
     return isinstance(model, nn.Module) and any(map(_is_compiled, model.modules()))
 
 
 def run_eagerly() -> Any:
-    """Return a context manager in which compiled code runs eagerly."""
-    if "torch._dynamo" not in sys.modules:  # nothing was compiled, and its import takes seconds
+    """Return a context manager that makes compiled code run eagerly."""
+    if "torch._dynamo" not in sys.modules:  # if nothing was compiled, avoid an import that takes seconds
         return nullcontext()
     return torch.compiler.set_stance("force_eager")
 
 
 class CompiledModelUnderTest(ModelUnderTest):
-    """A model that is compiled as a whole or in part.
+    """A model under test that is compiled fully or partly.
 
-    End to end, the compiled code runs. Modules are tested in `as_written`.
+    The end-to-end checks run the compiled code. Modules are tested on `as_written`, without compilation.
 
     Args:
         model, inputs, outputs, group, form: see `ModelUnderTest`. A model whose embedding table is compiled must take
@@ -60,7 +60,7 @@ class CompiledModelUnderTest(ModelUnderTest):
         super().__init__(model, fed, outputs, group, form if fed is inputs else form._replace(tokens=None))
 
     def run(self, vectors: Tensor | None = None) -> Tensor:
-        return super().run(vectors).clone()  # a CUDA graph writes the next outputs into the same memory
+        return super().run(vectors).clone()  # a CUDA graph would write the next outputs into the same memory
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -76,7 +76,7 @@ class CompiledModelUnderTest(ModelUnderTest):
 
 
 class _Written(ModelUnderTest):
-    """The model without compiled code."""
+    """The model under test without its compiled code."""
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -88,7 +88,7 @@ class _Written(ModelUnderTest):
 
 
 def _fed(model: Callable[..., Any], written: ModelUnderTest) -> Tensor | Mapping[str, Any]:
-    """Return the inputs of compiled code: vectors instead of tokens, if the embedding table is compiled."""
+    """Return the inputs for the compiled code, with vectors instead of tokens if the embedding table is compiled."""
     compiled = [own for own in model.modules() if _is_compiled(own)] if isinstance(model, nn.Module) else []
     if not any(own is written.table for one in compiled for own in one.modules()):
         return written.inputs

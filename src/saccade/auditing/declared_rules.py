@@ -1,4 +1,4 @@
-"""The declared rule of a model, layer by layer: an argument of the audit, or read from the configuration."""
+"""The declared rule of each layer of a model, given by the user or read from the model's configuration."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from saccade.models import DecoderConfig, EncoderConfig
 from saccade.support.errors import type_error, value_error
 
 Declared = Mask | Sequence[Mask] | Mapping[str, Mask | Sequence[Mask]]
-"""A rule for all layers, one for each, or rules by patterns of module names ("*.layers.0.*").
+"""One rule for all layers, a rule for each layer, or a mapping from patterns of module names ("*.layers.0.*") to rules.
 
-For an encoder-decoder, rules or lists of rules under three names: "encoder", "decoder" and "cross".
+For an encoder-decoder, a mapping from "encoder", "decoder" and "cross" to rules or lists of rules.
 """
 
 
 def rules_of(declared: Declared, mixers: Sequence[str], layers: int | None) -> list[Mask]:
-    """Return one rule for each layer, first to last.
+    """Return the declared rule of each layer, first to last.
 
     Args:
         declared: the rule or rules.
-        mixers: names of the modules that mix tokens, in the order in which they run.
+        mixers: names of the modules that mix tokens, in running order.
         layers: number of layers; the number of mixers when None.
 
     Raises:
-        TypeError, ValueError: a rule that is no mask, a list of a wrong length, a module that no pattern matches.
+        TypeError, ValueError: a rule is not a mask, a list has the wrong length, or no pattern matches some module.
     """
     count = layers or len(mixers) or 1
     if isinstance(declared, Mask):
@@ -53,7 +53,7 @@ def _by_pattern(declared: Mapping[str, Mask | Sequence[Mask]], name: str) -> Mas
 
 
 def from_config(model: Any) -> list[Mask] | Mask | None:
-    """Return the rule that the configuration of a model declares; None if it says too little.
+    """Return the rule that the configuration of a model declares; None if it does not determine one.
 
     A window of w in transformers is `Window(w - 1, 0)`; ModernBERT's ``local_attention`` of w is
     ``Window(w // 2, w // 2)``. A recurrence is causal. Nothing is assumed about layers of other kinds.
@@ -75,12 +75,12 @@ def from_config(model: Any) -> list[Mask] | Mask | None:
 
 
 def _causal_layers(text: Any) -> list[Mask] | Mask | None:
-    """Return causal attention, with a window in the layers that have one."""
+    """Return a causal rule for each layer, with a window for the layers whose configuration has one."""
     width = getattr(text, "sliding_window", None)
     if kinds := getattr(text, "layer_types", None):
         known = {"full_attention": None, "sliding_attention": width, "linear_attention": None}
         return [masks.from_sliding_window(known[kind]) for kind in kinds] if set(kinds) <= known.keys() else None
-    if set(getattr(text, "attention_layers", ())) - {"global"}:  # GPT-Neo's: windows under another name
+    if set(getattr(text, "attention_layers", ())) - {"global"}:  # GPT-Neo has windows under a different name
         return None
     return masks.from_sliding_window(width if getattr(text, "use_sliding_window", True) else None)
 
@@ -94,7 +94,7 @@ def is_causal(model: Any) -> bool:
     """Return whether a model of transformers is a causal language model."""
     text = _text(model.config)
     is_decoder = getattr(text, "is_decoder", None)
-    if is_decoder is False and hasattr(text, "add_cross_attention"):  # BERT and similar models, which can be both
+    if is_decoder is False and hasattr(text, "add_cross_attention"):  # BERT and similar models can be either
         return False
     if not getattr(text, "causal", True) or getattr(text, "attn_type", "uni") == "bi":  # XLM, XLNet
         return False

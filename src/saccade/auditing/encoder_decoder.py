@@ -1,4 +1,4 @@
-"""An encoder-decoder under test: its tokens as one row, source and then target, and its three rules as one."""
+"""An encoder-decoder under test, treated as one model over the source tokens followed by the target tokens."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from saccade.models import EncoderDecoder
 from saccade.support.errors import shown, type_error, value_error
 
 _SOURCE, _TARGET = "input_ids", "decoder_input_ids"
-_DEEP = 1 << 20  # more layers than any model has
+_DEEP = 1 << 20  # a number larger than the depth of any model
 
 
 def is_pair(model: object) -> bool:
-    """Return whether a model reads two texts: an encoder-decoder of transformers or saccade."""
+    """Return whether a model takes a source and a target, as encoder-decoders of transformers and saccade do."""
     if isinstance(model, EncoderDecoder):
         return True
     return isinstance(model, nn.Module) and _TARGET in inspect.signature(model.forward).parameters
 
 
 class EncoderDecoderUnderTest(ModelUnderTest):
-    """An encoder-decoder, whose tokens are the source's followed by the target's.
+    """An encoder-decoder under test, whose tokens are those of the source followed by those of the target.
 
     Args:
-        model: of transformers, with ``get_encoder()``; or a `saccade.models.EncoderDecoder`.
-        inputs: keyword arguments, among them token ids ``input_ids`` ``[batch, source_len]`` and ``decoder_input_ids``
-            ``[batch, target_len]``.
-        outputs: reads the target's rows of the model's result; the source's rows are the encoder's result.
+        model: a model of transformers with ``get_encoder()``, or a `saccade.models.EncoderDecoder`.
+        inputs: keyword arguments, including the token ids ``input_ids`` ``[batch, source_len]`` and
+            ``decoder_input_ids`` ``[batch, target_len]``.
+        outputs: a function that extracts the target's rows from the model's result. The source's rows are the
+            encoder's result.
     """
 
     def _find(self) -> None:
@@ -62,7 +63,7 @@ class EncoderDecoderUnderTest(ModelUnderTest):
 
     @property
     def depths(self) -> tuple[int, int]:
-        """The number of encoder and decoder layers, by the numbers in the names of their modules."""
+        """Numbers of encoder and decoder layers, counted by the numbers in module names."""
         found = {True: 1, False: 1}
         for name in self.modules:
             inside = name.startswith(self._prefix)
@@ -102,7 +103,7 @@ class EncoderDecoderUnderTest(ModelUnderTest):
                 return None
             del left[part]
             kept[part] = out.detach().clone()
-            return None if vectors is None else vectors[:, self.parts[part]].clone()  # some scale them in place
+            return None if vectors is None else vectors[:, self.parts[part]].clone()  # some models scale them in place
 
         def keep(module: nn.Module, arguments: tuple[Any, ...], out: Any) -> None:
             self.encoded = rows_of(out)
@@ -120,12 +121,12 @@ class EncoderDecoderUnderTest(ModelUnderTest):
             rule = "look both texts up in a torch.nn.Embedding, for vectors of one width"
             got = f"no table asked for the {next(iter(left))}" if left else [list(one.shape) for one in kept.values()]
             raise value_error("the model", rule, got)
-        if not hasattr(self, "vectors"):  # later ones may be moved by a unit
+        if not hasattr(self, "vectors"):  # later ones may differ by a unit of rounding
             self.vectors = torch.cat([kept["source"], kept["target"]], 1)
         return _joined(self.encoded, target)
 
     def _called(self, given: Tensor) -> Any:
-        assert isinstance(self.inputs, Mapping)  # or _two had raised
+        assert isinstance(self.inputs, Mapping)  # otherwise _two would have raised an error
         if isinstance(self.model, EncoderDecoder):
             more = {name: one for name, one in self.inputs.items() if name not in (_SOURCE, _TARGET)}
             return self.model(self.source, self.target, **more)
@@ -145,7 +146,7 @@ def _two(inputs: object) -> tuple[Tensor, Tensor]:
 
 
 def _joined(source: Tensor, target: Tensor) -> Tensor:
-    """Return the rows of both texts; the narrower rows are padded with zeros."""
+    """Concatenate the rows of source and target, padding the narrower rows with zeros."""
     both = [rows.reshape(*rows.shape[:2], -1) for rows in (source, target)]
     width = max(rows.shape[-1] for rows in both)
     return torch.cat([F.pad(rows, (0, width - rows.shape[-1])) for rows in both], 1)
@@ -156,23 +157,24 @@ _WHOLE = ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus", "m2m_100", 
 
 
 def pair_from_config(model: Any) -> dict[str, Mask] | None:
-    """Return the rules of plain encoder-decoders; None for other models, such as ones with windows."""
+    """Return the three rules of a plain encoder-decoder; None for other models, such as those with windows."""
     if isinstance(model, EncoderDecoder) or getattr(getattr(model, "config", None), "model_type", "") in _WHOLE:
         return {"encoder": masks.Full(), "decoder": masks.Causal(), "cross": masks.Full()}
     return None
 
 
 def joint_rules(declared: Declared, subject: EncoderDecoderUnderTest) -> tuple[list[Mask], str]:
-    r"""Return one rule for each encoder layer and then each decoder layer, over both texts; and a description.
+    r"""Return a rule over source and target for each encoder layer and then each decoder layer, and a description.
 
     .. math:: \begin{pmatrix} M_\text{encoder} & 0 \\ 0 & 0 \end{pmatrix}, \quad
               \begin{pmatrix} 0 & 0 \\ M_\text{cross} & M_\text{decoder} \end{pmatrix}
 
-    A decoder layer is two steps with residual connections. Their product is their union, since no source token depends
-    on a target token.
+    A decoder layer applies self-attention and cross-attention, each with a residual connection. Their composition is
+    the union of their rules, because no source token depends on a target token.
 
     Raises:
-        TypeError, ValueError: anything but masks, or lists of one mask for each layer, under these three names.
+        TypeError, ValueError: ``declared`` is not a mapping from these three names to masks, or to lists with one mask
+            for each layer.
     """
     hint = 'rule={"encoder": masks.Full(), "decoder": masks.Causal(), "cross": masks.Full()}'
     if not isinstance(declared, Mapping) or set(declared) != set(_NAMES):

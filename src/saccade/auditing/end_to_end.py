@@ -1,4 +1,4 @@
-"""End to end: outputs may depend on tokens only if the rules of all layers together allow it."""
+"""Audit a model end to end: outputs may depend on tokens only if the rules of all layers together allow it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from saccade.auditing.zero_gradients import Probe, ZeroGradient, ZeroGradientRep
 
 
 class EndToEnd:
-    """The probes of one model on one input, and their results.
+    """The end-to-end probes of one model on one input, and their results.
 
-    Every set is tested by two probes, since each misses leaks that the other finds. The gradient of an output by a
-    token that it must not see is exactly 0, so the smallest leak shows; but gradients do not pass through counts,
-    routers and rounding. A change of the tokens does, as long as it is larger than the noise.
+    Every set of tokens is tested by two probes, because each misses leaks that the other detects. The gradient of an
+    output by a token that it must not see is exactly 0, so gradients show even the smallest leak, but they do not pass
+    through counts, routers and rounding. A change of the tokens does, if its effect is larger than the noise.
 
     Args:
         subject: the model and its input.
         reach: the declared rules.
-        judged: rows that are judged, bool ``[batch, length]``: all but padding.
-        noise: measures the changes that are noise; called once a row moves that must not.
+        judged: the rows to check, bool ``[batch, length]``: all except padding.
+        noise: a function that measures how much noise changes the outputs. It is called only if a row changes that
+            must not.
         tests: number of sets of rows to test.
-        seed: seed of the changes and of the rows.
+        seed: seed of the changes and of the selection of rows.
 
     Attributes:
         findings: the first leak and the first blind pair.
         largest: largest change of a row that must not change, up to the first leak.
-        covered: share of the forbidden pairs that some change could have shown; None above 512 tokens.
-        hides_something: whether the rule forbids any pair, so that there was something to test.
-        no_gradient: why the outputs have no gradients; "" if they have.
+        covered: share of the forbidden pairs for which some change could have shown a leak; None for more than 512
+            tokens.
+        hides_something: whether the rule forbids any pair, so that there is something to test.
+        no_gradient: why the outputs have no gradients; empty if they have some.
         zero_gradients: the report on gradients that are 0 and should not be.
     """
 
@@ -64,11 +66,11 @@ class EndToEnd:
 
     @cached_property
     def floor(self) -> float:
-        """The largest change that is noise; 0 if no row moved that must not, so that noise was not measured."""
+        """The largest change of outputs that noise explains; 0 if not measured because no row changed wrongly."""
         return self._noise() if self.largest else 0.0
 
     def run(self) -> EndToEnd:
-        """Test all sets by both probes; stop at the first finding of each kind."""
+        """Test all sets of tokens with both probes, up to the first finding of each kind."""
         tried: list[tuple[Tensor, Tensor]] = []
         for keys in [*separating(self.reach), *(~own.sources for own in self._sets)]:
             clean = self.judged & ~self.reach.through(keys)
@@ -81,11 +83,11 @@ class EndToEnd:
         return self
 
     def swapped(self, keys: Tensor) -> Tensor:
-        """Return the vectors, with others for the tokens ``keys``."""
+        """Return the token vectors, with those of ``keys`` replaced."""
         return torch.where(keys.to(self._other.device)[..., None], self._other, self.subject.vectors)
 
     def effect(self, keys: Tensor) -> Tensor:
-        """Return how much each row changes if these tokens change."""
+        """Return how much each output row changes if these tokens change."""
         return row_differences(self.subject.run(self.swapped(keys)), self.subject.rows).cpu()
 
     def _found(self, kind: str) -> bool:
@@ -113,13 +115,16 @@ class EndToEnd:
             probe = Probe("", 0, number)
             sizes[probe] = pull(own.rows)
             zeros += self._zero_gradients(probe, own, (sizes[probe] == 0) & own.sources & self.judged)
-        del pull  # frees the graph before another is made
+        del pull  # free this graph before building the next
         self.zero_gradients = recheck(self.subject, zeros, sizes, self._pull_again)
         for one in self.zero_gradients.blind[:1]:
             self.findings.append(CounterExample("blind", one.row, one.first, 0.0, "", "gradient", self.subject.passes))
 
     def _puller(self, subject: ModelUnderTest, vectors: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Return a function from rows to the gradients of their outputs by every token, float64 ``[batch, length]``."""
+        """Return a function that computes the gradients of given output rows by every token, ``[batch, length]``.
+
+        They are float64.
+        """
         leaf, out = subject.graph(vectors)
         draw = torch.Generator().manual_seed(1)
 
@@ -151,7 +156,7 @@ class EndToEnd:
         self.findings.append(CounterExample("leak", row, (item, place), relative, "", "gradient", self.subject.passes))
 
     def _zero_gradients(self, probe: Probe, own: Rows, zero: Tensor) -> Iterator[ZeroGradient]:
-        """Yield the zeros of each row of a set; the rows share no source."""
+        """Yield the zero gradients of each row of a set whose rows have no source in common."""
         for item, place in own.rows.nonzero().tolist() if bool(zero.any()) else ():
             shown = self.reach.sources(self.reach.one(item, place))
             if bool((zero & shown).any()):
@@ -172,7 +177,7 @@ class EndToEnd:
 
 
 def _halved(tokens: Tensor, shows: Callable[[Tensor], bool]) -> tuple[int, int]:
-    """Return one token of a set for which ``shows`` holds, by bisection: log2 of its size runs."""
+    """Find a single token for which ``shows`` holds by bisecting a set, with log2 of its size calls."""
     while int(tokens.sum()) > 1:
         places = tokens.flatten().nonzero()[: (int(tokens.sum()) + 1) // 2, 0]
         half = torch.zeros_like(tokens).flatten().index_fill(0, places, True).view_as(tokens)

@@ -1,4 +1,4 @@
-"""Compare equivalent ways to run a model, with a tolerance measured by what one rounding does to that model."""
+"""Compare equivalent ways to run a model, with a tolerance derived from the effect of one rounding on that model."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from saccade.models.model_inputs import check_tokens
 from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import check_bool, check_int, check_number
 
-_TOLERANCE = 1e-11  # in true float64: correct pairs are within 1e-14, the smallest break observed was 8e-3
-_UNSURE = 0.1  # if one rounding moves a model this far (a router that flips), the comparison says little
+_TOLERANCE = 1e-11  # in true float64: correct pairs agree within 1e-14, and the smallest error observed was 8e-3
+_UNSURE = 0.1  # if one rounding changes the outputs this much (because a router flips), the comparison says little
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two ways of running a model, and how far apart they are.
+    """Two equivalent ways of running a model, and how much their rows differ.
 
     Attributes:
-        name: the claim that both sides are equal.
-        difference: the largest difference, by the root mean square of the expected rows; NaN for "not answered".
+        name: the claim that both ways give equal rows.
+        difference: the largest difference, relative to the root mean square of the expected rows; NaN for
+            "not answered".
         allowed: the difference that rounding explains; NaN for "not answered".
-        verdict: "held", "broken", or "not answered" if the model cannot be run this way, or raised.
+        verdict: "held", "broken", or "not answered" if the model cannot be run this way or raised an error.
         why: the dtype of the comparison, or why there is no answer.
-        where: the first row that differs by more than is allowed, as (batch item, place); None if there is none.
-        remedy: how to hold the claim with saccade's kernel, if that was tried and held; else empty.
+        where: the first row that differs by more than is allowed, as (batch item, position); None if there is none.
+        remedy: how to make the claim hold with saccade's kernel, if it held when that was tried; otherwise empty.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Pair:
 
 
 class _ModelInDtype(NamedTuple):
-    """A model in one dtype: its rows of the whole text, and how far rounding moves them."""
+    """A model in one dtype, with its rows for the full text and the effect of rounding on them."""
 
     runner: Runner
     whole: Tensor
@@ -72,36 +73,37 @@ def sameness(
     factor: float = FACTOR,
     seed: int = 0,
 ) -> list[Pair]:
-    """Check that a model gives the same in every way: alone or in a batch, padded, packed, in steps, in training mode.
+    """Check that equivalent ways to run a model give the same rows.
 
-    The tolerance is measured: two ways may differ by ``factor`` times what one rounding in every part of this model
-    does on these ids. If a copy of the model runs in float64 (see `TrueFloat64`), the copy is compared, and at least
-    1e-11 is allowed.
+    The ways are alone or in a batch, padded, packed, in chunks through a cache, and in training mode. The tolerance is
+    measured: two ways may differ by ``factor`` times the effect of one rounding in every part of this model on these
+    ids. If a copy of the model runs in float64 (see `TrueFloat64`), the copy is compared, and at least 1e-11 is
+    allowed.
 
     Args:
-        model: a model of transformers, a `saccade.models.Decoder` or `Encoder`, a module that takes ids alone, or a
-            `Runner` that knows how to run it. It runs in eval mode, and is left unchanged.
+        model: a model of transformers, a `saccade.models.Decoder` or `Encoder`, a module that takes only ids, or a
+            `Runner` that knows how to run it. It runs in eval mode and is left unchanged.
         ids: int ``[batch, len]``, without padding.
-        packed: lengths of texts that the first row of ``ids`` is cut into; each must give what it gives alone. None
-            leaves this check out.
+        packed: lengths of texts to cut the first row of ``ids`` into. Each text must give the same rows packed as
+            alone. None skips this check.
         padded: whether to check padding.
-        cache: whether to check steps through a cache.
-        against: names of attention implementations, such as ``"eager"`` and ``"sdpa"``.
-        outputs: makes rows ``[batch, len, ...]`` of the model's result: the logits, or the last hidden states, or
-            the tensor itself, when None.
-        factor: how many times the effect of one rounding a model may differ by.
+        cache: whether to check runs in chunks through a cache.
+        against: names of attention implementations to compare with, such as ``"eager"`` and ``"sdpa"``.
+        outputs: a function that extracts rows ``[batch, len, ...]`` from the model's result. None uses the logits, the
+            last hidden states or the tensor itself.
+        factor: the allowed difference, as a multiple of the effect of one rounding.
         seed: seed of the rounding.
 
     Returns:
-        One `Pair` for each claim. An exception of the model becomes "not answered".
+        One `Pair` for each claim. If the model raises an exception, the claim is "not answered".
 
     Raises:
-        TypeError: no such model, or ids that are no integers.
-        ValueError: ids outside the vocabulary, fewer than two of them, lengths that do not sum to the row, or a
-            function ``outputs`` that returns something else.
+        TypeError: the model is of no supported type, or the ids are not integers.
+        ValueError: the ids are outside the vocabulary or fewer than two, the lengths do not sum to the length of a
+            row, or ``outputs`` does not return rows.
 
-    Cost: about 20 runs, and with ``cache`` as many steps as there are tokens; a copy of the model in float64, and
-    briefly a second copy.
+    Cost: about 20 runs, and with ``cache`` a run for each token; memory for a copy of the model in float64, and
+    briefly for a second copy.
     """
     runner = runner_of(model, outputs)
     lengths = _checked(runner, ids, packed, against)
@@ -127,7 +129,7 @@ def sameness(
 def _in_both_dtypes(
     runner: Runner, ids: Tensor, factor: float, seed: int
 ) -> tuple[_ModelInDtype, _ModelInDtype | None, str]:
-    """Return the model as it is, and its copy in float64, or None and the reason."""
+    """Return the model in its own dtype and its copy in float64; without a copy, None and the reason."""
     whole, noise = _with_noise(runner, ids, seed)
     stored = torch.finfo(whole.dtype).eps
     copied, reason = float64_copy(runner.model, lambda model: runner.on(model).whole(ids))
@@ -144,9 +146,10 @@ def _in_both_dtypes(
 
 
 def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> tuple[Tensor, float]:
-    """Return the whole run, and the effect of one rounding in every module and in the outputs themselves.
+    """Return the rows of the full text, and the effect of one rounding in every module and in the outputs themselves.
 
-    The last step of a model need not be a module: a head that shares its weights with the embedding often is none.
+    The outputs are included because a model need not end with a module. A head that shares its weights with the
+    embedding is often a plain function call.
     """
     whole = runner.whole(ids)
     noise = jitter(runner.model, lambda: runner.whole(ids), seed=seed, tables=stored)
@@ -154,7 +157,7 @@ def _with_noise(runner: Runner, ids: Tensor, seed: int, stored: float = 0.0) -> 
 
 
 def _judged(name: str, way: RunPair, models: Sequence[_ModelInDtype]) -> Pair:
-    """Compare a pair in the first dtype in which the model runs it."""
+    """Compare the two sides of a pair, in the first dtype in which the model can run them."""
     failed = ""
     for model in models:
         try:
@@ -165,7 +168,7 @@ def _judged(name: str, way: RunPair, models: Sequence[_ModelInDtype]) -> Pair:
             raise
         except Unanswered as answer:
             return _unanswered(name, str(answer))
-        except Exception as error:  # a model may raise anything, which does not prove it wrong
+        except Exception as error:  # a model may raise any error, which does not prove it wrong
             failed = describe_error(error)
     return _unanswered(name, failed)
 
@@ -184,7 +187,7 @@ def _unanswered(name: str, why: str) -> Pair:
 
 
 def _with_remedy(pairs: Sequence[Pair], by_ours: Pair, lengths: Sequence[int]) -> list[Pair]:
-    """Return the pairs; if saccade's kernel separates packed texts, broken claims about them say how to use it."""
+    """Add a remedy to broken pairs of packed texts, if saccade's kernel separates the texts: how to use it."""
     if by_ours.verdict != "held":
         return list(pairs)
     install = f'saccade.integrations.transformers.install("saccade-packed", mask=Documents({list(lengths)}))'
@@ -196,7 +199,7 @@ def _with_remedy(pairs: Sequence[Pair], by_ours: Pair, lengths: Sequence[int]) -
 
 
 def _dtypes(own: _ModelInDtype, wide: _ModelInDtype | None, reason: str) -> Iterator[Pair]:
-    """Yield the comparison of the model in its dtype with float64; the rounding of its dtype is allowed."""
+    """Yield the comparison of the model in its dtype with its float64 copy, allowing for rounding in that dtype."""
     if own.whole.dtype is torch.float64:
         return
     name = f"{str(own.whole.dtype).removeprefix('torch.')} = float64"
@@ -204,7 +207,7 @@ def _dtypes(own: _ModelInDtype, wide: _ModelInDtype | None, reason: str) -> Iter
 
 
 def _checked(runner: Runner, ids: Tensor, packed: Sequence[int] | None, against: Sequence[str]) -> tuple[int, ...]:
-    """Check the arguments of the user, and return the lengths of packed texts."""
+    """Check the user's arguments, and return the lengths of the packed texts."""
     check_tokens("ids", ids, runner.vocab_size)
     if not len(ids) or ids.shape[1] < 2:
         raise value_error("ids", "be at least one row of two tokens", list(ids.shape))
@@ -218,10 +221,10 @@ def _checked(runner: Runner, ids: Tensor, packed: Sequence[int] | None, against:
 
 
 def runner_of(model: object, outputs: Outputs | None = None) -> Runner:
-    """Return the runner for a model; a `Runner` is returned as it is.
+    """Return the runner for a model; a `Runner` is returned unchanged.
 
     Raises:
-        TypeError: neither a module nor a runner.
+        TypeError: the model is neither a module nor a runner.
     """
     if isinstance(model, Runner):
         return model

@@ -1,4 +1,4 @@
-"""Pairs of equivalent ways to run a model: the rows of one, and the rows it should return."""
+"""Pairs of equivalent ways to run a model. Each gives the rows of one way, and the rows that they should equal."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _PAD, _SHIFT = 8, 13
 
 
 class FullRun(NamedTuple):
-    """A model in one dtype, and its rows of the whole text."""
+    """A model in one dtype, with its rows for the full text."""
 
     runner: Runner
     whole: Tensor
 
 
 RunPair = Callable[[FullRun], tuple[Tensor, Tensor]]
-"""A function that runs a model in one way; it returns the rows, and the rows that they should equal."""
+"""A function that runs a model in one way and returns the rows, and the rows that they should equal."""
 
 
 def ways(
     runner: Runner, ids: Tensor, *, packed: Sequence[int], padded: bool, cache: bool, against: Sequence[str]
 ) -> Iterator[tuple[str, RunPair]]:
-    """Yield the chosen pairs, each with the name of the claim that both sides are equal."""
+    """Yield the selected pairs of ways to run a model, each with the name of the claim that both give equal rows."""
     yield "one by one = in a batch", _batched(ids)
     yield "in training, without dropout", lambda own: (own.runner.trained().whole(ids), own.whole)
     yield "positions shifted", lambda own: (own.runner.shifted(ids, _SHIFT), own.whole)
@@ -42,7 +42,7 @@ def ways(
 
 
 def packed_with_our_kernel(ids: Tensor, lengths: Sequence[int]) -> RunPair:
-    """Return the pair of packed texts on saccade's kernel, which gets their lengths."""
+    """Return the pair that compares packed texts with separate ones on saccade's kernel, which gets their lengths."""
     return lambda own: (own.runner.ours(lengths).packed(ids[:1], lengths), _alone(own.runner, ids[:1], lengths))
 
 
@@ -91,9 +91,10 @@ def _steps(ids: Tensor, window: int | None) -> list[tuple[str, RunPair]]:
 
 
 def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
-    """Return pairs that crop, fork or reorder a cache in the middle of a text, which must not change the rows after it.
+    """Return pairs that crop, fork or reorder a cache in the middle of a text, which must not change later rows.
 
-    The other side reads the same two pieces with an untouched cache; steps are compared with a whole run elsewhere.
+    The expected rows come from the same two chunks with an unmodified cache. Other pairs compare chunks with a full
+    run.
     """
     n, half = ids.shape[1], ids.shape[1] // 2
     other = torch.cat([ids[:, :half], ids.flip(1)[:, : n - half]], 1)
@@ -126,7 +127,7 @@ def _cached(ids: Tensor) -> list[tuple[str, RunPair]]:
 
 
 def _continued(want: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows ``after``, preceded by the expected rows before them, and the expected rows."""
+    """Return a pair that differs only after the middle of a text: expected rows followed by ``after``, and ``want``."""
     return torch.cat([want[:, : want.shape[1] - after.shape[1]], after], 1), want
 
 

@@ -1,4 +1,4 @@
-"""CounterExample: a pair of tokens, or two runs, that contradict a rule. ClaimResult: the verdict on one claim."""
+"""Results of an audit: `ClaimResult` is the verdict on a claim, and `CounterExample` shows that a claim is broken."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Kind = Literal["leak", "blind", "differs"]
 
 @dataclasses.dataclass(frozen=True)
 class CounterExample:
-    """One counter-example.
+    """A counter-example to a claim: a pair of tokens, or two runs that differ.
 
     Attributes:
-        kind: "leak" (an output depends on a token that the rule hides from it), "blind" (it does not depend on one that
-            it should), "differs" (two equivalent runs differ).
-        row: batch item and place of the output.
-        key: batch item and place of the token; None if runs differ.
-        size: size of the effect: a change by the root mean square of all outputs, a gradient by the median of
-            the allowed ones; 0 for "blind".
-        module: name of the module where it first appears; empty if that is not known.
+        kind: "leak" (an output depends on a token that the rule hides from it), "blind" (an output does not depend on
+            a token that it should see) or "differs" (two equivalent runs differ).
+        row: batch item and position of the output.
+        key: batch item and position of the token; None if runs differ.
+        size: size of the effect: a change relative to the root mean square of all outputs, or a gradient relative to
+            the median of the allowed ones; 0 for "blind".
+        module: name of the module where the effect first appears; empty if unknown.
         probe: the probe that detected it.
-        passes: forward and backward passes until then.
-        nouns: names of the row and the token; "source" and "target" in an encoder-decoder.
+        passes: number of forward and backward passes before it was detected.
+        nouns: what to call the row and the token; "source" and "target" in an encoder-decoder.
     """
 
     kind: Kind
@@ -37,7 +37,7 @@ class CounterExample:
 
     @property
     def pair(self) -> str:
-        """The pair in words."""
+        """The pair of output and token in words."""
         row = f"{self.nouns[0]} {self.row[1]}" + (
             f" of item {self.row[0]}" if self.row[0] or (self.key or (0,))[0] else ""
         )
@@ -47,22 +47,22 @@ class CounterExample:
         return f"{row} {'depends on' if self.kind == 'leak' else 'does not see'} {key}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the counter-example as plain values for JSON."""
         key = None if self.key is None else list(self.key)
         return dataclasses.asdict(self) | {"row": list(self.row), "key": key, "nouns": list(self.nouns)}
 
 
 @dataclasses.dataclass(frozen=True)
 class ClaimResult:
-    """The result of one claim.
+    """The result of one claim of an audit.
 
     Attributes:
         name: the claim's name.
         verdict: "held", "broken" or "not answered".
-        largest: largest effect where there should be none.
-        allowed: the effect that rounding alone can have.
-        finding: the counter-example of a broken claim.
-        why: why it was not answered, or a remark.
+        largest: the largest effect where there should be none.
+        allowed: the largest effect that rounding alone can have.
+        finding: the counter-example to a broken claim.
+        why: why the claim was not answered, or a remark.
     """
 
     name: str
@@ -73,7 +73,7 @@ class ClaimResult:
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; numbers that are not finite become None."""
+        """Return the result as plain values for JSON; numbers that are not finite become None."""
         return {
             "name": self.name,
             "verdict": self.verdict,

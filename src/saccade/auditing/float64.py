@@ -1,4 +1,4 @@
-"""True float64: run a model without the parts that convert to float32 inside."""
+"""True float64: run a model in float64 even where its code converts to float32."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Model = TypeVar("Model", bound=Callable[..., Any])
 
 
 class TrueFloat64(TorchFunctionMode):
-    """A mode in which torch's functions return float64 if they are asked for float32.
+    """A mode in which torch's functions return float64 where the code requests float32.
 
-    ``model.double()`` does not make a model compute in float64: norms, softmax and rotary angles of many models
-    convert to float32 by name. The mode reaches calls of torch's functions, not compiled graphs or fused kernels.
+    ``model.double()`` alone does not make a model compute in float64, because the norms, softmax and rotary angles of
+    many models convert to float32 explicitly. The mode affects calls of torch's functions, but not compiled graphs or
+    fused kernels.
 
     Example:
         >>> x = torch.ones(2, dtype=torch.float64)
@@ -37,13 +38,13 @@ class TrueFloat64(TorchFunctionMode):
 
 
 def float64_copy(model: Model, run: Callable[[Model], Tensor]) -> tuple[Model | None, str]:
-    """Return a copy of a model in float64, if the copy runs in `TrueFloat64`; else None and the reason.
+    """Return a float64 copy of a model if it runs in `TrueFloat64`; otherwise None and the reason.
 
     Args:
-        model: left unchanged; a function, which has no dtype, is returned itself.
-        run: runs the copy, and returns its outputs.
+        model: the model, which is left unchanged. A function has no dtype and is itself returned.
+        run: a function that runs the copy and returns its outputs.
 
-    Cost: a copy of the model, twice as large if it is in float32, and one run.
+    Cost: memory for a copy of the model, twice as large if the model is in float32, and one run.
     """
     try:
         wide = copy.deepcopy(model).double() if isinstance(model, nn.Module) else model
@@ -51,13 +52,13 @@ def float64_copy(model: Model, run: Callable[[Model], Tensor]) -> tuple[Model | 
             wide.set_experts_implementation("eager")  # grouped matrix products do not support float64
         with TrueFloat64(), torch.no_grad():
             out = run(wide)
-    except Exception as error:  # a model may raise anything; the caller goes on in the model's dtype
+    except Exception as error:  # a model may raise any error; the caller then continues in the model's dtype
         return None, describe_error(error)
     return (wide, "") if out.dtype is torch.float64 else (None, f"its outputs stay {out.dtype}")
 
 
 def describe_error(error: Exception) -> str:
-    """Return the type of an exception and its first line, safe to print."""
+    """Return the type of an exception and the first line of its message, safe to print."""
     first = str(error).strip().partition("\n")[0]
     return visible(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 

@@ -1,4 +1,4 @@
-"""Find the tokens among the inputs of a model, and in the calls of its embedding table."""
+"""Find the tokens among the inputs of a model and in the calls of its embedding table."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _KNOWN = ("inputs_embeds", "input_ids", "tokens")
 
 
 class InputFormat(NamedTuple):
-    """Facts about a model's inputs that cannot be read off them.
+    """The format of a model's inputs: facts that the inputs themselves do not show.
 
     Args:
         tokens: name of the argument that holds the tokens or vectors; None to search for it.
-        batch_first: whether these are ``[batch, length, ...]``; else ``[length, batch, ...]``.
+        batch_first: whether these are ``[batch, length, ...]`` rather than ``[length, batch, ...]``.
         module: the model that a function calls.
     """
 
@@ -30,7 +30,7 @@ class InputFormat(NamedTuple):
 
     @classmethod
     def of(cls, model: object, tokens: object, batch_first: object, module: object) -> InputFormat:
-        """Check a user's arguments, and return the format."""
+        """Build the input format from a user's arguments, after checking them."""
         check_type("tokens", tokens, (str, type(None)), "be the name of an argument of the model, or None")
         hint = "audit(lambda x: model(x, x), rule, inputs=ids, module=model)"
         check_type("module", module, (nn.Module, type(None)), "be the module that a function calls", hint=hint)
@@ -40,13 +40,13 @@ class InputFormat(NamedTuple):
 
 
 def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) -> Tensor:
-    """Return the token ids or vectors among the inputs.
+    """Find the token ids or vectors among a model's inputs.
 
-    The argument called ``name`` holds them; else one with a name of transformers; else the only tensor that can hold
-    tokens; else the first parameter of the model.
+    They are in the argument called ``name``; otherwise in one with a name that transformers uses, in the only tensor
+    that can hold tokens, or in the first parameter of the model.
 
     Raises:
-        TypeError, ValueError: no argument holds them, or several could.
+        TypeError, ValueError: no argument holds tokens or vectors, or several could.
     """
     if isinstance(inputs, Tensor):
         if name is not None:
@@ -71,14 +71,14 @@ def found_tokens(model: Callable[..., Any], inputs: object, name: str | None) ->
 
 
 def is_turned(ids: object, tokens: Tensor) -> bool | None:
-    """Return whether a table looks up the tokens as ``[length, batch]`` instead of ``[batch, length]``.
+    """Return whether an embedding table receives the tokens as ``[length, batch]`` instead of ``[batch, length]``.
 
     Args:
         ids: the input of the table, of any shape.
-        tokens: ``[batch, length]``.
+        tokens: the tokens, ``[batch, length]``.
 
     Returns:
-        None if ``ids`` are not these tokens.
+        Whether they are transposed; None if ``ids`` are not these tokens.
     """
     if not isinstance(ids, Tensor) or ids.numel() != tokens.numel() or ids.device != tokens.device:
         return None

@@ -1,4 +1,4 @@
-"""Detect attention: modules that weight tokens by content, not by fixed numbers like a convolution."""
+"""Detect attention: modules that weight tokens by their content, not by fixed numbers as a convolution does."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _PRODUCTS = ("BmmBackward", "MmBackward", "BaddbmmBackward", "AddmmBackward")
 
 
 def attends(rows: Tensor, leaf: Tensor) -> bool:
-    """Return whether some product or softmax between these has weights that depend on ``leaf``.
+    """Return whether a module attends: it weights tokens by content on the way from ``leaf`` to ``rows``.
 
-    It searches the graph of autograd for a softmax of a tensor that depends on the leaf, a product of two matrices that
-    both do, or an operation with a custom backward pass, which may do anything. A convolution, a shift of tokens and a
-    recurrence of elementwise operations have none of these.
+    The function searches the autograd graph for a softmax of a tensor that depends on the leaf, a matrix product of two
+    tensors that both depend on it, or an operation with a custom backward pass, which may do anything. A convolution,
+    a shift of tokens and a recurrence of elementwise operations have none of these.
 
     Args:
         rows: outputs of a module, with a graph.
         leaf: its inputs.
 
-    Cost: one step for each node of the graph.
+    Cost: one visit to each node of the graph.
     """
     depends: dict[Any, bool] = {}
     todo = [rows.grad_fn]
@@ -46,9 +46,10 @@ def attends(rows: Tensor, leaf: Tensor) -> bool:
 
 
 def reaching_others(rows: Tensor, leaf: Tensor) -> Tensor:
-    """Return the tokens on which the row of another token depends, bool ``[batch, length]``.
+    """Return the tokens that influence the row of any other token, bool ``[batch, length]``.
 
-    The indices of two tokens differ in some bit, so the gradients of rows with this bit by tokens without it suffice.
+    The indices of two different tokens differ in at least one bit. So for each bit, the function computes the gradients
+    of rows whose index has this bit by tokens whose index does not, and the reverse.
 
     Args:
         rows: outputs of a module, ``[batch, length, ...]``, with a graph.
@@ -68,7 +69,7 @@ def reaching_others(rows: Tensor, leaf: Tensor) -> Tensor:
 
 
 def _weights(node: Any, count: int) -> bool:
-    """Return whether a node weights by content, if ``count`` of its inputs depend on the leaf."""
+    """Return whether a graph node weights tokens by content, given that ``count`` of its inputs depend on the leaf."""
     name = node.name()
     is_own = isinstance(node, BackwardCFunction) or "CppNode" in name
     return count > 0 and (is_own or name.startswith(_WEIGHTS) or (count > 1 and name.startswith(_PRODUCTS)))

@@ -1,4 +1,4 @@
-"""Locate a leak: the first module that changes a row although no allowed path leads from the changed token to it."""
+"""Locate a leak: find the first module that carries a change of a token to a row that it must not influence."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Sums = tuple[list[Tensor], list[Tensor]]
 
 
 def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], vectors: Tensor) -> str:
-    """Return the name of the first module that carries a change of one token to a row that it must not reach.
+    """Return the name of the first module that leaks: it carries a change of one token to a row that must not see it.
 
-    Two runs are compared row by row and bit by bit: the model's own, and one with another vector for the token. A row
-    counts if no path leads to it up to the module's layer, and its input to the module is unchanged but its output is
-    not.
+    Two runs are compared row by row and bit by bit: one with the model's own vectors, and one with a different vector
+    for the token. A row shows a leak if no allowed path leads to it up to the module's layer and the module changes its
+    output row although its input row is unchanged.
 
     Returns:
-        The name in the model; "" if hooks show nothing.
+        The name of the module in the model; empty if hooks show nothing.
 
-    Cost: two forward passes; 8 bytes for each row and module.
+    Cost: two forward passes, and 8 bytes for each row and module.
     """
     before, after = _Sums(subject), _Sums(subject)
     for recorder, changed in ((before, None), (after, vectors)):
@@ -53,7 +53,7 @@ def first_module(subject: ModelUnderTest, reach: Reach, key: tuple[int, int], ve
 
 
 class _Sums:
-    """Checksums of the bits of every input row and output row of each module, call by call."""
+    """Checksums of the bits of all input rows and output rows of each module, for each call."""
 
     def __init__(self, subject: ModelUnderTest):
         self.subject, self.found = subject, dict[str, Sums]()

@@ -19,19 +19,19 @@ def model_of(path: Path, *, seed: int = 0) -> nn.Module:
     """Load a model of transformers in evaluation mode.
 
     Args:
-        path: a folder with config.json and safetensors; or a config.json alone, for random weights, which suffice to
-            find a leak.
+        path: a folder with config.json and safetensors, or only a config.json. The model then has random weights, which
+            are enough to detect a leak.
         seed: seed of random weights.
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: no configuration of a model that transformers knows.
+        ValueError: the path holds no configuration of a model that transformers supports.
     """
     with quiet_transformers("audit") as transformers, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             return _load(transformers, path).eval()
-        except Exception as error:  # loading an arbitrary folder may raise anything
+        except Exception as error:  # loading an arbitrary folder may raise any error
             first = str(error).strip().partition("\n")[0] or type(error).__name__
             rule = "be a configuration that transformers knows"
             raise value_error("MODEL", rule, f"{path} ({first})") from None
@@ -39,10 +39,10 @@ def model_of(path: Path, *, seed: int = 0) -> nn.Module:
 
 @contextmanager
 def quiet_transformers(command: str) -> Iterator[Any]:
-    """Yield the package transformers, without its warnings and progress bars within the block.
+    """Import transformers for the loading of a model, and silence its warnings and progress bars within the block.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: transformers is not installed.
     """
     try:
         import transformers  # noqa: PLC0415  optional

@@ -1,4 +1,4 @@
-"""ModelUnderTest: a model from tokens to output rows, whose token vectors can be replaced."""
+"""The class `ModelUnderTest`: a model that maps tokens to output rows, whose token vectors an audit can replace."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 def depth_of(name: str, layers: int) -> int:
-    """Return the layer of a module: the first number in its name; the last layer if there is none."""
+    """Return the layer of a module: the first number in its name, or the last layer if the name has no number."""
     numbers = [int(part) for part in re.split(r"[._]", name) if part.isdigit()]
     return min(numbers[0], layers - 1) if numbers else layers - 1
 
 
 class NoGradientError(Exception):
-    """The outputs have no gradients; the message says why."""
+    """Error for a model under test whose outputs have no gradients; the message says why."""
 
 
 def rows_of(out: Any) -> Tensor:
-    """Return the rows of a model's result: logits, hidden states, the tensor itself, or the first of a tuple."""
+    """Return the output rows in a model's result: logits, hidden states, the tensor itself, or a tuple's first item."""
     for name in ("logits", "last_hidden_state"):
         if isinstance(rows := getattr(out, name, None), Tensor):
             return rows
@@ -49,22 +49,22 @@ def rows_of(out: Any) -> Tensor:
 
 
 class ModelUnderTest:
-    """A model from tokens or vectors to output rows, with access to the vectors of the tokens.
+    """A model that maps tokens or vectors to output rows, with access to the tokens' vectors.
 
     Args:
         model: a module or a function.
-        inputs: token ids or vectors, ``[batch, length]`` or ``[batch, length, width]``; or all keyword arguments, with
-            one of these among them.
-        outputs: reads the rows ``[batch, length, ...]`` of the model's result; see `rows_of`. Rows
-            ``[length, batch, ...]`` are recognised.
+        inputs: token ids ``[batch, length]`` or vectors ``[batch, length, width]``, or all keyword arguments, one of
+            which holds these.
+        outputs: a function that extracts the rows ``[batch, length, ...]`` from the model's result; see `rows_of`.
+            Rows ``[length, batch, ...]`` are also recognised.
         group: processes that run the model together; None for one process.
-        form: facts about the inputs that cannot be read off them.
+        form: facts about the inputs that the inputs themselves do not show.
 
     Attributes:
         tokens: the tokens or vectors, batch first.
         vectors: the tokens' vectors, ``[batch, length, width]``.
-        rows: the model's own outputs, ``[batch, length, ...]``.
-        passes: forward and backward passes so far.
+        rows: the model's outputs for these vectors, ``[batch, length, ...]``.
+        passes: number of forward and backward passes so far.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ModelUnderTest:
         self.form = InputFormat() if form is None else form
         self.passes = 0
         self.table: nn.Module | None = None
-        self._rows_are_turned = False  # used if there are as many texts as tokens; else the shape decides
+        self._rows_are_turned = False  # used only if batch and length are equal; otherwise the shape decides
         self._find()
         check_same(self.tokens, group)
         self.rows = self.run()
@@ -90,35 +90,35 @@ class ModelUnderTest:
         self._time_first = names_time_first(self.modules, self.run, self._other_text) if is_square else frozenset()
 
     def _find(self) -> None:
-        """Find the tokens, or their vectors, among the inputs."""
+        """Find the tokens or their vectors among the model's inputs."""
         self.raw_tokens = found_tokens(self.model, self.inputs, self.form.tokens)
         self.tokens = self.raw_tokens if self.form.batch_first else self.raw_tokens.transpose(0, 1).contiguous()
         self.vectors = self.tokens.detach()
 
     @property
     def module(self) -> nn.Module | None:
-        """The model, or the one that a function calls; None if it is not known."""
+        """The model under test, or the module that it calls if it is a function; None if that is unknown."""
         return self.model if isinstance(self.model, nn.Module) else self.form.module
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """Modules of the model by name, without the embedding table; none for a function."""
+        """Modules of the model by name, without the embedding table; empty if the module is unknown."""
         named = () if self.module is None else self.module.named_modules()
         return {name: module for name, module in named if name and module is not self.table}
 
     @property
     def _other_text(self) -> Tensor:
-        """The vectors, with other ones for all tokens of the first batch item."""
+        """The token vectors, with different ones for all tokens of the first batch item."""
         draw = torch.Generator().manual_seed(0)
         changed = self.vectors.clone()
         changed[0] += torch.randn(changed[0].shape, generator=draw, dtype=torch.float64).to(changed)
         return changed
 
     def as_rows(self, name: str, x: Tensor) -> tuple[Tensor, bool] | None:
-        """Return a tensor of a module as rows ``[batch, length, ...]``, and whether it was ``[length, batch, ...]``.
+        """Return a module's input or output as rows ``[batch, length, ...]``, if it holds rows of the module's text.
 
         Returns:
-            None for a tensor that holds no rows of the module's text.
+            The rows, and whether the tensor was ``[length, batch, ...]``; None if it holds no such rows.
         """
         own, (batch, _), sizes = self.part_of(name), self.shape, tuple(x.shape[:2])
         length = own.stop - own.start
@@ -129,46 +129,46 @@ class ModelUnderTest:
 
     @property
     def as_written(self) -> ModelUnderTest:
-        """The same model without compiled code, so that hooks see every module."""
+        """The same model without compiled code, so that hooks run for every module."""
         return self
 
     @property
     def parts(self) -> dict[str, slice]:
-        """The texts that a model reads, and the tokens of each; here one text."""
+        """The range of tokens of each text that the model reads, by name; here a single text."""
         return {"text": slice(0, self.shape[1])}
 
     def part_of(self, name: str) -> slice:
-        """Return the tokens whose rows a module takes."""
+        """Return the range of tokens whose rows a module takes."""
         return slice(0, self.shape[1])
 
     def read_from(self, hidden: Tensor) -> slice | None:
-        """Return the tokens of the encoded text whose rows a decoder attends to; None for other rows."""
+        """Return the range of source tokens if ``hidden`` holds encoded rows that a decoder attends to, else None."""
         return None
 
     def layer_of(self, name: str, layers: int) -> int:
-        """Return the layer of a module, of ``layers`` layers."""
+        """Return the index of a module's layer in a model with ``layers`` layers."""
         return depth_of(name, layers)
 
     def in_its_text(self, finding: CounterExample) -> CounterExample:
-        """Return a finding with places counted in their texts."""
+        """Return a counter-example with positions counted from the beginning of their own text."""
         return finding
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Batch items and tokens."""
+        """Numbers of batch items and tokens."""
         return self.tokens.shape[0], self.tokens.shape[1]
 
     @property
     def borders(self) -> list[int]:
-        """The tokens on both sides of the borders between the shares of processes, if these are equally long."""
+        """The tokens on both sides of each border between two processes, assuming that all have equally many tokens."""
         size = 1 if self.group is None else self.group.size()
         return [self.shape[1] * rank // size + side for rank in range(1, size) for side in (-1, 0)]
 
     @cached_property
     def in_float64(self) -> tuple[ModelUnderTest | None, str]:
-        """The same model in float64, for use within `TrueFloat64`; else None and the reason.
+        """The same model in float64, for use within `TrueFloat64`; without it, None and the reason.
 
-        Cost: a copy of the model in float64, and a few runs; once.
+        Cost: on first use, memory for a float64 copy of the model, and a few runs.
         """
 
         def wide(model: Callable[..., Any]) -> ModelUnderTest:
@@ -183,12 +183,14 @@ class ModelUnderTest:
             return wide(model), ""
 
     def run(self, vectors: Tensor | None = None) -> Tensor:
-        """Return the output rows, with other vectors for the tokens if not None; without gradient."""
+        """Run the model without gradients and return its output rows, with ``vectors`` for the tokens if given."""
         with torch.no_grad():
             return broadcast_first(self._run(vectors), self.group)
 
     def graph(self, vectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the vectors as a leaf (the tokens' own when None), and output rows that depend on them.
+        """Run the model with gradients: return the token vectors as a leaf, and output rows that depend on them.
+
+        ``vectors`` replace the token vectors if given.
 
         Raises:
             NoGradientError: the outputs have no gradient, or a kernel has no backward pass.
@@ -220,7 +222,7 @@ class ModelUnderTest:
             if vectors is None:
                 return None
             changed = vectors.transpose(0, 1) if turned else vectors
-            return changed.clone(memory_format=torch.contiguous_format).view(out.shape)  # some scale it in place
+            return changed.clone(memory_format=torch.contiguous_format).view(out.shape)  # some models scale it in place
 
         tables = [] if self.module is None else [own for own in self.module.modules() if isinstance(own, nn.Embedding)]
         handles = [own.register_forward_hook(swap) for own in tables]
@@ -243,7 +245,7 @@ class ModelUnderTest:
         return self.model(**{name: tokens if one is self.raw_tokens else one for name, one in self.inputs.items()})
 
     def _in_rows(self, out: Any) -> Tensor:
-        """Return the rows of the model's result, ``[batch, length, ...]``."""
+        """Extract the output rows ``[batch, length, ...]`` from the model's result."""
         rows, (batch, length) = self.outputs(out), self.shape
         is_turned = self._rows_are_turned if batch == length else tuple(rows.shape[:2]) == (length, batch)
         return rows.transpose(0, 1) if is_turned else rows
@@ -256,14 +258,14 @@ class ModelUnderTest:
 
 
 def can_cache(model: nn.Module) -> bool:
-    """Return whether a model of transformers takes ``use_cache``, by a parameter or through its ``**kwargs``."""
+    """Return whether a model of transformers takes ``use_cache``, as a parameter or through its ``**kwargs``."""
     parameters = inspect.signature(model.forward).parameters
     has_kwargs = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     return "use_cache" in parameters or (has_kwargs and hasattr(getattr(model, "config", None), "use_cache"))
 
 
 def _no_table(module: nn.Module | None, tables: int, *, is_compiled: bool) -> ValueError:
-    """Return the error for a model whose token vectors cannot be replaced."""
+    """Build the error for a model whose token vectors cannot be replaced."""
     if module is None:
         hint = "module= names the model that a function calls; or give vectors [batch, length, width]"
         return value_error("module", "be given for a function of tokens, whose tables are not seen", None, hint=hint)

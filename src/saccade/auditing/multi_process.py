@@ -1,8 +1,8 @@
-"""Several processes that run one model together: all must see the same numbers, and so take the same branches.
+"""Audit a model that several processes run together. All must use the same numbers to take the same branches.
 
-Each process has the whole inputs and outputs, but every pass waits for all: a process in another branch would wait
-forever. So every decision uses the numbers of the first process. The gradient in one process is a share of the model's
-gradient; the sum over the processes is the model's.
+Each process has the full inputs and outputs, but every pass waits for all processes, so a process in a different branch
+would wait forever. Therefore every decision uses the numbers of the first process. Each process computes a part of the
+model's gradient, which is the sum over the processes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def replicated(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the module that DistributedDataParallel replicates, without its communication; other models unchanged.
+    """Return the module inside DistributedDataParallel, which runs without communication; other models unchanged.
 
     Raises:
-        ValueError: the replicas are compiled with their messages.
+        ValueError: the replicas are compiled together with their communication.
     """
     if isinstance(getattr(model, "_orig_mod", None), nn.parallel.DistributedDataParallel):
         rule = "be compiled before it is replicated"
@@ -41,12 +41,12 @@ def broadcast_first(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def shared(vectors: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Return the same vectors; their gradient is summed over the processes, in every process."""
+    """Return the vectors unchanged, but with a gradient that is summed over all processes."""
     return vectors if group is None else _Shared.apply(vectors, group)
 
 
 def check_same(tensor: Tensor, group: ProcessGroup | None) -> None:
-    """Raise in all processes if the inputs differ in one."""
+    """Raise an error in all processes if the inputs of any process differ."""
     if group is None:
         return
     differs = torch.tensor(float(not torch.equal(broadcast_first(tensor, group), tensor)), device=tensor.device)

@@ -1,4 +1,4 @@
-"""Choose the sets of tokens to change and of rows to test, so that few runs cover many pairs."""
+"""Select sets of tokens to change and sets of rows to test, so that an audit covers many pairs with few runs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from torch import Tensor
 from saccade.auditing.reachability import Reach
 
 LONG = 512
-"""Number of tokens above which passes are slow: pairs are not counted, and few gradients are computed."""
+"""Number of tokens above which passes are slow, so pairs are not counted and few gradients are computed."""
 PULLED = 2
-"""Number of sets of rows whose gradients are computed for longer inputs; a backward pass costs two forward passes."""
+"""Number of sets of rows whose gradients are computed for longer inputs, because backward passes are expensive.
+
+Each costs about two forward passes.
+"""
 
 
 class Rows(NamedTuple):
-    """Outputs that share no source, and their sources.
+    """A set of output rows that no token may influence jointly, and the tokens that may influence them (sources).
 
     Attributes:
-        rows: the outputs, bool ``[batch, length]``.
-        sources: the tokens that may influence some of them.
+        rows: the output rows, bool ``[batch, length]``.
+        sources: the tokens that may influence any of them.
     """
 
     rows: Tensor
@@ -31,9 +34,9 @@ class Rows(NamedTuple):
 
 
 def separating(reach: Reach) -> Iterator[Tensor]:
-    """Yield sets of tokens such that, of any two components, some set has one without the other.
+    """Yield sets of tokens that separate components: for any two, some set contains one without the other.
 
-    Each component gets a different half of k tests (Sperner 1928), so k is about log2 of their number.
+    Each component is in a different half of the k sets (Sperner 1928), so k is about log2 of their number.
     """
     label, count = reach.components()
     if count < 2:
@@ -45,9 +48,9 @@ def separating(reach: Reach) -> Iterator[Tensor]:
 
 
 def combs(reach: Reach, judged: Tensor, tests: int, seed: int, borders: Sequence[int] = ()) -> Iterator[Rows]:
-    """Yield sets of judged rows with disjoint sources: around edges and at random places, as many rows as fit.
+    """Yield sets of rows to test, each with as many rows with disjoint sources as fit.
 
-    ``borders`` come first among the edges, in the first item.
+    Each set starts from a row at an edge or at a random position. The first edges are ``borders``, in the first item.
     """
     draw = torch.Generator().manual_seed(seed)
     edges = _edges(reach, judged)
@@ -63,7 +66,7 @@ def combs(reach: Reach, judged: Tensor, tests: int, seed: int, borders: Sequence
 
 
 def _edges(reach: Reach, judged: Tensor) -> list[tuple[int, int]]:
-    """Return rows where faults are likely: ends of texts and components, and both sides of multiples of 64 (tiles)."""
+    """Return rows where errors are likely: ends of texts and components, and both sides of multiples of 64 (tiles)."""
     label, _ = reach.components()
     between = label[:, 1:] != label[:, :-1]
     end = torch.ones(len(label), 1, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Reach: the tokens that may influence each output, for a rule in each layer, composed over the layers."""
+"""The class `Reach`: which tokens may influence each output, given a rule for each layer."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from saccade.masks import Mask
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import check_int
 
-_LONGEST = 16_384  # a rule is stored dense, one byte for each pair: 256 MB
-_BLOCK = 128  # rows that are written or read at a time, so that little memory is needed beside the rule
+_LONGEST = 16_384  # a rule is stored densely, with one byte for each pair: up to 256 MB
+_BLOCK = 128  # number of rows processed at a time, so that little memory is needed besides the rule
 
 
 class Reach:
-    r"""A rule for each layer, composed over the layers: it maps sets of tokens to the outputs they may influence.
+    r"""The composition of a rule for each layer. It maps sets of tokens to the outputs that they may influence.
 
     .. math:: R = (I \vee M_L) \circ \dots \circ (I \vee M_1)
 
-    M_l has the pairs that layer l allows in some head; I is the residual connection, through which every token reaches
-    itself. If all layers have one rule with a closed form, R is ``rule ** layers``; sets need no closed form.
+    M_l contains the pairs that layer l allows in some head. I is the residual connection, through which every token
+    influences itself. If all layers have the same rule and its powers have a closed form, R is ``rule ** layers``; this
+    class needs no closed form.
 
     Args:
         rules: the masks of the layers, first to last.
-        batch: number of batch items; nothing passes from one to another.
-        length: number of tokens of each.
+        batch: number of batch items, which do not influence each other.
+        length: number of tokens of each item.
 
     Raises:
-        TypeError, ValueError: a rule that is no mask, no layers, sizes below 1, more than 16,384 tokens.
+        TypeError, ValueError: a rule is not a mask, there are no layers, a size is below 1, or there are more than
+            16,384 tokens.
 
-    Cost: a byte for each pair of tokens and distinct rule (and batch item, if the rule distinguishes them); a step
-    through a layer reads them once, and equal layers are skipped as soon as a set no longer grows.
+    Cost: a byte for each pair of tokens and distinct rule (and batch item, if the rule distinguishes them). Each layer
+    reads these bytes once, and equal layers are skipped as soon as a set stops growing.
 
     Example:
         >>> from saccade import masks
@@ -59,15 +61,18 @@ class Reach:
         return self._layers[layer]
 
     def through(self, keys: Tensor, layers: int | None = None) -> Tensor:
-        """Return the rows that these tokens may influence in some layers (all when None), bool ``[batch, length]``."""
+        """Return the rows that these tokens may influence through the first layers, bool ``[batch, length]``.
+
+        ``layers`` is their number; None means all.
+        """
         return _grown(keys, self._layers[:layers], _rows_of)
 
     def sources(self, rows: Tensor) -> Tensor:
-        """Return the tokens that may influence some of these outputs, bool ``[batch, length]``."""
+        """Return the tokens that may influence any of these outputs, bool ``[batch, length]``."""
         return _grown(rows, reversed(self._layers), _keys_of)
 
     def one(self, item: int, place: int) -> Tensor:
-        """Return the set of a single token."""
+        """Return the set that contains only this token, bool ``[batch, length]``."""
         token = torch.zeros(self.shape, dtype=torch.bool)
         token[item, place] = True
         return token
@@ -75,7 +80,7 @@ class Reach:
     def components(self) -> tuple[Tensor, int]:
         """Return the connected component of each token, int64 ``[batch, length]``, and the number of components.
 
-        Cost: the row and the column of each token are read once.
+        Cost: reads the row and the column of each token once.
         """
         label, count = np.full(self.shape, -1), 0
         rules = list({id(layer): layer for layer in self._layers}.values())
@@ -94,7 +99,10 @@ _Bools = NDArray[np.bool_]
 
 
 def _written(rule: Mask, batch: int, length: int) -> Tensor:
-    """Return the pairs that a rule allows in some head, bool ``[batch, length, length]``; equal items share memory."""
+    """Convert a rule to the pairs that it allows in any head, bool ``[batch, length, length]``.
+
+    If the rule is the same for all batch items, they share memory.
+    """
     items, heads = batch if rule.shape[0] > 1 else 1, rule.shape[1]
     allowed = torch.empty(items, length, length, dtype=torch.bool)
     for start in range(0, length, _BLOCK):
@@ -105,7 +113,7 @@ def _written(rule: Mask, batch: int, length: int) -> Tensor:
 
 
 def _grown(tokens: Tensor, layers: Iterable[Tensor], step: Callable[[_Bools, _Bools], _Bools]) -> Tensor:
-    """Return a set of tokens after a step through each layer; the residual connection keeps all of them."""
+    """Extend a set of tokens by those reached in each layer; residual connections keep earlier tokens in the set."""
     settled = None
     for layer in layers:
         if layer is settled:
@@ -117,14 +125,14 @@ def _grown(tokens: Tensor, layers: Iterable[Tensor], step: Callable[[_Bools, _Bo
 
 
 def _rows_of(rule: _Bools, keys: _Bools) -> _Bools:
-    """Return the rows that may attend to some of these keys, bool ``[length]``; a few columns are copied."""
+    """Return the rows that may attend to any of these keys, bool ``[length]``, copying the rule only in parts."""
     if np.count_nonzero(keys) < _BLOCK:
         return np.asarray(rule[:, keys].any(1))
     return np.concatenate([(rule[start : start + _BLOCK] & keys).any(1) for start in range(0, len(rule), _BLOCK)])
 
 
 def _keys_of(rule: _Bools, rows: _Bools) -> _Bools:
-    """Return the keys that some of these rows may attend to, bool ``[length]``."""
+    """Return the keys that any of these rows may attend to, bool ``[length]``."""
     keys, places = np.zeros(rule.shape[1], dtype=bool), np.flatnonzero(rows)
     for start in range(0, len(places), _BLOCK):
         keys |= rule[places[start : start + _BLOCK]].any(0)

@@ -1,4 +1,4 @@
-"""Report: the results of an audit as a table, as JSON, as a picture."""
+"""The class `Report`: the results of an audit as a table, as JSON or as a picture."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SCHEMA = "saccade.audit/1"
 """Name and version of the format that `Report.to_json` returns."""
 DRAWN = 64
-"""Number of tokens up to which every pair is measured, for the picture."""
+"""Largest number of tokens for which every pair is measured, for the picture."""
 _TITLE = 200  # columns of text
 _HEADS = ("claim", "verdict", "largest", "allowed", "first pair", "module", "passes")
 
@@ -38,21 +38,21 @@ class Report:
     """The results of an audit.
 
     Attributes:
-        model: its class, or the function's name.
-        rule: the declared rule, layer by layer, as text; it begins with "assumed" if it is the configuration's.
+        model: the model's class, or the function's name.
+        rule: the declared rule of each layer, as text. It begins with "assumed" if it comes from the configuration.
         claims: the result of each claim.
-        shape: batch items and tokens of the input.
+        shape: numbers of batch items and tokens of the input.
         dtype: dtype in which the model ran.
         seed: seed of the input and of the changes.
-        floor: the largest change of outputs that is noise; 0 if no row moved that must not, so that it was not
-            measured.
+        floor: the largest change of outputs that noise explains; 0 if it was not measured because no row changed
+            that must not.
         tests: number of sets of tokens that were tested.
-        covered: share of the forbidden pairs that a change could have shown; None if it was not counted.
+        covered: share of the forbidden pairs for which a change could have shown a leak; None if it was not counted.
         versions: versions of the packages.
-        script: ten lines that show the first broken claim without this library, a leak before others; "" if there
-            is none, or it cannot be written down.
-        declared, measured: the pairs that may influence each other, and the pairs that do, bool ``[length, length]`` of
-            the first item; None if the input is too long.
+        script: ten lines that show the first broken claim (preferably a leak) without this library; empty if no claim
+            is broken or a script cannot show it.
+        declared, measured: the pairs that may influence each other and the pairs that do, for the first batch item,
+            bool ``[length, length]``; None if the input is too long.
     """
 
     model: str
@@ -71,13 +71,13 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no claim is broken, and some claim held."""
+        """Whether the audit passed: at least one claim held and none is broken."""
         verdicts = [claim.verdict for claim in self.claims]
         return "broken" not in verdicts and "held" in verdicts
 
     @property
     def unanswered(self) -> tuple[ClaimResult, ...]:
-        """The claims that were not answered; each has its reason."""
+        """The claims that were not answered, each with the reason."""
         return tuple(claim for claim in self.claims if claim.verdict == "not answered")
 
     @property
@@ -87,11 +87,11 @@ class Report:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the claims."""
+        """The names of the audit's claims."""
         return tuple(claim.name for claim in self.claims)
 
     def __getitem__(self, name: str) -> ClaimResult:
-        """Return the result of the claim of this name."""
+        """Return the result of the claim with this name."""
         for claim in self.claims:
             if claim.name == name:
                 return claim
@@ -129,10 +129,10 @@ class Report:
         ]
 
     def picture(self) -> str:
-        """Return the declared rule beside the measured one: ``1`` as declared, ``#`` a leak, ``o`` a blind pair.
+        """Return the declared rule beside the measured one: ``1`` is as declared, ``#`` a leak, ``o`` a blind pair.
 
         Raises:
-            ValueError: the input was longer than 64 tokens, or had no gradients, so that pairs were not measured.
+            ValueError: pairs were not measured, because the input had more than 64 tokens or there were no gradients.
         """
         lines = []
         for may, does in zip(*(each.tolist() for each in self._pairs("picture")), strict=True):
@@ -142,16 +142,16 @@ class Report:
         return "\n".join(lines)
 
     def figure(self, title: str | None = None) -> Figure:
-        """Draw `picture` as a figure: grey is hidden, white allowed, and leaks and blind pairs have a colour each.
+        """Draw `picture` as a figure: hidden pairs are grey, allowed pairs white, leaks and blind pairs coloured.
 
         Args:
             title: the title; the model and its rule when None.
 
         Returns:
-            A figure that is not registered with pyplot, and not shown. `viz.save` writes it.
+            A figure that is neither registered with pyplot nor shown. `viz.save` writes it to a file.
 
         Raises:
-            ValueError: as `picture`.
+            ValueError: as for `picture`.
             ImportError: matplotlib is not installed.
         """
         title = shorten(f"{self.model}, {self.rule}", _TITLE) if title is None else title
@@ -164,7 +164,7 @@ class Report:
         return self.declared, self.measured
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values, in the format that `SCHEMA` names."""
+        """Return the report as plain values for JSON, in the format that `SCHEMA` names."""
         return {
             "schema": SCHEMA,
             "ok": self.ok,
@@ -197,7 +197,10 @@ def _mark(may: bool, does: bool) -> str:
 
 
 def reached_by_gradient(leaf: Tensor, out: Tensor, item: int = 0) -> Tensor:
-    """Return the tokens that each output of one item depends on, by a backward pass each, bool ``[length, length]``."""
+    """Return which tokens each output of one batch item depends on, bool ``[length, length]``.
+
+    Cost: a backward pass for each output.
+    """
     rows = []
     draw = torch.Generator().manual_seed(0)
     for place in range(out.shape[1]):
@@ -210,17 +213,20 @@ def reached_by_gradient(leaf: Tensor, out: Tensor, item: int = 0) -> Tensor:
 Kinds = npt.NDArray[np.int_]
 
 COLOURS = {"allowed": "#ffffff", "hidden": HIDDEN, "leak": "#d55e00", "blind": INKS[0]}
-"""Colours mark errors. All differ in lightness too, for colour-blind readers and grey prints."""
+"""Colours of an audit's figure. Only errors are coloured, and all colours differ in lightness.
+
+So colour-blind readers and grey prints can distinguish them.
+"""
 _ALLOWED, _HIDDEN, _LEAK, _BLIND = range(4)
 _SIDE, _AROUND, _PAD = 3.6, (1.4, 1.6), 0.12  # inches of a panel, of what is around both, between any two things
 _COLUMNS = 90  # of text in a line of the title
 
 
 def drawn(declared: Tensor, measured: Tensor, title: str) -> Figure:
-    """Draw two panels, the declared rule and the measured one: rows are outputs from the top, columns are tokens.
+    """Draw the declared and the measured rule as two panels, with outputs as rows from the top and tokens as columns.
 
     Args:
-        declared, measured: bool ``[length, length]``.
+        declared, measured: the pairs of output and token, bool ``[length, length]``.
         title: title of the figure.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Measure the effect of rounding on a model, which is the unit for differences between ways to run it."""
+"""Measure the effect of rounding on a model, the unit for differences between equivalent ways to run it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from torch import Tensor, nn
 from saccade.support.validation import check_int
 
 FACTOR = 4.0
-"""How many times the effect of one rounding two correct runs may differ by; in some 500 pairs it was at most 1.2."""
+"""Largest allowed difference between correct runs, as a multiple of the effect of one rounding.
+
+In some 500 pairs of correct runs it was at most 1.2.
+"""
 
 
 def row_differences(a: Tensor, b: Tensor) -> Tensor:
-    """Return the largest difference in each row, by the root mean square of all of ``b``.
+    """Return the largest difference in each row, relative to the root mean square of all of ``b``.
 
     Args:
-        a, b: ``[batch, len, ...]``, of one shape.
+        a, b: rows ``[batch, len, ...]``, with equal shapes.
 
     Returns:
-        float64 ``[batch, len]``, float32 on MPS; infinite if only one side is NaN, 0 if both have the same infinity.
+        float64 ``[batch, len]``, or float32 on MPS. A difference is infinite if only one side is NaN, and 0 if both
+        are the same infinity.
     """
     wide = torch.float32 if b.device.type == "mps" else torch.float64  # MPS has no float64
     a, b = a.detach().to(wide), b.detach().to(wide)
@@ -38,7 +42,7 @@ def row_differences(a: Tensor, b: Tensor) -> Tensor:
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference of two tensors of one shape, by the root mean square of ``b``.
+    """Return the largest difference of two tensors with equal shapes, relative to the root mean square of ``b``.
 
     It is infinite if only one side is NaN.
     """
@@ -53,22 +57,22 @@ def jitter(
     tables: float = 0.0,
     base: Tensor | None = None,
 ) -> float:
-    """Return how far one rounding in every part of a model moves its outputs.
+    """Return how much one rounding in every part of a model changes its outputs.
 
-    Each number that a module without submodules returns is moved one unit up or down at random; the largest change of
-    the outputs over the repeats is the scale for differences between correct runs.
+    Each number that a module without submodules returns is moved one unit up or down at random. The largest change of
+    the outputs over all repeats is the scale for differences between correct runs.
 
     Args:
-        model: left unchanged: hooks, buffers, training flags and the state of random numbers.
-        run: runs it, and returns the outputs.
+        model: the model. Its hooks, buffers, training flags and random state are left unchanged.
+        run: a function that runs the model and returns the outputs.
         repeats: number of repeats.
         seed: seed of the signs.
-        tables: relative change of tables that are not trained, such as sines of positions: the rounding of the dtype
-            in which they were stored, if the model now runs in a wider one.
+        tables: relative change of tables that are not trained, such as sines of positions. It is the rounding of the
+            dtype in which they were stored, if the model now runs in a wider one.
         base: the result of ``run``, if it is known.
 
     Returns:
-        The largest change, by the root mean square of the outputs.
+        The largest change, relative to the root mean square of the outputs.
 
     Cost: ``repeats`` runs, and one more without ``base``.
     """
@@ -94,7 +98,7 @@ def jitter(
 
 @contextmanager
 def restoring_state(model: nn.Module) -> Iterator[None]:
-    """Restore buffers, training flags and the state of random numbers after the block."""
+    """Restore a model's buffers and training flags, and the random state, after the block."""
     modes = [(part, part.training) for part in model.modules()]
     buffers = [(part, name, one, _copy(one)) for part in model.modules() for name, one in part._buffers.items()]
     devices = {tensor.device.index for tensor in model.parameters() if tensor.device.type == "cuda"}
@@ -114,7 +118,7 @@ def restoring_state(model: nn.Module) -> Iterator[None]:
 
 
 def _tables(model: nn.Module) -> list[Tensor]:
-    """Return buffers, and frozen parameters of models with trainable ones, of two dimensions or more."""
+    """Return a model's tables: buffers, and parameters frozen beside trainable ones, with two dimensions or more."""
     parameters = list(model.parameters())
     frozen = [own for own in parameters if not own.requires_grad] if any(p.requires_grad for p in parameters) else []
     return [own for own in (*frozen, *model.buffers()) if own.is_floating_point() and own.dim() >= 2]
@@ -125,7 +129,7 @@ def _copy(buffer: Tensor | None) -> Tensor | None:
 
 
 def _moved(out: Any, draw: torch.Generator) -> Any:
-    """Move each finite number but 0 of a module's result by one unit; 0 is often exact."""
+    """Move each number of a module's result by one unit of rounding, except infinities, NaN and 0, often exact."""
     if isinstance(out, Tensor):
         if not out.is_floating_point():
             return out

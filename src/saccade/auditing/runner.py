@@ -1,4 +1,4 @@
-"""Runner: equivalent ways to run a model, each a method with the same name for every kind of model."""
+"""The class `Runner`: equivalent ways to run a model, as methods that are the same for every kind of model."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ Beside = Literal["positions", "a cache", "a mask of ones", "a mask of four dimen
 Outputs = Callable[[Any], Tensor]
 
 
-class Unanswered(Exception):  # noqa: N818  # no error: a model that cannot be run in this way is not wrong
-    """A model cannot be run in this way; the message says why."""
+class Unanswered(Exception):  # noqa: N818  # not an error: a model that cannot be run in this way is not wrong
+    """Raised if a model cannot be run in some way; the message says why."""
 
 
 class WrongArgument(ValueError):  # noqa: N818  # the name says that the argument is wrong
-    """A mistake of the user; other exceptions while a model runs are the model's."""
+    """Raised for a wrong argument of the user, unlike other exceptions during a run, which come from the model."""
 
 
 class Runner:
-    """The ways to run a model that is a function of token ids, ``model(ids)``; subclasses add more ways.
+    """Equivalent ways to run a model of token ids, ``model(ids)``. Subclasses add more ways.
 
     Each way returns the rows of the tokens without padding, ``[batch, len, ...]``, or raises `Unanswered`.
 
     Args:
-        model: the module that is run.
-        outputs: makes rows of its result; the logits, the last hidden states or the tensor itself by default.
+        model: the module to run.
+        outputs: a function that extracts rows from the module's result; by default the logits, the last hidden states
+            or the tensor itself.
     """
 
     def __init__(self, model: nn.Module, outputs: Outputs | None = None):
@@ -41,46 +42,46 @@ class Runner:
 
     @property
     def window(self) -> int | None:
-        """The number of last tokens that some layer sees, the query included; None if that is not known."""
+        """The size of the model's attention window, including the query itself; None if unknown."""
         return None
 
     @property
     def vocab_size(self) -> int | None:
-        """The size of the vocabulary; None if that is not known."""
+        """The size of the model's vocabulary; None if unknown."""
         return None
 
     def on(self, model: nn.Module) -> Self:
-        """Return the same runner for another model."""
+        """Return the same runner for a different model."""
         other = copy.copy(self)
         other.model = model
         return other
 
     def whole(self, ids: Tensor) -> Tensor:
-        """Run all ids ``[batch, len]`` at once."""
+        """Run the model on all ids ``[batch, len]`` at once."""
         return self._rows(self.model(ids), ids)
 
     def shifted(self, ids: Tensor, by: int) -> Tensor:
-        """Run all ids at once, with every position larger by ``by``."""
+        """Run the model on all ids at once, with every position increased by ``by``."""
         raise Unanswered("the model takes no positions")
 
     def padded(self, ids: Tensor, side: Side, pad: int) -> Tensor:
-        """Run with ``pad`` rows of padding at one side, which are not returned."""
+        """Run the model with ``pad`` tokens of padding on one side, and return only the rows of real tokens."""
         raise Unanswered("the model takes no padding mask")
 
     def packed(self, ids: Tensor, lengths: Sequence[int], *, beside: Beside = "positions") -> Tensor:
-        """Run texts packed one after another, ids ``[1, len]``, distinguished by their positions.
+        """Run the model on texts packed one after another, ids ``[1, len]``, distinguished by their positions.
 
-        In addition to the positions, the model may fill a cache, get a mask of ones (nothing is padding), or a mask of
+        In addition to the positions, the model may get a cache to fill, a mask of ones (no padding), or a mask with
         four dimensions (the allowed pairs).
         """
         raise Unanswered("the model takes no lengths of texts")
 
     def start(self) -> Any:
-        """Return an empty cache, or whatever `more` begins with."""
+        """Return the initial state for `more`, such as an empty cache."""
         raise Unanswered("the model has no cache")
 
     def more(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Run the next tokens; return their rows and the cache."""
+        """Run the model on the next tokens, and return their rows and the updated cache."""
         raise Unanswered("the model has no cache")
 
     def forked(self, state: Any) -> Any:
@@ -88,19 +89,19 @@ class Runner:
         return copy.deepcopy(state)
 
     def rewindable(self, state: Any) -> Any:
-        """Return the cache, prepared for a later `cropped`."""
+        """Return the cache, prepared for a later call of `cropped`."""
         return state
 
     def cropped(self, state: Any, tokens: int) -> Any:
-        """Return the cache without the last tokens."""
+        """Return the cache without its last ``tokens`` tokens."""
         raise Unanswered("the model's cache is not cropped")
 
     def reordered(self, state: Any, rows: Tensor) -> Any:
-        """Return the cache with these batch items, int64 ``[batch]``."""
+        """Return a cache that consists of the batch items ``rows``, int64 ``[batch]``."""
         raise Unanswered("the model's cache is not reordered")
 
     def implemented(self, name: str) -> Self:
-        """Return the runner of a copy of the model with another attention implementation."""
+        """Return the runner of a copy of the model with a different attention implementation."""
         raise Unanswered("the model has one implementation of attention")
 
     def ours(self, lengths: Sequence[int]) -> Self:
@@ -115,7 +116,7 @@ class Runner:
         return self.on(other)
 
     def steps(self, ids: Tensor, split: Sequence[int]) -> Tensor:
-        """Run in pieces cut at these places, through the cache."""
+        """Run the model on chunks cut at these positions, through the cache."""
         state, rows = self.start(), []
         for piece in ids.tensor_split(list(split), dim=1):
             out, state = self.more(piece, state)
@@ -135,11 +136,11 @@ class Runner:
 
 
 class PlainRunner(Runner):
-    """The runner of a module that takes ids alone: whole, and in batches."""
+    """The runner of a module that takes only ids, without cache, mask or positions."""
 
 
 def without_dropout(part: object) -> None:
-    """Set every dropout probability of a part of a model, or of its config, to 0."""
+    """Set every dropout probability of a module or configuration to 0."""
     is_dropout = "drop" in type(part).__name__.lower()
     for name, value in list(vars(part).items()):
         if isinstance(value, float) and ("drop" in name or (is_dropout and name == "p")):

@@ -16,7 +16,7 @@ from saccade.models import Decoder, Encoder
 
 
 class SaccadeRunner(Runner):
-    """A `saccade.models.Decoder` or `Encoder`: tokens, and mask, positions and cache where it has them."""
+    """The runner of a `saccade.models.Decoder` or `Encoder`, with mask, positions and cache if the model takes them."""
 
     model: Decoder | Encoder
 

@@ -1,4 +1,4 @@
-"""Find the token axis of a tensor whose shape is ambiguous; checksums of rows."""
+"""Find the token axis of tensors whose shape is ambiguous because batch and length are equal; checksums of rows."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors of floats among the arguments or results of a module."""
+    """Return the floating-point tensors among a module's arguments or results."""
     values = value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
     return [one for one in values if isinstance(one, Tensor) and one.is_floating_point()]
 
 
 def row_sums(x: Tensor) -> Tensor:
-    """Return a checksum of the bits of each row, int64 ``[rows]``; the first axis counts rows."""
+    """Return a checksum of the bits of each row along the first axis, int64 ``[rows]``."""
     bits = x.detach().reshape(len(x), -1).contiguous().view(_BITS[x.element_size()]).long()
     return (bits * torch.arange(1, 2 * bits.shape[1], 2, device=bits.device)).sum(1).cpu()
 
 
 def is_time_first(before: Tensor, after: Tensor) -> bool:
-    """Return whether the second axis counts texts: whether a change of the first text moved one column alone.
+    """Return whether the token axis comes first, that is whether changing the first text changed only one column.
 
     Args:
-        before, after: ``[n, n, ...]``, without and with the change.
+        before, after: the tensor ``[n, n, ...]`` without and with the change.
     """
     moved = (before != after).flatten(2).any(2) if before.dim() > 2 else before != after
     return int(moved.any(1).sum()) > 1 and moved.any(0).nonzero().flatten().tolist() == [0]
@@ -36,14 +36,14 @@ def is_time_first(before: Tensor, after: Tensor) -> bool:
 def names_time_first(
     modules: Mapping[str, nn.Module], run: Callable[[Tensor | None], object], other: Tensor
 ) -> frozenset[str]:
-    """Return the names of modules that return rows ``[length, batch, ...]``, where both sizes are the same.
+    """Return the names of modules whose token axis comes first, ``[length, batch, ...]``, if both sizes are equal.
 
     Args:
-        modules: by name.
-        run: runs the model on its own vectors (None) or on others.
-        other: vectors ``[batch, length, width]`` that differ in the first text.
+        modules: the modules by name.
+        run: a function that runs the model on the given vectors, or on its own vectors for None.
+        other: vectors ``[batch, length, width]`` that differ from the model's own in the first text.
 
-    Cost: two forward passes; 8 bytes for each row of each module.
+    Cost: two forward passes, and 8 bytes for each row of each module.
     """
     batch = len(other)
 

@@ -1,4 +1,4 @@
-"""Run models of transformers in every way that their ``forward`` has parameters for."""
+"""Run models of transformers in every way that the parameters of their ``forward`` support."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from saccade.support.errors import value_error
 
 
 class TransformersRunner(Runner):
-    """The runner of a model of transformers, with ``input_ids=`` and further parameters of its ``forward``."""
+    """The runner of a model of transformers, which passes ``input_ids`` and other parameters to its ``forward``."""
 
     _RELATIVE: ClassVar = ("default", "linear", "llama3", "yarn")  # rotations that do not depend on the length
 
@@ -89,7 +89,7 @@ class TransformersRunner(Runner):
         return state
 
     def cropped(self, state: Any, tokens: int) -> Any:
-        if not getattr(state, "is_croppable", True):  # states of a recurrence, whose crop does not raise
+        if not getattr(state, "is_croppable", True):  # recurrent states, for which crop raises no error
             raise Unanswered("its cache says that it is not cropped")
         state.crop(-tokens)
         return state
@@ -133,27 +133,27 @@ class TransformersRunner(Runner):
         return self._model.config
 
     @property
-    def _model(self) -> Any:  # has more than a module of torch, and transformers need not be installed
+    def _model(self) -> Any:  # it has more attributes than a torch module, and transformers need not be installed
         return self.model
 
     @property
     def cache(self) -> str | None:
-        """The name of the parameter that takes a cache."""
+        """The name of the parameter of ``forward`` that takes a cache; None if there is none."""
         return next((name for name in ("past_key_values", "cache_params") if self._takes(name)), None)
 
     @property
     def parameters(self) -> Collection[str]:
-        """The names of the parameters of its ``forward``."""
+        """The names of the parameters of the model's ``forward``."""
         return inspect.signature(self.model.forward).parameters.keys()
 
     def _placed(self, ids: Tensor, places: Tensor) -> Tensor:
-        """Return positions counted from 0 as the model counts them."""
+        """Convert positions counted from 0 to the model's position ids."""
         return places.to(ids.device) + self.begin(ids)
 
     def begin(self, ids: Tensor) -> int:
-        """Return the model's first position; RoBERTa's follows the position of its padding.
+        """Return the model's first position id, which for RoBERTa follows that of padding.
 
-        It is the one with which the model gives the same as without positions.
+        With position ids that start there, the model gives the same result as without any.
         """
         own, text = self._run(ids), torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
         behind = getattr(self._text_config, "pad_token_id", None)
@@ -163,7 +163,10 @@ class TransformersRunner(Runner):
         return min(begins, key=lambda begin: relative(self._run(ids, position_ids=text + begin), own))
 
     def _four_dimensions(self, lengths: Sequence[int]) -> Tensor:
-        """Return the term for the scores: 0 within a text (up to the query in a causal model), else the least float."""
+        """Return a mask with four dimensions that is added to the scores.
+
+        It is 0 within a text (up to the query in a causal model), and elsewhere the least float.
+        """
         allowed = torch.block_diag(*[torch.ones(length, length) for length in lengths])
         allowed = (allowed.tril() if is_causal(self._model) else allowed).bool()[None, None]
         dtype = next(self.model.parameters()).dtype

@@ -1,8 +1,9 @@
-"""Decide whether a gradient of 0 means a blind pair, or a dead unit, a saturated softmax, or decay.
+"""Decide whether a gradient of 0 means a blind pair, or only a dead unit, a saturated softmax or decay.
 
-An output that does not depend on a token has gradient 0 on every input and in every dtype. So a 0 is checked again on
-other vectors, and then on both in true float64. A pair with 0 even there is blind, unless it lies beyond gradients that
-shrink to the smallest floats: a recurrence forgets like this, and forgetting cannot be distinguished from hiding.
+An output that does not depend on a token has gradient 0 on every input and in every dtype. So a gradient of 0 is
+checked again on different vectors, and then on both sets of vectors in true float64. If it is 0 even there, the pair is
+blind, unless it lies beyond gradients that shrink to the smallest floats. A recurrence forgets in this way, and
+forgetting cannot be distinguished from hiding.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from saccade.auditing.model_under_test import ModelUnderTest
 
 
 class Probe(NamedTuple):
-    """An output whose gradients are measured: a row of one call of a module; or, end to end, a set of rows."""
+    """An output whose gradients are measured: a row of one call of a module or, end to end, a set of rows."""
 
     module: str
     call: int
@@ -27,15 +28,18 @@ class Probe(NamedTuple):
 
 
 Pull = Callable[[ModelUnderTest, bool, Collection[Probe]], dict[Probe, Tensor]]
-"""A function from a model, whether to change its vectors, and probes, to the gradients ``[batch, length]`` of each."""
+"""A function that measures gradients ``[batch, length]`` by probe.
+
+Its arguments are a model, whether to change its vectors, and the probes.
+"""
 
 
 class ZeroGradient(NamedTuple):
-    """An output, and allowed tokens for which its gradient is 0.
+    """An output, and the allowed tokens for which its gradient is 0.
 
     Attributes:
-        probe: the probe that measures it again.
-        row: batch item and place of the output.
+        probe: the probe that can measure the gradient again.
+        row: batch item and position of the output.
         shown: the tokens that the rule allows, bool ``[batch, length]``.
         keys: the allowed tokens with gradient 0.
     """
@@ -47,7 +51,7 @@ class ZeroGradient(NamedTuple):
 
     @property
     def first(self) -> tuple[int, int]:
-        """The first of the tokens."""
+        """Batch item and position of the first token with gradient 0."""
         item, place = self.keys.nonzero()[0].tolist()
         return item, place
 
@@ -56,9 +60,9 @@ class ZeroGradientReport(NamedTuple):
     """The causes of gradients of 0.
 
     Attributes:
-        blind: the output does not depend on the token.
-        decayed: the gradient is too small for float64, or for the model's dtype if it has no float64 copy.
-        unsure: not judged, because there is no float64 copy.
+        blind: gradients that are 0 because the output does not depend on the token.
+        decayed: gradients that are too small for float64, or for the model's dtype if it has no float64 copy.
+        unsure: gradients that could not be checked because there is no float64 copy.
         why: why there is no float64 copy.
     """
 
@@ -68,7 +72,7 @@ class ZeroGradientReport(NamedTuple):
     why: str = ""
 
     def describe(self, subject: ModelUnderTest) -> str:
-        """Describe the gradients that are not blind, in one line."""
+        """Describe the gradients of 0 that do not show a blind pair, in one line."""
         floats = "float64 holds" if not self.why else f"floats hold, without float64 ({self.why}),"
         parts = [f"{_pairs(subject, self.decayed)} decayed below what {floats} and not judged"] if self.decayed else []
         if self.unsure:
@@ -79,16 +83,16 @@ class ZeroGradientReport(NamedTuple):
 def recheck(
     subject: ModelUnderTest, zeros: Sequence[ZeroGradient], sizes: dict[Probe, Tensor], pull: Pull
 ) -> ZeroGradientReport:
-    """Return which gradients of 0 are blind pairs.
+    """Check gradients of 0 again, and report which of them show blind pairs.
 
     Args:
         subject: the model and its input.
         zeros: outputs and tokens with gradient 0.
         sizes: the gradients by probe, float64 ``[batch, length]``.
-        pull: measures them again.
+        pull: a function that measures the gradients again.
 
-    Cost: nothing if no gradient was 0; else a pull of the same rows, and if one stays 0, a copy of the model in float64
-        and two pulls of it.
+    Cost: nothing if no gradient was 0; otherwise a backward pass for each of these rows. If a gradient is 0 again, also
+        a float64 copy of the model, and two such measurements with it.
     """
     left, sizes = _narrowed(zeros, sizes, subject, True, pull)
     if not left:
@@ -112,7 +116,7 @@ def recheck(
 def _narrowed(
     zeros: Sequence[ZeroGradient], sizes: dict[Probe, Tensor], subject: ModelUnderTest, changed: bool, pull: Pull
 ) -> tuple[list[ZeroGradient], dict[Probe, Tensor]]:
-    """Return the gradients that are 0 in a new measurement too, and the largest gradients so far."""
+    """Measure gradients again, and return those that are still 0 and the largest gradients so far."""
     if not zeros:
         return [], sizes
     more = pull(subject, changed, {one.probe for one in zeros})
@@ -122,10 +126,11 @@ def _narrowed(
 
 
 def _faded(size: Tensor, one: ZeroGradient, dtype: torch.dtype) -> Tensor:
-    """Return the tokens with gradient 0 that lie beyond all large gradients, on a side where gradients fade before.
+    """Return the tokens whose gradient of 0 is decay: they lie beyond all large gradients, and small ones precede them.
 
-    A token nearer than one with a large gradient was hidden, not forgotten. Gradients have faded if they are near the
-    smallest numbers of the dtype, or near the rounding of larger gradients, which may cancel in their sum.
+    This applies to each side of the row. A token that is nearer than one with a large gradient was hidden, not
+    forgotten. A gradient is small if it is near the smallest numbers of the dtype, or near the rounding error of larger
+    gradients, which may cancel in their sum.
     """
     item, place = one.row
     info = torch.finfo(dtype)

@@ -1,7 +1,8 @@
 """Conformance tests for any attention function: ``print(testing.check(function))``.
 
-A law is a statement about attention with a function that looks for a counter-example; a case is a mask with sizes and
-options. ``oracle`` is the reference definition of attention, ``definitions`` those of scores and relative biases.
+A law is a statement about attention with a function that looks for a counter-example. A case is a mask with sizes and
+options. ``oracle`` contains the reference definition of attention, and ``definitions`` those of scores and relative
+biases.
 """
 
 from saccade.engine.kernel_check import FirstUse

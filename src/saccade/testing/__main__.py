@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command: check an attention function against the laws and print the report.
 
     Returns:
-        The exit status: 0 if all laws that could be tried hold, 1 if one is broken or none could be tried.
+        The exit status: 0 if all laws that could be tried hold, and 1 if a law is broken or none could be tried.
     """
     options = _parser().parse_args(arguments)
     report = check(
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _function(name: str) -> Any:
-    """Import the function that a command-line argument ``module:function`` names."""
+    """Import the function that the command-line argument ``module:function`` names."""
     module, separator, path = name.partition(":")
     if not separator:
         raise argparse.ArgumentTypeError(f"{name!r} must be written module:function")
@@ -86,7 +86,7 @@ def _function(name: str) -> Any:
 
 
 def _usable_device(name: str) -> str:
-    """Return the name of a device, or raise an argument error if torch cannot use it."""
+    """Check that torch can use the device that a command-line argument names, and return the name."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

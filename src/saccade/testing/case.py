@@ -33,7 +33,7 @@ class Inputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One test case for the laws: a mask with sizes and options. Add one for each new mask.
+    """One test case for the laws: a mask with sizes and options. Every new mask should get a case.
 
     Args:
         name: the name in reports and test ids.
@@ -41,14 +41,14 @@ class Case:
         rule: the same mask as a function ``(b, h, q, kv) -> bool`` of plain ints, where q and kv are positions.
             It is the reference, so it also reveals mistakes in the mask. None relies on ``mask.to_dense``.
         batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim: sizes.
-        key_dim: width of the keys; None means that of the queries, which most scores require.
+        key_dim: width of the keys; None means the width of the queries, which most scores require.
         bias: shape of a random bias, which broadcasts to ``[batch, heads, q_len, kv_len]``.
         scale, softcap: options of the function, if not None.
         sink: whether each head has a sink with a random logit.
         score: the score that compares queries and keys; None means the dot product.
         relative: a relative bias, a function of distances.
-        q_positions, kv_positions: positions of tokens (-1 is padding), per item if nested; by default key j is at j
-            and query i at ``kv_len - q_len + i``.
+        q_positions, kv_positions: positions of tokens (-1 is padding), per item if nested. By default key j is at
+            position j and query i at ``kv_len - q_len + i``.
         seed: the seed of the random inputs.
     """
 
@@ -114,7 +114,7 @@ class Case:
         return _item_positions(self.q_positions, b, default[0]), _item_positions(self.kv_positions, b, default[1])
 
     def inputs(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Inputs:
-        """Draw the normal random tensors of the case from its seed, the same on every machine, rounded to the dtype."""
+        """Draw the normal random tensors of the case from its seed, rounded to the dtype and equal on every machine."""
         generator = torch.Generator().manual_seed(self.seed)
 
         def normal(*shape: int) -> Tensor:
@@ -171,7 +171,7 @@ def _item_positions(positions: Positions | None, b: int, default: range) -> list
 
 
 def seeded(build: Callable[[], _Module], seed: int = 0) -> _Module:
-    """Build a module for a case with normal random parameters, since zeros would hide mistakes."""
+    """Build a module for a case with normal random parameters, because zeros would hide mistakes."""
     with torch.random.fork_rng(devices=()):
         module = build()
     generator = torch.Generator().manual_seed(seed)

@@ -257,7 +257,7 @@ _POSITIONS = (
     Case("shuffled", *shared_masks.window(2, 0), **SHUFFLED),
 )
 
-# Mask tensors that equal a rule, at sizes at which saccade tries to recognise the rule.
+# Mask tensors that equal a rule, at sizes where saccade tries to recognise the rule.
 _INDEX = torch.arange(450)
 _TRIL, _TOKENS = torch.ones(450, 450, dtype=torch.bool).tril(), torch.tensor([[450], [200], [1]]) > _INDEX
 _SINK_MASK = _TRIL & ((_INDEX[:, None] - _INDEX < 70) | (_INDEX < 3))

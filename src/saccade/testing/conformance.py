@@ -43,27 +43,28 @@ def check(
         ['blindness', 'isolation']
 
     If a law needs an option that the function does not take, or the function raises `NotImplementedError`, the report
-    lists the reason and does not count the law as kept. Any other error breaks the law.
+    lists the reason and does not count the law as kept. Any other error counts as a broken law.
 
     Args:
         function: ``function(query, key, value, mask, **options) -> out``, in the layout
             ``[batch, heads, len, head_dim]``. Options (``bias``, ``scale``, ``softcap``, ``dropout_p``,
             ``sink_logit``, ``score``) are passed only if they are used.
-        call: ``call(function, query, key, value, mask, **options)``, for a function with another convention.
+        call: ``call(function, query, key, value, mask, **options)``, for a function with a different calling
+            convention.
         with_lse: the same function returning ``(out, lse)``, or None.
         offers: the options that the function takes; it must refuse all others. None reads them from the signature
             (a builtin has none). "relative" means that ``bias`` may also be a `saccade.positions.Bias`, which no
-            signature shows: without it, such a bias is not tried.
+            signature shows. Without it, no such bias is tried.
         reasons: a function with the same arguments that returns the reasons why it cannot run them, or an empty
             tuple; function and reasons must agree.
         gqa: whether the function takes fewer key heads than query heads; if not, every head gets a copy of its keys.
-        masks: "dense" passes the mask as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend;
-            "objects" as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions`` if a case has
-            them. (A relative bias always comes with positions.)
-        cases: the cases to try the laws on, `CASES` if None; some laws bring other cases.
+        masks: "dense" passes the mask as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend.
+            "objects" passes it as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions`` if a case
+            has them. (A relative bias always comes with positions.)
+        cases: the cases to try the laws on, `CASES` if None; some laws define their own cases.
         laws: the laws to try, `LAWS` if None.
-        dtypes: the dtypes of the inputs; some laws bring other dtypes.
-        claims: promises beyond the laws.
+        dtypes: the dtypes of the inputs; some laws define their own dtypes.
+        claims: promises of the function beyond the laws.
         device: the device of the inputs.
 
     Returns:
@@ -87,7 +88,7 @@ def check(
 def trials(
     laws: Iterable[Law], cases: Sequence[Case], dtypes: Sequence[torch.dtype]
 ) -> Iterator[tuple[Law, Case, torch.dtype]]:
-    """Yield every combination of law, case and dtype that `check` tries; a law may bring its cases and dtypes."""
+    """Yield every combination of law, case and dtype that `check` tries; a law may define its own cases and dtypes."""
     for law in laws:
         for case in cases if law.cases is None else law.cases:
             for dtype in dtypes if law.dtypes is None else law.dtypes:

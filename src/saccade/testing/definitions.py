@@ -1,8 +1,8 @@
 """Reference definitions of scores and relative biases, as their papers give them, dense and in float64.
 
-This module reads only parameters from the modules of the library and calls none of their functions. The library maps
-queries and keys and takes dot products; this module applies the formula to every pair. The library reads a table at
-distances; this module computes an index for every pair.
+This module uses only the parameters of the library's modules and calls none of their functions. Where the library maps
+queries and keys and takes dot products, this module applies the formula to every pair. Where the library looks up
+distances in a table, this module computes an index for every pair.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from saccade.support.errors import type_error
 
 
 def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
-    """Compute the score of every pair by its definition, before any scale.
+    """Compute the score of every pair of query and key by its definition, without any scale.
 
     Args:
         score: one of `saccade.scores`.
@@ -29,7 +29,7 @@ def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
         ``[batch, heads, q_len, kv_len]`` in float64.
 
     Raises:
-        TypeError: a score without a definition.
+        TypeError: the score has no definition here.
     """
     if isinstance(score, Modified):
         return compare(score.score, query, key)
@@ -54,7 +54,7 @@ def modified(score: Score, scores: Tensor, q_positions: Tensor, kv_positions: Te
         q_positions, kv_positions: int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``.
 
     Raises:
-        TypeError: a function of a type without a definition.
+        TypeError: the type of the function has no definition here.
     """
     if not isinstance(score, Modified):
         return scores
@@ -76,7 +76,7 @@ def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tenso
         ``[batch | 1, heads | 1, q_len, kv_len]`` in float64.
 
     Raises:
-        TypeError: a bias without a definition.
+        TypeError: the bias has no definition here.
     """
     return _formula(_BIASES, bias, "bias")(bias, q_positions[:, :, None], kv_positions[:, None], query.double(), scale)
 
@@ -137,7 +137,10 @@ def _alibi(bias: ALiBi, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> T
 
 
 def _slopes(num_heads: int) -> list[float]:
-    """Return ALiBi's slopes: a geometric sequence, or for other head counts a shorter one and terms of a longer one."""
+    """Return ALiBi's slopes: a geometric sequence if the number of heads is a power of two, else terms of two.
+
+    These are all terms for the next smaller power of two, then every other term for the next larger one.
+    """
     nearest = 2 ** (len(bin(num_heads)) - 3)
     if nearest == num_heads:
         ratio = 2.0 ** (-8.0 / num_heads)
@@ -162,7 +165,7 @@ def _t5(bias: T5, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
 
 
 def _bucket(distance: int, n: int, max_distance: int) -> int:
-    """Return T5's bucket of a distance by integer arithmetic, so that no rounded logarithm moves a boundary."""
+    """Return T5's bucket for a distance, by integer arithmetic so that no rounded logarithm moves a boundary."""
     single = n // 2
     if distance < single:
         return distance

@@ -1,4 +1,4 @@
-"""`first_use`: the check that a kernel passes at first use, of a few rows and gradients against the definition."""
+"""`first_use`: the check of a kernel at its first use, which compares a few rows and gradients with the definition."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def first_use(
     gradients: bool = True,
     masks: Literal["dense", "objects"] = "dense",
 ) -> FirstUse:
-    """Check a kernel as at its first use: compare some rows and their gradients with the definition.
+    """Check a kernel as saccade does at its first use: compare some rows and their gradients with the definition.
 
-    saccade does this when a compiled kernel first runs. The check detects faults of a compiler, a driver or a new
+    saccade does this when a compiled kernel first runs. The check detects errors of a compiler, a driver or a new
     kernel, and is cheap at any length. `check` tests more, on the cases of this package.
 
     Example:
@@ -59,20 +59,20 @@ def first_use(
         kernel: a name as ``impl=`` takes it, a kernel, or a function ``(query, key, value, mask) -> out`` or
             ``-> (out, lse)``; it gets ``bias``, ``scale`` and ``softcap`` by these names, if they are set.
         query, key, value: ``[batch, heads, len, width]``, as for `saccade.attention`; finite, and not empty.
-        mask, bias, scale, softcap, score, q_positions, kv_positions: as for `saccade.attention`; a score is for kernels
-            only, since functions compare by dot products.
+        mask, bias, scale, softcap, score, q_positions, kv_positions: as for `saccade.attention`. Only kernels support a
+            score, because functions use dot products.
         gradients: whether to check the gradients.
         masks: the form in which a function receives its mask: a bool tensor ``[batch, heads, q_len, kv_len]``, or a
             `saccade.masks.Mask` that counts indices.
 
     Returns:
-        The result: ``ok``, the errors, and in `warning` code that reproduces a fault.
+        The result, with ``ok``, the errors and, in `warning`, code that reproduces a failure.
 
     Raises:
-        ValueError, TypeError: the inputs do not fit together.
+        ValueError, TypeError: the inputs are inconsistent.
         UnsupportedError: the kernel cannot run these inputs.
 
-    Cost: a forward and backward run of the kernel, and some rows of five heads by the definition.
+    Cost: a forward and a backward run of the kernel, and some rows of five heads computed by the definition.
     """
     check_choice("masks", masks, ("dense", "objects"))
     tensors = [x.detach().requires_grad_(gradients) for x in (query, key, value)]

@@ -27,20 +27,20 @@ def attention(
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``.
-        key: ``[batch, kv_heads, kv_len, head_dim]``; head h reads group ``h // (heads // kv_heads)``.
+        key: ``[batch, kv_heads, kv_len, head_dim]``; query head h uses key head ``h // (heads // kv_heads)``.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
         allowed: bool ``[batch, heads, q_len, kv_len]``, True = may attend.
         bias: added to the scores after the softcap; broadcasts to the shape of ``allowed``.
         scale: ``head_dim ** -0.5`` when None.
         softcap: if set, scores become ``softcap * tanh(scores / softcap)``.
-        sink_logit: ``[heads]``: one more score, without a key, for each row with a visible key.
-        compare: ``compare(query, key) -> [batch, heads, q_len, kv_len]`` in place of the dot product; both are float64,
-            with the keys repeated for every head.
+        sink_logit: ``[heads]``, an additional score without a key for each row with a visible key.
+        compare: ``compare(query, key) -> [batch, heads, q_len, kv_len]`` instead of the dot product. Both inputs are
+            float64, and the keys are repeated for every head.
         modify: changes the scores before the bias is added, ``[batch, heads, q_len, kv_len]`` in float64.
 
     Returns:
-        (out, lse) in float64: ``[batch, heads, q_len, value_dim]`` and ``[batch, heads, q_len]``; the lse is the
-        natural logarithm of the whole denominator, a sink included. A row that may attend to nothing gives 0 and -inf.
+        (out, lse) in float64: ``[batch, heads, q_len, value_dim]`` and ``[batch, heads, q_len]``. The lse is the
+        natural logarithm of the full denominator, including a sink. A row that may attend to nothing gives 0 and -inf.
     """
     query, key, value = query.double(), key.double(), value.double()
     num_heads, head_dim = query.shape[1], query.shape[3]

@@ -24,12 +24,12 @@ class Problem:
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
-        key, value: ``[batch, kv_heads, kv_len, key_dim or value_dim]``; key and query have one width, unless the score
-            takes two.
+        key, value: ``[batch, kv_heads, kv_len, key_dim or value_dim]``; key and query have the same width, unless the
+            score accepts two.
         allowed: bool ``[batch, heads, q_len, kv_len]``, the pairs that may attend.
         mask: the same as a mask object, or None to allow every pair; for functions that take masks.
         bias, scale, softcap: options of the function; None if not used.
-        dropout_p: an option whose result is random; only its acceptance is tested.
+        dropout_p: an option with a random result, so only its acceptance is tested.
         sink_logit: ``[heads]``, also an option.
         score: the score that compares queries and keys; None means the dot product.
         relative: a relative bias, passed as ``bias``; a tensor ``bias`` replaces it.
@@ -85,7 +85,7 @@ class Problem:
         return dataclasses.replace(self, **changes)
 
     def truth(self) -> tuple[Tensor, Tensor]:
-        """Return the reference answer (out, lse) to the problem by definition, in float64."""
+        """Compute the reference result (out, lse) of the problem by definition, in float64."""
         head_dim = self.query.shape[3]
         scale = definitions.default_scale(self.score, head_dim) if self.scale is None else self.scale
         bias = self.bias
@@ -138,7 +138,7 @@ class Problem:
         return parameters
 
     def item(self, index: int) -> Problem:
-        """Return the problem of batch item ``index`` alone."""
+        """Return the problem restricted to batch item ``index``."""
 
         def one(x: Tensor | None, dims: int) -> Tensor | None:
             return x if x is None or x.dim() < dims or x.shape[0] == 1 else x[index : index + 1]
@@ -159,7 +159,7 @@ class Problem:
         )
 
     def step(self, start: int, stop: int) -> Problem:
-        """Return the problem of a decoding step at default positions: queries ``start`` to ``stop``, keys up to it."""
+        """Return the problem of a decoding step: queries ``start`` to ``stop``, keys to ``stop``, default positions."""
         keys = max(0, self.key.shape[2] - self.query.shape[2] + stop)
         return self.but(
             query=self.query[:, :, start:stop],
@@ -170,7 +170,7 @@ class Problem:
         )
 
     def part(self, which: Part) -> Problem:
-        """Return the problem with a part of the keys visible: the early or late half, or even or odd positions."""
+        """Return the problem with only some keys visible: the first or second half, or even or odd positions."""
         half = self.key.shape[2] // 2
         position = torch.arange(self.key.shape[2], device=self.key.device)
         if self.kv_positions is not None:
@@ -182,7 +182,7 @@ class Problem:
         return self.but(allowed=self.allowed & inside, mask=keys if self.mask is None else self.mask & keys)
 
     def heads_reversed(self) -> Problem:
-        """Return the problem with the order of heads and groups reversed, so that every head keeps its keys."""
+        """Return the problem with the order of query and key heads reversed, so that every head keeps its keys."""
         mask, forward, last = self.mask, self.mask, self.query.shape[1] - 1
         if forward is not None and (forward.shape[1] > 1 or not _is_constant_along(self.allowed, 1)):
             mask = Predicate(lambda b, h, q, kv: forward.allows(b, last - h, q, kv))
@@ -221,7 +221,7 @@ class Problem:
 
 
 class ReversedHeads(Bias):
-    """A relative bias with the heads of another in reverse order, for `Problem.heads_reversed`."""
+    """A relative bias that reverses the order of another bias's heads, for `Problem.heads_reversed`."""
 
     def __init__(self, inner: Bias):
         super().__init__()
@@ -242,5 +242,5 @@ definitions.define(ReversedHeads, _reversed_heads)
 
 
 def _is_constant_along(allowed: Tensor, axis: int) -> bool:
-    """Check whether all batch items (axis 0) or heads (axis 1) have equal masks; a predicate's shape does not tell."""
+    """Return whether all batch items (axis 0) or heads (axis 1) have equal masks, which predicates do not show."""
     return bool((allowed == allowed.narrow(axis, 0, 1)).all())

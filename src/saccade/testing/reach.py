@@ -1,4 +1,4 @@
-"""`assert_reach`: an audit of a model's reach as an assertion for tests."""
+"""`assert_reach`: an assertion for tests that audits which inputs a model's outputs depend on."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, 
         The report.
 
     Raises:
-        AssertionError: a claim is broken; the message is the report.
+        AssertionError: a claim is broken. The message is the report.
 
-    Cost: that of `saccade.audit`.
+    Cost: the same as `saccade.audit`.
 
     Example:
         >>> from saccade import masks, models

@@ -1,4 +1,4 @@
-"""The `Report` of a conformance check, which prints as a table, and its results."""
+"""The `Report` of a conformance check, which prints as a table, and the single results in it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Verdict = Literal["kept", "broken", "not offered", "not applicable"]
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of one law on one case in one dtype, a row of the report.
+    """The result of one law on one case in one dtype.
 
     Attributes:
         law, case: names of the law and the case.
         dtype: the dtype of the inputs.
         verdict: "kept" only if the law was tried and holds.
-        message: the counter-example, or the reason why it was not tried; empty if kept.
+        message: the counter-example, or the reason why the law was not tried; empty if kept.
     """
 
     law: str
@@ -64,11 +64,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether the report has a law that was tried, and none that is broken."""
+        """Whether at least one law was tried and no law is broken."""
         return bool(self.kept) and not self.broken
 
     def raise_if_broken(self) -> Report:
-        """Raise `LawBroken` with the table and all counter-examples, or return the report."""
+        """Raise `LawBroken` with the table and all counter-examples if a law is broken; otherwise return the report."""
         if self.broken:
             raise LawBroken("\n".join([str(self), "", *(str(result) for result in self.broken)]))
         return self

@@ -22,7 +22,7 @@ _LACKS = {"lse": "gives no lse", "gqa": "takes no grouped heads", "relative": "t
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """Claims about the memory of a function, beyond the laws; each is tested.
+    """Claims about the memory of an attention function, which are tested in addition to the laws.
 
     Attributes:
         memory_exponent: the largest intermediate tensor grows as length to this power; 1.0 means linear memory.
@@ -44,11 +44,11 @@ class Subject:
     Attributes:
         offers: names of accepted options, including "lse" and "gqa". The function must refuse all others.
         unsaid: options that may or may not be accepted; they are not tried.
-        promises: whether the accepted options were stated, so that the function must not refuse them.
+        promises: whether the user stated the accepted options, which the function then must not refuse.
 
     Raises:
-        TypeError: the function, or another argument, is not callable.
-        ValueError: an unknown option among the offers, or an unknown form of masks.
+        TypeError: the function, or another argument that must be, is not callable.
+        ValueError: ``offers`` contains an unknown option, or ``masks`` is unknown.
         RuntimeError, AssertionError: torch has no such device here.
     """
 
@@ -75,7 +75,7 @@ class Subject:
             rule = f"be among {', '.join((*OPTIONS, *_POSITIONS))}"
             raise value_error("offers", rule, ", ".join(sorted(unknown)))
         self.function, self.call, self.lse_function, self.reasons = function, call, with_lse, reasons
-        torch.empty(0, device=device)  # a missing device is no fault of the function
+        torch.empty(0, device=device)  # a missing device is not a mistake of the function
         self.masks, self.device = masks, device
         self.claims = Claims() if claims is None else claims
         options = _signature_offers(call or function) if offers is None else frozenset(offers)
@@ -95,12 +95,12 @@ class Subject:
         return out
 
     def output_and_lse(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """Return the subject's output and the log-sum-exp of each row for a problem."""
+        """Return the subject's output for a problem, and the log-sum-exp of each row."""
         out, lse = self._call_if_offered(self.lse_function, problem)
         return out, lse
 
     def lacks(self, case: Case, needed: Collection[str]) -> tuple[str, ...]:
-        """Return the reasons why the subject cannot be tried on a case: one per option that it or the law needs."""
+        """Return a reason for each option that the case or the law needs and the subject does not offer."""
         reads_positions = self.masks == "objects" or case.relative is not None
         return self.missing([*needed, *case.needs, *(case.explicit_positions if reads_positions else ())])
 
@@ -123,7 +123,7 @@ class Subject:
         return self.call(function, *tensors, mask, **options)
 
     def reasons_against(self, problem: Problem) -> tuple[str, ...]:
-        """Return the reasons that the subject states before it runs why it cannot take a problem; empty if it can."""
+        """Return the reasons that the subject declares in advance why it cannot run a problem; empty if it can."""
         if self.reasons is None:
             return ()
         mask, options = self._arguments(problem)
@@ -136,7 +136,7 @@ class Subject:
         return self.ask(function, problem if "gqa" in self.offers else problem.ungrouped())
 
     def _arguments(self, problem: Problem) -> tuple[object, dict[str, Any]]:
-        """Return the mask and the options of a problem in the form that the subject takes."""
+        """Convert the mask and the options of a problem to the form that the subject takes."""
         options = problem.options | (problem.positions if self._reads_positions(problem) else {})
         return problem.allowed if self.masks == "dense" else problem.mask, options
 

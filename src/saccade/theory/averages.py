@@ -1,4 +1,4 @@
-"""Claims that attention takes averages: convex combinations, mean pooling, and the effect of dropout."""
+"""Claims that attention computes averages: convex combinations, mean pooling, and the effect of dropout."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _CAUSAL = Causal()
 
 
 def beyond_hull(outputs: Tensor, value: Tensor, allowed: Tensor, directions: Tensor) -> float:
-    """Return how far outputs lie outside the convex hull of the visible values; below 0 if none does.
+    """Return how far outputs lie outside the convex hull of the visible values; negative if all lie inside.
 
-    A point lies in the hull if and only if it extends no further than the corners in any direction.
+    A point lies in the hull if and only if it extends no further than the corners in every direction.
     """
     heights = (value @ directions.T)[None].expand(len(outputs), -1, -1)
     furthest = heights.masked_fill(~allowed[:, :, None], -torch.inf).amax(1)

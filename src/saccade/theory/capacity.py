@@ -16,11 +16,11 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
 
 Recall = Callable[[Tensor, Tensor], Tensor]
-"""Stores keys ``[n, d_k]`` with values ``[n, d_v]``, and returns the value recalled for each key."""
+"""A function that stores keys ``[n, d_k]`` with values ``[n, d_v]``, and returns the value recalled for each key."""
 
 
 def recalled_by_best_state(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values from the best state matrix of d_k x d_v numbers, computed by least squares."""
+    """Recall values from the best state matrix with d_k x d_v numbers, computed by least squares."""
     return key @ torch.linalg.lstsq(key, value, driver="gelsd").solution
 
 
@@ -34,7 +34,7 @@ def recalled_by_delta_rule(key: Tensor, value: Tensor) -> Tensor:
 
 
 def recalled_by_linear(key: Tensor, value: Tensor) -> Tensor:
-    """Recall values by linear attention, whose state has as many features as a key has entries."""
+    """Recall values by linear attention, with one feature in its state for each entry of a key."""
     recalled: Tensor = Linear("relu")(key[None, None], key[None, None]) @ value[None, None]
     return recalled[0, 0]
 
@@ -45,7 +45,7 @@ def recalled_by_attention(key: Tensor, value: Tensor) -> Tensor:
 
 
 def _recall_accuracy(draw: Draw, recall: Recall, pairs: int = 64, width: int = 16) -> float:
-    """Return the accuracy of recall on the task `saccade.tasks.mqar`, with random unit vectors for tokens."""
+    """Return the accuracy of recall on the task `saccade.tasks.mqar`, with random unit vectors as tokens."""
     task = mqar(1, 4 * pairs, pairs, vocab_size=4 * pairs + 1, seed=draw.integer())
     read = task.tokens[0, : task.context_len].reshape(-1, 2)
     key, value = (torch.nn.functional.normalize(draw.normal(4 * pairs + 1, width), dim=-1) for _ in range(2))

@@ -24,11 +24,11 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Draw:
-    """Random number generator for the check of one claim with one seed; tensors are float64.
+    """The random number generator for the check of one claim with one seed; tensors are float64.
 
     Args:
         seed: the seed of the run.
-        name: the name of the claim; two claims with the same seed draw independent numbers.
+        name: the name of the claim. Different claims draw independent numbers from the same seed.
 
     Attributes:
         used: whether any number was drawn. A check without random numbers gives the same result for every seed.
@@ -73,7 +73,7 @@ class Claim:
     Attributes:
         name: words joined by hyphens.
         topic: the group of claims that it belongs to, such as "softmax".
-        statement: one sentence, as people usually state it, right or wrong.
+        statement: the claim in one sentence, as people usually state it, right or wrong.
         latex: the statement as a formula.
         source: a reference that states or corrects it.
         verdict: "holds", "holds if" (under the conditions), "refuted" (by a counter-example).
@@ -100,12 +100,12 @@ class Claim:
 
     @property
     def ingredients(self) -> tuple[str, ...]:
-        """Names of the formulas and functions of the claim that `check` accepts replacements for."""
+        """Names of the formulas and functions in the claim that can be replaced in `check`."""
         parameters = inspect.signature(self.trial).parameters.values()
         return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
     def check(self, seed: int = 0, **kwargs: Any) -> tuple[Measurement, ...]:
-        """Measure whether the claim's verdict is right.
+        """Check by measurements whether the claim's verdict is right.
 
         Args:
             seed: the seed of the random numbers.
@@ -115,12 +115,12 @@ class Claim:
             The measurements. They confirm the verdict if all of them agree.
 
         Raises:
-            TypeError: a seed that is no int, or an unknown ingredient.
+            TypeError: the seed is not an int, or an ingredient is unknown.
         """
         return self.measure(Draw(check_int("seed", seed, 0), self.name), **kwargs)
 
     def measure(self, draw: Draw, **kwargs: Any) -> tuple[Measurement, ...]:
-        """Run the check of this claim with the random numbers of ``draw``."""
+        """Run the check of this claim with random numbers from ``draw``."""
         unknown = sorted(set(kwargs) - set(self.ingredients))
         if unknown:
             rule = f"be among {', '.join(self.ingredients)}" if self.ingredients else "be left out"
@@ -134,7 +134,7 @@ class Claim:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Limit torch to one thread: the tensors of a claim are too small to gain from more."""
+    """Limit torch to one thread within the block, because the tensors of a claim are too small to benefit from more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""The list of all claims by topic, and the Markdown that documentation pages show of them."""
+"""The list of all claims by topic, and their formatting as Markdown for the documentation."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_most, equal
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""An attention function of query, key and value."""
+"""A function that computes attention from query, key and value."""
 
 _WINDOW = Window(64, 64)
 
 
 def flops(compute: Callable[[], object]) -> int:
-    """Count the floating-point operations of all matrix products in a computation, two per multiply-add."""
+    """Count the floating-point operations in all matrix products of a computation, two for each multiply-add."""
     with FlopCounterMode(display=False) as counter:
         compute()
     return int(counter.get_total_flops())
@@ -58,7 +58,7 @@ def _zeros(length: int) -> Tensor:
 def _cost_by_length(
     attend: Attend, count: Callable[[Callable[[], object]], int] = flops, make_input: Callable[[int], Tensor] = _on_meta
 ) -> Callable[[int], int]:
-    """Return a function from a length to the cost of self-attention at that length."""
+    """Return a function that maps a length to the cost of self-attention at that length."""
 
     def of(length: int) -> int:
         x = make_input(length)
@@ -183,7 +183,7 @@ def _tokens(length: int, width: int) -> Tensor:
 
 
 def operations_of_linformer(length: int, rank: int, width: int) -> int:
-    """Count the operations of one Linformer head with ``rank`` slots, run densely so that all are counted."""
+    """Count the operations of one Linformer head with ``rank`` slots, which runs densely so that all are counted."""
     x = _tokens(length, width)
     mechanism = Linformer(length, rank)
 

@@ -34,7 +34,7 @@ def decoder(num_kv_heads: int = 4) -> Decoder:
 
 
 def one_by_one(model: Decoder, tokens: Tensor, prompt: int) -> tuple[Tensor, int]:
-    """Decode: run a prompt at once and later tokens one at a time; return the logits and the bytes of the cache."""
+    """Run a prompt at once and later tokens one at a time, and return the logits and the size of the cache in bytes."""
     cache = model.new_cache()
     pieces = [tokens[:, :prompt], *tokens[:, prompt:].split(1, dim=1)]
     return torch.cat([model(piece, cache=cache) for piece in pieces], 1), cache.nbytes

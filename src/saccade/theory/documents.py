@@ -20,8 +20,8 @@ class Said(NamedTuple):
         statement: the statement, paraphrased.
         chinese: the statement in Chinese.
         claim: the name of the claim that tests it.
-        row: the name of that claim's measurement that could contradict the verdict.
-        verdict: the verdict on this statement; by default the claim's.
+        row: the name of the claim's measurement that could contradict the verdict.
+        verdict: the verdict on this statement, by default that of the claim.
     """
 
     statement: str
@@ -35,7 +35,7 @@ class Document(NamedTuple):
     """A tutorial document and its statements, in the tutorial's order.
 
     Attributes:
-        title: in English.
+        title: the title in English.
         chinese: the title in Chinese.
         says: the statements.
     """

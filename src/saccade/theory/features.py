@@ -59,7 +59,7 @@ def features_estimate_the_kernel(draw: Draw, *, samples: Callable[..., Tensor] =
 
 
 def divided(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return linear attention with features, φ(Q)(φ(K)ᵀV), each row divided by φ(q)·Σφ(k)."""
+    """Compute linear attention with features, φ(Q)(φ(K)ᵀV), where each row is divided by φ(q)·Σφ(k)."""
     sums = query @ (key.T @ value)
     return sums / (query @ key.sum(0))[:, None]
 
@@ -81,7 +81,7 @@ def features_need_no_division(
 ) -> Measurements:
     """Attention is about φ(Q) (φ(K)ᵀ V), for features φ of the softmax kernel."""
     n, distinct = 12, 5
-    # Five distinct keys with one feature each: exp(q·k) exactly.
+    # Five distinct keys with one feature each give exactly exp(q·k).
     points, at = draw.normal(distinct, 4), torch.arange(n) % distinct
     query, value = draw.normal(n, 4), draw.normal(n, 3)
     of_query, of_key = (query @ points.T).exp(), torch.eye(distinct, dtype=torch.float64)[at]

@@ -16,11 +16,11 @@ from saccade.theory.measurement import Measurements, apart, same
 
 
 class Gradients(NamedTuple):
-    """Gradients of attention: of a scalar loss by query, key, value and scores.
+    """Gradients of a scalar loss of attention with respect to query, key, value and scores.
 
     Attributes:
-        query, key, value: gradients by the inputs.
-        scores: gradients by the scaled scores.
+        query, key, value: gradients with respect to the inputs.
+        scores: gradients with respect to the scaled scores.
     """
 
     query: Tensor
@@ -30,10 +30,10 @@ class Gradients(NamedTuple):
 
 
 def backward(weights: Tensor, query: Tensor, key: Tensor, value: Tensor, output_gradient: Tensor) -> Gradients:
-    """Compute the gradients of attention in closed form, without a Jacobian: one head, ``[len, width]``, scale 1/√d_k.
+    """Compute the gradients of attention in closed form, without a Jacobian.
 
-    dV = Aᵀ dO, dA = dO Vᵀ, dS = A ∘ (dA - D) with D the row sums of dO ∘ O, dQ = dS K / √d_k and
-    dK = dSᵀ Q / √d_k.
+    For one head, ``[len, width]``, with scale 1/√d_k: dV = Aᵀ dO, dA = dO Vᵀ, dS = A ∘ (dA - D) with D the row sums of
+    dO ∘ O, dQ = dS K / √d_k and dK = dSᵀ Q / √d_k.
     """
     output = weights @ value
     of_weights = output_gradient @ value.T

@@ -13,13 +13,16 @@ from saccade.theory.measurement import Measurements, apart, at_least, at_most, e
 
 
 def contains_star(allowed: Tensor) -> bool:
-    """Check whether a mask contains a star graph: one token linked with all in both directions, and self-loops."""
+    """Return whether a mask contains a star graph: a token linked with all in both directions, and self-loops."""
     centres = allowed.all(0) & allowed.all(1)
     return bool(centres.any() and allowed.diagonal().all())
 
 
 def diameter(allowed: Tensor) -> int:
-    """Return the diameter of the mask's graph: the layers until every token can depend on every other; -1 if never."""
+    """Return the diameter of a mask's graph: the number of layers after which every token can depend on every other.
+
+    It is -1 if no number of layers is enough.
+    """
     reached, layers = allowed, 1
     while not reached.all():
         further = (reached.float() @ allowed.float()) > 0

@@ -1,4 +1,4 @@
-"""Claims about information: the bottleneck, the bounds of sparse weights, and weights as explanations."""
+"""Claims about information: the information bottleneck, bounds for sparse weights, and weights as explanations."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ from saccade.theory.rank import weights_of
 
 
 def gaussian_information(weights: Tensor, variance: float) -> float:
-    """Return the mutual information I(X; AX + ε) in nats per feature, for standard normal X and noise of a variance."""
+    """Return the mutual information I(X; AX + ε) in nats per feature.
+
+    X is standard normal, and ε is normal noise with the given variance.
+    """
     eye = torch.eye(len(weights), dtype=weights.dtype)
     return float(torch.linalg.slogdet(eye + weights @ weights.T / variance)[1]) / 2
 
 
 def divergence_from_mean_row(weights: Tensor) -> float:
-    """Return the mutual information of query and key positions: the mean divergence of rows from the mean row."""
+    """Return the mutual information of query and key positions: the mean divergence of the rows from the mean row."""
     mean = weights.mean(0)
     ratio = torch.where(weights > 0, weights * (weights / mean).log(), 0.0)
     return float(ratio.sum(-1).mean())
 
 
 def other_weights(weights: Tensor, value: Tensor) -> Tensor:
-    """Return other weights with the same output and rows that sum to 1, far from the original weights.
+    """Find different weights that give the same output and whose rows sum to 1, far from the original weights.
 
-    Walk along edges of the feasible polytope, like linear programming: each step sets one more weight to 0 without
-    raising the total original weight of the remaining keys, until d_v + 1 keys are left.
+    The search follows edges of the feasible polytope, as linear programming does. Each step sets one more weight to 0
+    without raising the total original weight of the remaining keys, until d_v + 1 keys are left.
     """
     constraints = torch.cat([value, torch.ones(len(value), 1, dtype=value.dtype)], 1)
     moved = weights.clone()
     for row, old in zip(moved, weights, strict=True):
         support = torch.arange(len(row))
         while len(support) > constraints.shape[1]:
-            # A direction orthogonal to the columns of the values and to the ones; downhill if it has a slope.
+            # A direction orthogonal to the columns of the values and to the vector of ones; downhill if it has a slope.
             free = torch.linalg.svd(constraints[support].T).Vh[constraints.shape[1] :]
             direction = -(free.T @ (free @ old[support]))
             if direction.norm() < 1e-9:
@@ -54,19 +57,19 @@ def other_weights(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def patterns(n: int) -> dict[str, Tensor]:
-    """Return three patterns of weights ``[n, n]``: one key for each query, a sink, and uniform weights."""
+    """Return three patterns of weights ``[n, n]``: a different key for each query, a sink, and uniform weights."""
     eye = torch.eye(n, dtype=torch.float64)
     return {"one key each": eye, "sink": eye[:1].expand(n, n), "uniform": torch.full_like(eye, 1 / n)}
 
 
 def fixed_support(tokens: Tensor) -> Tensor:
-    """Return the attention output of the last query under a window of two: the mask selects the keys."""
+    """Return the attention output of the last query with a window of two tokens, where the mask selects the keys."""
     x = tokens[:, None]
     return attention(x, x, x, Window(1, 0))[:, 0, -1]
 
 
 def chosen_support(tokens: Tensor) -> Tensor:
-    """Return the first token with the highest first entry: the tokens themselves select the key."""
+    """Return the first token with the highest first entry, so that the tokens themselves select the key."""
     scores = tokens[..., 0] - 0.01 * torch.arange(tokens.shape[1])
     return tokens[torch.arange(len(tokens)), scores.argmax(-1)]
 
@@ -132,7 +135,7 @@ def position_information(
 
 
 def without_each(attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return how far each output moves when the value of one key is set to 0, ``[q_len, kv_len]``."""
+    """Return how much each output changes when the value of each key is set to 0, ``[q_len, kv_len]``."""
     outputs = attend(query[None, None], key[None, None], value[None, None])[0, 0]
     distances = []
     for index in range(len(value)):
@@ -191,7 +194,7 @@ def bottleneck_terms(outcomes: Sequence[Hashable], targets: Sequence[Hashable]) 
 
 
 def _partitions(n: int) -> Iterator[tuple[int, ...]]:
-    """Yield every partition of n inputs, as the class number of each input: every deterministic map Z = f(X)."""
+    """Yield every deterministic map Z = f(X) of n inputs, as a partition that gives the class number of each input."""
     partitions: list[tuple[int, ...]] = [()]
     for _ in range(n):
         partitions = [(*start, label) for start in partitions for label in range(max(start, default=-1) + 2)]

@@ -116,7 +116,7 @@ def masks_hide_the_future_and_padding(draw: Draw, *, attend: Callable[..., Tenso
     q, k, v = (draw.normal(1, 1, n, 4) for _ in range(3))
 
     def influence(mask: object) -> Tensor:
-        """Return how strongly each output depends on each key and value, ``[n, n]``."""
+        """Return how strongly each output under a mask depends on each key and value, ``[n, n]``."""
 
         def of(key: Tensor, value: Tensor) -> Tensor:
             return attend(q, key, value, mask)[0, 0].sum(-1)

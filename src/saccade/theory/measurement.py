@@ -13,8 +13,10 @@ from torch import Tensor
 Relation = Literal["=", "<=", ">=", "!="]
 
 SIGMAS = 6.0
-"""Standard errors by which an average may be off. A normal average exceeds it with probability 2e-9; `estimate` states
-1e-6, which leaves room for averages that are not normal."""
+"""Number of standard errors by which an average may differ from its expected value.
+
+A normal average exceeds it with probability 2e-9. `estimate` states 1e-6, to allow for averages that are not normal.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +26,12 @@ class Measurement:
     Attributes:
         what: the name of the quantity.
         relation: "=" (equal within the tolerance), "<=" or ">=" (a bound, up to the tolerance), or "!=" (further apart
-            than the tolerance, which refutes a claim; ``expected`` is then the number of the claim).
+            than the tolerance, which refutes a claim; ``expected`` is then the number that the claim states).
         expected: the number to compare with.
         seen: the measured number.
         tolerance: the largest difference allowed; for "!=", the smallest.
         why: the reason for the tolerance.
-        chance: an upper bound on the probability that a right number fails; 0 without random estimates.
+        chance: an upper bound on the probability that a correct number fails; 0 without random estimates.
     """
 
     what: str
@@ -81,7 +83,7 @@ def apart(what: str, seen: float, claimed: float, margin: float) -> Measurement:
 
 
 def same(what: str, seen: Tensor, expected: Tensor, tolerance: float = 1e-12) -> Measurement:
-    """Build a measurement that expects two tensors to be equal: their largest difference against 0."""
+    """Build a measurement that expects two tensors to be equal, by comparing their largest difference with 0."""
     return equal(f"{what}, largest difference", _largest_difference(seen, expected), 0.0, tolerance)
 
 

@@ -17,10 +17,10 @@ class Mistake:
 
     Attributes:
         name: a short name of the mistake.
-        what: a sentence that describes it.
+        what: a sentence that describes the mistake.
         function: ``function(query, key, value, mask)``, mask True = may attend.
         caught_by: the law with the clearest counter-example.
-        case: the name of the test case that shows it.
+        case: the name of the test case that shows the mistake.
         claims: promises about the function, if the mistake breaks one.
 
     Example:
@@ -43,7 +43,7 @@ class Mistake:
         """Run the law that catches this mistake on the case that shows it.
 
         Args:
-            function: an attention function to check instead; one without the mistake passes.
+            function: an attention function to check instead. A function without the mistake passes.
         """
         law = next(law for law in testing.LAWS if law.name == self.caught_by)
         cases = [case for case in law.cases or testing.CASES if case.name == self.case]
@@ -114,4 +114,4 @@ MISTAKES = (
         testing.Claims(memory_exponent=1.0),
     ),
 )
-"""The five mistakes, in the order in which tutorials warn of them."""
+"""The five mistakes, in the order in which tutorials mention them."""

@@ -1,4 +1,4 @@
-"""Claims about paths between tokens: influence against distance, and the number of sequential steps."""
+"""Claims about paths between tokens: how influence depends on distance, and the number of sequential steps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _WIDTH, _LENGTH = 16, 65
 
 
 def influence(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return how strongly the last output depends on each input: gradient norms ``[batch, len]``, nearest first.
+    """Return how strongly the last output depends on each input, as gradient norms ``[batch, len]``, nearest first.
 
-    The gradient is taken of a fixed projection of the last output.
+    The gradients are those of a fixed projection of the last output.
     """
     x = x.clone().requires_grad_()
     out = layer(x)[:, -1]
@@ -57,9 +57,9 @@ def recurrent(
 
 
 def scanned(x: Tensor) -> Tensor:
-    """Compute the linear recurrence h_t = h_{t-1} / 2 + x_t by a parallel scan: each round doubles the path length.
+    """Compute the linear recurrence h_t = h_{t-1} / 2 + x_t by a parallel scan.
 
-    Rounds run in sequence; the operations inside a round run in parallel.
+    Each round doubles the path length. Rounds run in sequence, and the operations inside a round run in parallel.
     """
     reach, weight = 1, torch.eye(x.shape[-1], dtype=x.dtype) / 2
     while reach < x.shape[-2]:

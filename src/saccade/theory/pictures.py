@@ -1,4 +1,4 @@
-"""Figures for the theory pages of the documentation, one per page. Needs matplotlib, imported on use."""
+"""Figures for the theory pages of the documentation, one per page. They need matplotlib, which is imported on use."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def scaling() -> Figure:
 
 
 def softmax() -> Figure:
-    """Draw the figure on softmax: the Jacobian of a row, and the wrong one that tutorials print."""
+    """Draw the figure on softmax: the Jacobian of a row, and the wrong Jacobian that tutorials print."""
     weights = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0], dtype=torch.float64).softmax(0)
     right, printed = jacobian(weights), jacobian_as_printed(weights[None])[0, :, 0]
     figure, panels = side_by_side(2, 2.6)
@@ -73,7 +73,7 @@ def softmax() -> Figure:
 
 
 def averages() -> Figure:
-    """Draw the figure on averages: values, their hull, outputs inside it, and outputs after dropout."""
+    """Draw the figure on averages: values, their convex hull, outputs inside it, and outputs after dropout."""
     draw, n = Draw(3, "averages"), 9
     value = draw.normal(1, 1, n, 2)
     matrix = AttentionMatrix(2 * draw.normal(1, 1, 40, 2), value)
@@ -179,7 +179,7 @@ def relatives() -> Figure:
 
 
 def trained() -> Figure:
-    """Draw the figure on trained layers: accuracy by number of heads, and loss by number of keys a query reads."""
+    """Draw the figure on trained layers: accuracy by number of heads, and loss by number of keys for each query."""
     figure, (left, right) = side_by_side(2, 3.4)
     cases = (
         ("both neighbours", neighbours(1, 2), 32, 0.01, 200),
@@ -248,7 +248,7 @@ def cost() -> Figure:
 
 
 def features() -> Figure:
-    """Draw the figure on random features: the error of two kinds against the angle of query and key."""
+    """Draw the figure on random features: the errors of two kinds against the angle between query and key."""
     figure, (axes,) = side_by_side(1, 4.6)
     angles = torch.linspace(0, math.pi, 91, dtype=torch.float64)
     x = torch.tensor([0.7, 0.0], dtype=torch.float64)
@@ -267,7 +267,7 @@ def features() -> Figure:
 
 
 def mistakes() -> Figure:
-    """Draw the figure on mistakes: the weights of each common mistake beside the right ones."""
+    """Draw the figure on mistakes: the weights with each common mistake beside the correct ones."""
     draw, n, tokens = Draw(0, "mistakes"), 7, 4
     q, k = 1.5 * draw.normal(1, 1, n, 4), 1.5 * draw.normal(1, 1, n, 4)
     causal, eye = torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.eye(n, dtype=torch.float64)[None, None]
@@ -322,4 +322,4 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     f"theory-{picture.__name__}": picture
     for picture in (scaling, softmax, averages, matrices, inference, relatives, trained, cost, features, mistakes)
 }
-"""The functions that draw the figures, by the name of the page that shows each."""
+"""The functions that draw the figures, by the name of the page that shows each figure."""

@@ -100,7 +100,7 @@ def in_chinese(draw: Callable[[], Figure], words: Mapping[str, str] | None = Non
 
     Args:
         draw: the function that draws the figure.
-        words: translations of whole labels, `CHINESE` if None. Other labels stay.
+        words: translations of complete labels, `CHINESE` if None. Other labels stay unchanged.
     """
     from matplotlib.text import Text  # noqa: PLC0415  matplotlib is optional
 
@@ -120,4 +120,4 @@ def in_chinese(draw: Callable[[], Figure], words: Mapping[str, str] | None = Non
 PICTURES_IN_CHINESE: dict[str, Callable[[], Figure]] = {
     name: functools.partial(in_chinese, draw) for name, draw in PICTURES.items()
 }
-"""The functions that draw figures with Chinese labels, by the name of the page that shows each."""
+"""The functions that draw figures with Chinese labels, by the name of the page that shows each figure."""

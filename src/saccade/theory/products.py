@@ -18,7 +18,7 @@ EXAMPLE = {
     "key": [[0.2, 0.1, 0.4, -0.3], [-0.1, 0.5, 0.2, 0.1], [0.3, -0.2, 0.1, 0.4]],
     "value": [[0.5, -0.1, 0.2, 0.3, 0.0], [0.1, 0.4, -0.2, 0.1, 0.5], [-0.3, 0.2, 0.1, -0.4, 0.2]],
 }
-"""Two queries, three keys of width 4, three values of width 5: small enough to compute by hand."""
+"""Two queries and three keys with width 4, and three values with width 5: small enough to compute by hand."""
 
 
 def by_hand(
@@ -36,9 +36,9 @@ def by_hand(
 
 
 def factors_of_logits(weights: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Return the queries and keys of width ``head_dim`` whose matrix product best approximates the log weights.
+    """Return queries and keys with width ``head_dim`` whose matrix product best approximates the log weights.
 
-    Softmax ignores a constant in each row, so the logarithms are centred first, and then truncated to their
+    Softmax ignores a constant in each row, so the logarithms are first centred and then truncated to their
     ``head_dim`` largest singular values.
     """
     u, s, vh = torch.linalg.svd(centred_logs(weights))
@@ -90,7 +90,7 @@ def sums_are_matrix_products(
 
 
 def is_refused(widths: tuple[int, int], lengths: tuple[int, int], attend: Callable[..., Tensor]) -> bool:
-    """Check whether attention raises an error for these widths of query and key and lengths of key and value."""
+    """Return whether attention raises an error for these widths of query and key and lengths of key and value."""
     query, key = torch.zeros(1, 1, 3, widths[0]), torch.zeros(1, 1, lengths[0], widths[1])
     try:
         attend(query, key, torch.zeros(1, 1, lengths[1], 2))
@@ -169,7 +169,7 @@ def any_weighted_average(
     centred = centred_logs(wanted)
     singular = torch.linalg.svdvals(centred)
     yield equal("rank of the centred logarithms", int(torch.linalg.matrix_rank(centred)), n - 1)
-    # No scores of rank 2 are closer to the centred logarithms than this.
+    # Scores with rank 2 cannot be closer to the centred logarithms than this.
     yield at_least("distance that d_k = 2 must leave in the logarithms", float(singular[2:].norm()), 0.1)
     narrow = centred_logs(reached(2))
     yield differ("weights reached with d_k = 2", reached(2), wanted, 0.01)

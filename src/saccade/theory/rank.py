@@ -53,13 +53,13 @@ def attention_has_low_rank(draw: Draw, *, weights: Callable[[Tensor, Tensor], Te
 
 
 def directions(weights: Tensor, share: float = 0.9) -> Tensor:
-    """Count the singular directions that hold a share of the energy (squared singular values): an approximate rank."""
+    """Count the singular directions that hold a share of the energy (squared singular values), an approximate rank."""
     energy = torch.linalg.svdvals(weights.double()).square()
     return (energy.cumsum(-1) < share * energy.sum(-1, keepdim=True)).sum(-1) + 1
 
 
 def trained_heads() -> dict[str, list[Tensor]]:
-    """Return the weights of the two bundled models on a passage by Lu Xun, ``[heads, n, n]`` for each layer."""
+    """Return the attention weights of both bundled models on a passage by Lu Xun, ``[heads, n, n]`` for each layer."""
     weights = {}
     for model in (chinese_encoder(), small_decoder()):
         assert model.tokenizer is not None

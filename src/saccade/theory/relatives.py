@@ -15,13 +15,13 @@ from saccade.vision import ChannelAttention, NonLocal, SpatialAttention
 
 
 def non_local_means_of(patches: Tensor, pixels: Tensor, h: float) -> Tensor:
-    """Compute non-local means by definition: average pixels with weights exp(-|P_i - P_j|²/h²) of their patches."""
+    """Compute non-local means by definition: averages of pixels, weighted by exp(-|P_i - P_j|²/h²) of their patches."""
     weights = (-(patches[:, None] - patches[None]).square().sum(-1) / h**2).exp()
     return weights @ pixels / weights.sum(-1, keepdim=True)
 
 
 def kalman_update(prior: Tensor, prior_cov: Tensor, seen: Tensor, noise_cov: Tensor) -> Tensor:
-    """Return the posterior mean of a Kalman filter after an observation of the whole state."""
+    """Return the posterior mean of a Kalman filter after an observation of the full state."""
     gain = prior_cov @ torch.linalg.inv(prior_cov + noise_cov)
     return prior + gain @ (seen - prior)
 
@@ -40,7 +40,7 @@ def squeeze_and_excitation_is_attention(
     channels, size = 16, 5
     module = draw.module(lambda: gate(channels))
     features = draw.normal(1, channels, size, size)
-    # The matrix of the map from channels to channels, with the gates held fixed.
+    # The matrix of the map from channels to channels, with fixed gates.
     with torch.no_grad():
         gates = (module(features) / features).mean((2, 3))[0]
         matrix = gates.diag()
@@ -76,7 +76,7 @@ def spatial_attention_compares_all_positions(
         plain = module(features)[..., 0, 0]
 
         def change(place: int) -> float:
-            """Return how much the first output changes when another position changes."""
+            """Return how much the output at the first position changes when a different position changes."""
             moved = features.clone()
             moved[..., place, place] += 3.0
             return float((module(moved)[..., 0, 0] - plain).abs().max())
@@ -114,7 +114,7 @@ def non_local_means_is_attention(draw: Draw, *, attend: Callable[..., Tensor] = 
 
 
 def precision_weighted(prior: Tensor, seen: Tensor, variances: Tensor) -> Tensor:
-    """Compute a Kalman update as attention to prediction and observation, with log precisions as bias."""
+    """Compute a Kalman update as attention to prediction and observation, with the log precisions as bias."""
     value = torch.stack([prior, seen], -1)[None, :, :, None]
     query = torch.zeros_like(value[:, :, :1])
     return attention(query, value, value, bias=-variances.log().T[None, :, None])[0, :, 0, 0]

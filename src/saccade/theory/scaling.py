@@ -1,4 +1,4 @@
-"""Claims about the scale of dot products: its reason and its effects on softmax and gradients."""
+"""Claims about the scale of dot products: the reason for it, and its effects on softmax and gradients."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def products(query: Tensor, key: Tensor) -> Tensor:
 
 
 def gradients_by_query(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Return norms of the output's gradient by the query, ``[rows]``; each row has separate keys and values.
+    """Return the norms of the output's gradients with respect to the query, ``[rows]``.
 
-    ``query`` is ``[rows, width]``, ``key`` ``[rows, keys, width]``, ``value`` ``[rows, keys]``.
+    Each row has separate keys and values: ``query`` is ``[rows, width]``, ``key`` is ``[rows, keys, width]`` and
+    ``value`` is ``[rows, keys]``.
     """
     weights = (torch.einsum("rc,rkc->rk", query, key) * scale).softmax(-1)
     of_scores = weights * (value - (weights * value).sum(-1, keepdim=True))
@@ -41,7 +42,7 @@ def gradients_by_query(query: Tensor, key: Tensor, value: Tensor, scale: float) 
 
 
 def law_of_entropy(kv_len: int, sigma: float) -> float:
-    """Return the mean entropy of softmax over normal scores of a small standard deviation ``sigma``."""
+    """Return the mean entropy of softmax over normal scores with a small standard deviation ``sigma``."""
     return math.log(kv_len) - sigma**2 / 2
 
 
@@ -122,7 +123,7 @@ def variance_is_d_k(
     yield estimate("mean of q·q, where query and key are one", square, width)
     yield estimate("variance of q·q", (square - width).square(), 2 * width)
     common_q, common_k = draw.normal(samples, 1), draw.normal(samples, 1)
-    alike = products(q + common_q, k + common_k) / 2  # entries of variance 1 and correlation 1/2
+    alike = products(q + common_q, k + common_k) / 2  # entries with variance 1 and correlation 1/2
     expected = width + width * (width - 1) / 4
     yield estimate("variance of q·k, entries of correlation 1/2 in both", alike.square(), expected)
     yield apart("the same", float(alike.square().mean()), width, 10 * width)
@@ -141,7 +142,7 @@ def root_scale_standardises(draw: Draw, *, scale: Callable[[int], float] = inver
         q, k = draw.normal(samples, width), draw.normal(samples, width)
         scores = (q * k).sum(-1) * scale(width)
         yield estimate(f"variance of the scaled scores, d_k = {width}", scores.square(), 1.0)
-    row = 3.0 * q[0] / q[0].norm()  # a query of length 3
+    row = 3.0 * q[0] / q[0].norm()  # a query with length 3
     scores = k @ row * scale(128)
     yield estimate("variance in the row of a query of length 3, d_k = 128", scores.square(), 9.0 / 128)
 

@@ -1,4 +1,4 @@
-"""Claims about softmax: its invariances, its Jacobian, its Lipschitz constant, its entropy."""
+"""Claims about softmax: its invariances, Jacobian, Lipschitz constant and entropy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def jacobian_as_printed(weights: Tensor) -> Tensor:
 
 
 def entropy_slope(scores: Tensor, beta: Tensor) -> Tensor:
-    """Return the derivative of the entropy of softmax(βs) by β, which is -β Var(s)."""
+    """Return the derivative of the entropy of softmax(βs) with respect to β, which is -β Var(s)."""
     weights = (beta * scores).softmax(-1)
     mean = (weights * scores).sum()
     return -beta * (weights * (scores - mean).square()).sum()

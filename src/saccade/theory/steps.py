@@ -16,14 +16,14 @@ from saccade.theory.measurement import Measurements, apart, at_least, equal, sam
 
 
 def written(compute: Callable[[], object]) -> int:
-    """Count the numbers that all steps of a computation write."""
+    """Count the numbers that all operations of a computation write."""
     with _WriteCounter() as counter:
         compute()
     return counter.numbers
 
 
 class _WriteCounter(TorchDispatchMode):
-    """A mode that counts the numbers that operations write."""
+    """A dispatch mode that counts the numbers that operations write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,9 +132,9 @@ def stored(memory: SlowMemory, fast: int) -> None:
 
 
 def tiled(memory: SlowMemory, fast: int) -> None:
-    """Compute attention in tiles that fit in a fast memory of ``fast`` numbers, rescaling sums as scores grow.
+    """Compute attention in tiles that fit in a fast memory for ``fast`` numbers, rescaling sums as scores grow.
 
-    Queries, keys, values, scores and sums each take at most a fifth of it.
+    Queries, keys, values, scores and sums each take at most a fifth of this memory.
     """
     n, width = memory["query"].shape
     size = max(1, fast // (5 * width))

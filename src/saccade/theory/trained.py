@@ -23,23 +23,23 @@ TEXT = (
     "first line that is empty. If the file does not exist, an error is raised, and nothing is written. The default "
     "value is used when no value is given. "
 )
-"""74 tokens of the small decoder."""
+"""A text for measurements on trained models, with 74 tokens of the small decoder."""
 
 
 def keys_needed(weights: Tensor, share: float = 0.9) -> Tensor:
-    """Return the fraction of visible keys that holds a share of the attention, mean over queries ``[heads]``."""
+    """Return the fraction of visible keys that receives a share of the attention, as mean over queries ``[heads]``."""
     strongest = weights.sort(-1, descending=True).values.cumsum(-1)
     needed = (strongest < share).sum(-1) + 1
     return (needed / (weights > 0).sum(-1)).double().mean(-1)
 
 
 def strongest(mechanism: Softmax, keys: int) -> Mechanism:
-    """Build sparse attention in which each query reads only the keys with the largest scores."""
+    """Build sparse attention where each query attends only to the keys with the largest scores."""
     return TopK(DotProducts(), keys, softmax=mechanism)
 
 
 def random_keys(mechanism: Softmax, keys: int) -> Mechanism:
-    """Build sparse attention in which each query reads only randomly drawn keys."""
+    """Build sparse attention where each query attends only to randomly drawn keys."""
 
     def scorer(query: Tensor, key: Tensor, rows: range) -> Tensor:
         generator = torch.Generator().manual_seed(rows.start)
@@ -49,7 +49,7 @@ def random_keys(mechanism: Softmax, keys: int) -> Mechanism:
 
 
 def sinks_of_minilm() -> Tensor:
-    """Return the attention of each head of all-MiniLM-L6-v2 to the first token, mean over queries ``[heads]``."""
+    """Return how much each head of all-MiniLM-L6-v2 attends to the first token, as mean over queries ``[heads]``."""
     model = minilm()
     assert model.tokenizer is not None
     tokens = torch.tensor([model.tokenizer.encode(TEXT).ids])
@@ -158,7 +158,10 @@ def first_tokens_are_sinks(
 
 
 Maps = Callable[[list[list[str]]], Tensor]
-"""Returns the weights of all heads for sentences of equal length, ``[sentences, heads, words, words]``."""
+"""A function that returns the weights of all heads for sentences of equal length.
+
+They are ``[sentences, heads, words, words]``.
+"""
 
 _NOUNS = "cat dog girl boy king woman doctor teacher farmer horse bird lion driver soldier student writer"
 _THINGS = "fish book car house letter apple stone ball bread song picture table"
@@ -178,12 +181,12 @@ _BETWEEN = (
 
 
 class Parsed(NamedTuple):
-    """A generated sentence with its syntactic relations; words count from 0.
+    """A generated sentence with its syntactic relations, as indices of words from 0.
 
     Attributes:
         words: the words of the sentence.
         subject: index of the subject's noun.
-        verb, determiner, thing: indices of the verb, and of the object's determiner and noun.
+        verb, determiner, thing: indices of the verb, the object's determiner and the object's noun.
     """
 
     words: list[str]
@@ -194,7 +197,7 @@ class Parsed(NamedTuple):
 
 
 def sentences(count: int, half: int) -> list[Parsed]:
-    """Generate sentences such as "the old cat, which was very hungry, ate the big red fish", from half of the words."""
+    """Generate sentences like "the old cat, which was very hungry, ate the big red fish", using half of the words."""
     draw = random.Random(half)
     parsed = []
     for _ in range(count):
@@ -208,7 +211,10 @@ def sentences(count: int, half: int) -> list[Parsed]:
 
 
 def maps_of_minilm() -> Maps:
-    """Return a function from sentences to the weights of a trained English encoder; every word must be one token."""
+    """Return a function from sentences to the attention weights of a trained English encoder.
+
+    Every word must be a single token.
+    """
     model = minilm()
     assert model.tokenizer is not None
     known = model.tokenizer.token_to_id
@@ -242,7 +248,7 @@ def hits(sentences: list[Parsed], maps: list[Tensor], source: str, target: str) 
 def heads_follow_syntax(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm, count: int = 60) -> Measurements:
     """Some heads follow syntax: subjects, verbs, objects."""
     attended = maps()
-    chosen, others = (sentences(count, half) for half in (0, 1))  # the halves share no noun, verb or object
+    chosen, others = (sentences(count, half) for half in (0, 1))  # the halves have no noun, verb or object in common
     seen_chosen, seen_others = ([attended([one.words])[0] for one in own] for own in (chosen, others))
     for what, source, target, least in (
         ("from the object to its verb", "thing", "verb", 0.85),
@@ -285,7 +291,7 @@ def heads_link_synonyms(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm
         return attended(texts)[:, :, 7, 2].unflatten(0, (len(split), len(split))).double()
 
     def wins(weights: Tensor) -> Tensor:
-        """Return how often the partner of a word gets more weight than another word, ``[words, heads]``."""
+        """Return how often each word's partner gets more weight than the other words do, ``[words, heads]``."""
         partner = weights.diagonal().T[:, None]
         return (partner > weights).double().sum(1) / (len(weights) - 1)
 

@@ -1,4 +1,4 @@
-"""Claims about training small layers, and the tasks and layers that they train."""
+"""Claims about training small layers, with the tasks and layers that they need."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Task(NamedTuple):
     """A task on short sequences to train a small layer on.
 
     Attributes:
-        draw: function from a number of examples and a generator to tokens ``[examples, n, fields]``, whose vectors
-            are added, and answers ``[examples, places, answers]`` out of eight.
-        read: function that selects the answers' logits, ``[..., n, answers, 8]`` to ``[..., places, answers, 8]``.
-        vocab_size: number of tokens.
-        length: number of tokens, n.
-        answers: number of answers per place.
+        draw: a function of a number of examples and a generator. It returns tokens ``[examples, n, fields]``, where
+            the vectors of all fields are added, and answers ``[examples, positions, answers]`` from 0 to 7.
+        read: a function that selects the answers' logits: ``[..., n, answers, 8]`` to ``[..., positions, answers, 8]``.
+        vocab_size: number of different tokens.
+        length: number of tokens in an example, n.
+        answers: number of answers per position.
     """
 
     draw: Callable[[int, Generator], tuple[Tensor, Tensor]]
@@ -36,7 +36,7 @@ class Task(NamedTuple):
 
 
 def neighbours(*back: int) -> Task:
-    """Return the task to predict the tokens, out of eight, at fixed distances before every position."""
+    """Return the task to predict the tokens (out of eight) at fixed distances before each position."""
     length, first = 16, max(back)
 
     def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ def neighbours(*back: int) -> Task:
 
 
 def recall(keys: int = 32, pairs: int = 16) -> Task:
-    """Return the task to read pairs of a key and one of eight values, then one of the keys, and predict its value."""
+    """Return the task to predict the value of a key after a sequence of key-value pairs, with eight possible values."""
 
     def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
         key = torch.rand(examples, keys, generator=generator).argsort(1)[:, :pairs]
@@ -75,11 +75,11 @@ def triples() -> Task:
 
 
 Layer = Callable[[Tensor, Tensor], Tensor]
-"""Mixes tokens ``[seeds, examples, n, width]`` with four matrices ``[seeds, 4, width, width]``."""
+"""A function that mixes tokens ``[seeds, examples, n, width]`` by four matrices ``[seeds, 4, width, width]``."""
 
 
 def attentive(heads: int) -> Layer:
-    """Return a layer of self-attention; the four matrices project to queries, keys, values and the output."""
+    """Return a self-attention layer, whose four matrices project to queries, keys, values and the output."""
 
     def mix(x: Tensor, weights: Tensor) -> Tensor:
         projected = (x @ weights[:, i, None] for i in range(3))
@@ -91,7 +91,7 @@ def attentive(heads: int) -> Layer:
 
 
 def convolution(x: Tensor, weights: Tensor) -> Tensor:
-    """Apply a trained convolution over three positions; the four matrices are its taps and the output projection."""
+    """Apply a trained convolution over three positions, whose four matrices are its taps and the output projection."""
     taps = ((0, 1), (1, 0), (2, -1))
     return sum((x.roll(by, 2) @ weights[:, i, None] for i, by in taps), torch.zeros_like(x)) @ weights[:, 3, None]
 
@@ -100,8 +100,8 @@ class Learned(NamedTuple):
     """Results of training a small layer, one per seed.
 
     Attributes:
-        accuracy: share of right answers on 1,024 new examples.
-        loss: cross-entropy in nats, mean of the last 20 steps.
+        accuracy: share of correct answers on 1,024 new examples.
+        loss: cross-entropy in nats, averaged over the last 20 steps.
     """
 
     accuracy: Tensor
@@ -126,10 +126,10 @@ def learned(
         task: the task to learn.
         steps: number of training steps, with 32 examples each.
         rate: the learning rate; it falls to 0 along a cosine.
-        seeds: number of trainings.
-        width: the width of tokens and layer.
+        seeds: number of training runs.
+        width: the width of the tokens and the layer.
         examples: size of the training set; None draws new examples in every step.
-        activation: applied between layer and readout.
+        activation: a function applied between the layer and the readout.
     """
     begin, data = Generator().manual_seed(0), Generator().manual_seed(1)
 

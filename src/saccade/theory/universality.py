@@ -16,16 +16,16 @@ _LETTERS, _LENGTH = 3, 3
 
 
 def sequences() -> Tensor:
-    """Return all 27 sequences of three letters out of three, int64 ``[27, 3]``."""
+    """Return all 27 sequences of three letters from an alphabet of three, int64 ``[27, 3]``."""
     return torch.tensor(list(itertools.product(range(_LETTERS), repeat=_LENGTH)))
 
 
 def built(tokens: Tensor, wanted: Tensor, attend: Callable[..., Tensor] = attention) -> Tensor:
-    """Run a hand-built transformer layer that maps each sequence to any targets, ``[27, 3, width]``.
+    """Run a transformer layer built by hand that maps each sequence to arbitrary targets, ``[27, 3, width]``.
 
-    Tokens are one-hot letters beside one-hot positions. Head h always attends to position h, so every position gathers
-    the whole sequence. One hidden unit per sequence and position is 1 there and 0 elsewhere: a ReLU of the number of
-    matches. The output layer holds the targets.
+    Tokens are one-hot letters beside one-hot positions. Head h always attends to position h, so every position receives
+    the full sequence. For each sequence and position, a hidden unit is 1 there and 0 elsewhere, as a ReLU of the number
+    of matches. The output layer contains the targets.
     """
     count, length = tokens.shape
     letters = torch.nn.functional.one_hot(tokens, _LETTERS).double()
@@ -40,7 +40,7 @@ def built(tokens: Tensor, wanted: Tensor, attend: Callable[..., Tensor] = attent
 
 
 def unexplained_share(wanted: Tensor, *seen: Tensor) -> float:
-    """Return the share of the squares of ``wanted`` that even the best function of ``seen`` cannot explain."""
+    """Return the share of the sum of squares of ``wanted`` that even the best function of ``seen`` cannot explain."""
     groups = torch.unique(torch.stack([one.flatten() for one in seen], 1), dim=0, return_inverse=True)[1]
     rows = wanted.flatten(0, 1)
     counts = torch.bincount(groups).to(rows)[:, None]

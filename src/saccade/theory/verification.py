@@ -1,4 +1,4 @@
-"""Verification of claims: run their checks for some seeds and collect the findings."""
+"""Verify claims: run their checks for some seeds and collect the findings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLAIM_FIELDS = ("name", "topic", "statement", "latex", "source", "verdict", "co
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The finding of a verification: the result of one claim for one seed.
+    """The result of verifying one claim with one seed.
 
     Attributes:
         claim: the claim.
@@ -39,7 +39,7 @@ class Finding:
 
     @property
     def agrees(self) -> bool:
-        """Whether there are measurements and all agree with the claim's verdict."""
+        """Whether there are measurements and all of them agree with the claim's verdict."""
         return not self.error and bool(self.measurements) and all(one.agrees for one in self.measurements)
 
 
@@ -65,12 +65,12 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether something was checked and nothing contradicts its verdict."""
+        """Whether at least one claim was checked and no finding contradicts a verdict."""
         return len(self.findings) > len(self.unchecked) and not self.contradicted
 
     @property
     def chance(self) -> float:
-        """An upper bound on the probability that chance contradicts a right verdict."""
+        """An upper bound on the probability that a correct verdict is contradicted by chance."""
         return sum(one.chance for finding in self.findings for one in finding.measurements)
 
     def to_json(self) -> dict[str, Any]:
@@ -108,8 +108,8 @@ def verify(
     Raises:
         TypeError, ValueError: an argument is not a claim, or a number is not an int in its range.
 
-    Cost: all claims take about a minute on one core, half of it to train small layers, once, for the first seed;
-        each further seed takes a quarter of a minute.
+    Cost: all claims take about a minute on one core. Half of it is spent on training small layers, once, for the first
+        seed. Each further seed takes a quarter of a minute.
 
     Example:
         >>> from saccade import theory

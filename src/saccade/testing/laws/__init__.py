@@ -1,4 +1,4 @@
-"""The laws that hold for every attention: each is a statement, and a function that looks for a counter-example."""
+"""The laws that hold for every attention function. Each is a statement with a function that seeks a counter-example."""
 
 from saccade.testing.laws import conduct, declarations, definition, invariance, locality
 from saccade.testing.laws.expect import LawBroken

@@ -1,4 +1,4 @@
-"""Backward pass for laws: gradients of a randomly weighted answer, of the subject or of the definition."""
+"""Backward passes for laws: gradients of a randomly weighted output of the function under test or of the definition."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -16,7 +16,7 @@ _SEED = 1
 
 
 def random_like(x: Tensor) -> Tensor:
-    """Return random weights for a backward pass, like a tensor in shape and dtype, the same on every call."""
+    """Return random weights for a backward pass, with the tensor's shape and dtype and the same on every call."""
     generator = torch.Generator().manual_seed(_SEED)
     return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
 
@@ -30,13 +30,13 @@ def gradients(
     bias: bool = False,
     parameters: bool = False,
 ) -> Gradients:
-    """Run the subject backward: gradients of its randomly weighted answer, by name of the input.
+    """Compute the gradients of the subject's output, weighted randomly, by the name of each input.
 
     Args:
         subject: the function under test.
         problem: its inputs.
-        rows: bool ``[batch, heads, q_len]``, the weighted rows; None means all.
-        through: the output, or the lse of rows with a visible key.
+        rows: the rows of the output to include, bool ``[batch, heads, q_len]``; None means all.
+        through: what to differentiate: the output, or the lse of rows with a visible key.
         bias: include the bias.
         parameters: include the parameters of sink, score and relative bias.
     """
@@ -49,7 +49,7 @@ def gradients(
 def truth_gradients(
     problem: Problem, *, through: Through = "out", bias: bool = False, parameters: bool = False
 ) -> Gradients:
-    """Run the definition backward in float64: the gradients that `gradients` must equal."""
+    """Compute the gradients of the definition in float64, which `gradients` must equal."""
     leaves = problem.leaves(bias=bias, parameters=parameters)
     if through == "out":
         return _pull_back(leaves, lambda p: p.truth()[0], None)
@@ -66,7 +66,7 @@ def _pull_back(leaves: Problem, answer: Callable[[Problem], Tensor], rows: Tenso
     # Round to the dtype of the inputs, so that definition and subject use equal weights.
     weights = random_like(result).to(leaves.query.dtype)
     if rows is not None:
-        # Select instead of multiplying by zero: unweighted rows may be infinite.
+        # Select rows instead of multiplying by zero, because the other rows may be infinite.
         result, weights = result[rows], weights[rows]
     total = (result.double() * weights.double()).sum()
     by_input = torch.autograd.grad(total, list(named.values()), allow_unused=True, materialize_grads=True)

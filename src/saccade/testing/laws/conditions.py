@@ -1,4 +1,4 @@
-"""Conditions of laws: each returns the reason why a law does not apply to a case, or None."""
+"""Conditions of laws. Each returns the reason why a law does not apply to a case, or None if it does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from saccade.testing.subject import Subject
 
 
 def _unless(reason: str, holds: Callable[[Case], bool]) -> Callable[[Subject, Case], str | None]:
-    """Build a condition of laws from a property of cases and the reason for cases without it."""
+    """Build a condition of laws: cases must have a property, and ``reason`` is returned for those without it."""
 
     def condition(subject: Subject, case: Case) -> str | None:
         """Return the reason why a law does not apply to the case, or None if it does."""
@@ -33,11 +33,11 @@ has_several_items = _unless("a single batch item", lambda case: case.batch > 1)
 
 
 def claims_memory(subject: Subject, case: Case) -> str | None:
-    """Require, as a condition of a law, that the subject claims a growth of memory."""
+    """Return a reason against a law unless the subject claims how its memory grows."""
     return None if subject.claims.memory_exponent is not None else "no growth of memory is claimed"
 
 
 def trains_parameters(subject: Subject, case: Case) -> str | None:
-    """Require, as a condition of a law, that the subject takes an option with parameters."""
+    """Return a reason against a law unless the subject takes an option with parameters."""
     takes = subject.offers.intersection({"score", "relative", "sink_logit"})
     return None if takes else "nothing that it takes has parameters"

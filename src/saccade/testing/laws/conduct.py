@@ -1,4 +1,4 @@
-"""Laws about the conduct of a function as a program: side effects, strides, empty inputs, memory."""
+"""Laws about the behaviour of an attention function as a program: side effects, strides, empty inputs, memory."""
 
 import dataclasses
 import math
@@ -116,7 +116,7 @@ def cost(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 def _pull_back(subject: Subject, problem: Problem, upstream: Tensor) -> dict[str, Tensor]:
-    """Return the gradients by the inputs themselves, not by contiguous copies of them."""
+    """Return the gradients with respect to the strided inputs themselves, not to contiguous copies of them."""
     names = ("query", "key", "value")
     roots = {name: getattr(problem, name).detach().requires_grad_() for name in names}
     out = subject.output(problem.but(**roots))
@@ -125,24 +125,24 @@ def _pull_back(subject: Subject, problem: Problem, upstream: Tensor) -> dict[str
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """Return a tensor with the strides of ``[batch, len, heads, dim]``, like the output of a projection."""
+    """Return the tensor with the strides of ``[batch, len, heads, dim]``, like the output of a projection."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _last_transposed(x: Tensor) -> Tensor:
-    """Return a tensor with strides whose last axis is not contiguous."""
+    """Return the tensor with strides that make its last axis non-contiguous."""
     return x.transpose(2, 3).contiguous().transpose(2, 3)
 
 
 def _sliced(x: Tensor) -> Tensor:
-    """Return a tensor with the strides of every other element of a larger one, from an odd offset."""
+    """Return the tensor as a strided view: every other element of a larger tensor, from an odd offset."""
     larger = x.new_zeros(tuple(2 * size + 3 for size in x.shape))
     view = larger[tuple(slice(3, None, 2) for _ in x.shape)]
     return view.copy_(x)
 
 
 def _expanded(x: Tensor) -> Tensor:
-    """Return the first batch item expanded to the whole batch, with a stride of 0."""
+    """Return the tensor with its first batch item expanded to the full batch, with a stride of 0."""
     return x[:1].expand_as(x)
 
 

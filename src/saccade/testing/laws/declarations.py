@@ -1,4 +1,4 @@
-"""Laws about declared options: an attention function must refuse and accept exactly what it declares."""
+"""Laws about declared options: an attention function must accept and refuse exactly what it declares."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Trial:
     gradients: bool = True
 
     def run(self, subject: Subject, function: Callable[..., Any] | None) -> None:
-        """Run the subject forward and backward with the options; a function with lse also returns the output."""
+        """Call a function of the subject on the trial's problem, forward and backward; it may also return the lse."""
         with torch.set_grad_enabled(self.gradients):
             out = subject.ask(function, self.problem)
         out = out[0] if isinstance(out, tuple) else out
@@ -43,19 +43,19 @@ class _Trial:
         return subject.missing(self.needed)
 
     def reasons(self, subject: Subject) -> tuple[str, ...]:
-        """Return the reasons that the subject declares against the trial."""
+        """Return the reasons that the subject declares why it cannot run the trial."""
         with torch.set_grad_enabled(self.gradients):
             return subject.reasons_against(self.problem)
 
 
 def declines_something(subject: Subject, case: Case) -> str | None:
-    """Require, as a condition of a law, that the subject declines some option."""
+    """Return a reason against a law unless the subject declines some option."""
     trials = _trials(subject, case, torch.float32)
     return None if any(trial.missing(subject) or trial.reasons(subject) for trial in trials) else "nothing is declined"
 
 
 def promises(subject: Subject, case: Case) -> str | None:
-    """Require, as a condition of a law, that the subject declares the options that it accepts."""
+    """Return a reason against a law unless the subject declares the options that it accepts."""
     return None if subject.promises else "the accepted options are not declared"
 
 
@@ -64,7 +64,7 @@ def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     """An input that is declined beforehand is refused with an error, for the stated reasons; it is never ignored."""
     control = _control(subject, case, dtype)
     if not control.missing(subject) and not control.reasons(subject):
-        control.run(subject, subject.function)  # a function that refuses this too refuses everything
+        control.run(subject, subject.function)  # a function that refuses even this refuses everything
     for trial in _trials(subject, case, dtype):
         missing, reasons = trial.missing(subject), trial.reasons(subject)
         if missing or reasons:
@@ -116,22 +116,22 @@ def _control(subject: Subject, case: Case, dtype: torch.dtype) -> _Trial:
     problem = case.problem(dtype, subject.device)
     problem = problem if "gqa" in subject.offers else problem.ungrouped()
     plain = problem.but(**dict.fromkeys((*OPTIONS, "q_positions", "kv_positions")))
-    if plain.key.shape[3] != plain.query.shape[3]:  # only some scores take two widths
+    if plain.key.shape[3] != plain.query.shape[3]:  # only some scores accept different widths of query and key
         plain = plain.but(key=plain.query[:, : plain.key.shape[1], :1].expand(-1, -1, plain.key.shape[2], -1))
     return _Trial("nothing special", plain, ())
 
 
 def _trials(subject: Subject, case: Case, dtype: torch.dtype) -> Iterator[_Trial]:
-    """Yield the trials of a case: no option, each option and all of them, without and with gradients."""
+    """Yield the trials of a case: without options, with each option and with all, each with and without gradients."""
     problem = case.problem(dtype, subject.device)
     forms: list[tuple[str, Problem, tuple[str, ...]]] = [("", problem, ("gqa",) if problem.repeats > 1 else ())]
     if problem.repeats > 1 and "gqa" not in subject.offers:
         forms = [("grouped heads, ", *forms[0][1:]), ("", problem.ungrouped(), ())]
-    together = tuple(name for name in OPTIONS if name != "relative")  # a tensor bias replaces it
+    together = tuple(name for name in OPTIONS if name != "relative")  # a tensor bias would replace the relative bias
     for form, plain, needs in forms:
         for names in ((), *((name,) for name in OPTIONS), together):
             if names == ("relative",) and plain.bias is not None:
-                continue  # an existing bias would hide it
+                continue  # an existing bias would hide the relative bias
             with_options = plain.but(**{name: SOME[name](plain) for name in names if getattr(plain, name) is None})
             needed = (*needs, *subject.needed(with_options))
             trial = _Trial(form + (", ".join(names) or "no option"), with_options, needed)

@@ -1,4 +1,4 @@
-"""Example options for laws: a seeded value of each option, for problems without it."""
+"""Example options for laws: a seeded value for each option, to add to problems without it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.testing.problem import Problem
 
 
 def some_bias(problem: Problem) -> Tensor:
-    """Return an example of the option bias: normal random numbers for every head, row and column."""
+    """Return an example value of the option bias: normal random numbers for every head, row and column."""
     rows, columns = problem.allowed.shape[2:]
     heads = problem.query.shape[1]
     generator = torch.Generator().manual_seed(2)
@@ -22,19 +22,19 @@ def some_bias(problem: Problem) -> Tensor:
 
 
 def some_sink(problem: Problem) -> Tensor:
-    """Return an example of the option sink_logit: a logit for each head, above or below most scores."""
+    """Return an example value of the option sink_logit: a logit for each head, above or below most scores."""
     generator = torch.Generator().manual_seed(3)
     return torch.randn(problem.query.shape[1], generator=generator, dtype=torch.float64).to(problem.query)
 
 
 def some_score(problem: Problem) -> Score:
-    """Return an example of the option score: one with parameters that is not a dot product."""
+    """Return an example value of the option score: a score that has parameters and is not a dot product."""
     score = seeded(lambda: Additive(problem.query.shape[3], problem.key.shape[3], 3))
     return score.to(problem.query).requires_grad_(False)
 
 
 def some_relative(problem: Problem) -> Bias:
-    """Return an example of a relative bias: one value for each small distance, before and after."""
+    """Return an example of a relative bias: a value for each small distance in both directions."""
     relative = seeded(lambda: Clipped(problem.query.shape[1], 3))
     return relative.to(problem.query).requires_grad_(False)
 

@@ -11,7 +11,7 @@ class LawBroken(AssertionError):  # noqa: N818 - a verdict, not a fault of the p
 
 
 def holds(fact: bool | Tensor, sentence: str) -> None:
-    """Raise `LawBroken` with a message unless a fact holds."""
+    """Raise `LawBroken` with this sentence as message unless the fact holds."""
     if not fact:
         raise LawBroken(sentence)
 
@@ -25,9 +25,9 @@ def close(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Qu
 
 
 def same(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Quantity = "output") -> None:
-    """Raise `LawBroken` unless two answers *of the same function* agree; NaN equals NaN.
+    """Raise `LawBroken` unless two results *of the same function* agree; NaN equals NaN.
 
-    The law ``oracle`` reports a wrong NaN, so other laws need not.
+    Laws that use this need not report a wrong NaN, because the law ``oracle`` does.
     """
     _same_shape(what, got, want)
     never = got.isnan() & want.isnan()

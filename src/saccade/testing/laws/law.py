@@ -24,11 +24,11 @@ class Law:
         name: the name in reports.
         statement: the law in one sentence.
         trial: the function that looks for a counter-example.
-        needs: options that a function must offer, besides those of the case: names, "lse" or "gqa"; None for a law
-            that tries options that are not offered.
+        needs: names of options that a function must offer besides those of the case, including "lse" and "gqa"; None
+            for a law that tries options that are not offered.
         where: conditions on the case; each returns the reason why the law does not apply, or None.
-        cases: the cases of a law that is not about masks; None means those of `check`.
-        dtypes: the dtypes of the law; None means those of `check`.
+        cases: the law's own cases, if it is not about masks; None means those of `check`.
+        dtypes: the law's own dtypes; None means those of `check`.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Law:
     dtypes: tuple[torch.dtype, ...] | None = None
 
     def __call__(self, subject: Subject, case: Case, dtype: torch.dtype) -> None:
-        """Return if the law holds; raise `LawBroken` if not."""
+        """Try the law on a case, and raise `LawBroken` if it does not hold."""
         self.trial(subject, case, dtype)
 
     def __str__(self) -> str:
         return self.name
 
     def reasons(self, subject: Subject, case: Case) -> tuple[str, ...]:
-        """Return why the law does not apply to a case; empty if it does."""
+        """Return the reasons why the law does not apply to a case; empty if it applies."""
         reasons = (condition(subject, case) for condition in self.where)
         return tuple(reason for reason in reasons if reason is not None)
 

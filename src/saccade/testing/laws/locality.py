@@ -13,7 +13,7 @@ from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
 _NOT_FINITE = {"NaN": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
-_LEAST = 1e-7  # every dtype can represent weights above this
+_LEAST = 1e-7  # weights above this are representable in every dtype
 
 
 @law(where=(conditions.has_queries_and_keys,))
@@ -99,7 +99,7 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for key in _spread(_blind_keys(problem), 2):
         blind = ~problem.allowed[..., key]
         want = gradients(subject, problem, blind)
-        # The gradient from a row that sees the key to another key is undefined, so those keys are not checked.
+        # Rows that see the changed key have undefined gradients for all their keys, so those keys are not checked.
         seen = problem.allowed[..., key, None] & problem.allowed
         untouched = ~seen.any(2).unflatten(1, (-1, problem.repeats)).any(2)
         for name, kind in (("key", "NaN"), ("value", "NaN"), ("key", "inf"), ("value", "-inf")):
@@ -137,7 +137,7 @@ def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for query in sorted({*_spread(blind, 1), *_spread(some, 2)}):
         others = torch.ones_like(sees)
         others[:, :, query] = False
-        counts = others | ~sees  # gradients from rows that see something are undefined
+        counts = others | ~sees  # gradients of rows with a visible key are undefined
         want = gradients(subject, problem, counts)
         reached = (problem.allowed & ~others[..., None]).any(2).unflatten(1, (-1, problem.repeats)).any(2)
         for kind in ("NaN", "inf"):
@@ -193,19 +193,19 @@ def _poisoned(problem: Problem, name: str, key: int, kind: str) -> Problem:
 
 
 def _blind_keys(problem: Problem) -> list[int]:
-    """Return the indices of keys that are hidden from some query."""
+    """Return the indices of the keys that are hidden from at least one query."""
     return torch.nonzero(~problem.allowed.flatten(0, 2).all(0))[:, 0].tolist()
 
 
 def _spread(items: list[int] | range, at_most: int) -> list[int]:
-    """Return at most ``at_most`` of the indices to try, evenly spread, including the first and last."""
+    """Select at most ``at_most`` indices for a law to try, evenly spread, including the first and last."""
     if len(items) <= at_most or at_most == 1:
         return list(items[:at_most])
     return [items[round(n * (len(items) - 1) / (at_most - 1))] for n in range(at_most)]
 
 
 def _indices(row: Tensor) -> list[list[int]]:
-    """Return the indices of marked keys, for the first two batch items and groups, for a message."""
+    """Return the indices of marked keys to show in a law's message, for the first two batch items and groups."""
     return [torch.nonzero(keys)[:, 0].tolist() for keys in row.flatten(0, 1)[:2]]
 
 

@@ -1,4 +1,4 @@
-"""Memory of a computation for laws: the size of the largest tensor that it creates."""
+"""Measure the memory of a computation for laws: the size of the largest tensor that it creates."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch.utils._pytree import tree_leaves
 
 
 def largest_tensor(compute: Callable[[], object]) -> int:
-    """Return the bytes of memory of the largest tensor that any operation creates, forward and backward.
+    """Run a computation and return the size in bytes of the largest tensor that any operation in it creates.
 
     Buffers that an operation allocates and frees inside compiled code are not counted.
     """
-    compute()  # a first call creates tensors that later calls reuse
+    compute()  # the first call creates tensors that later calls reuse
     with _LargestTensor() as watch:
         compute()
     return watch.largest
 
 
 class _LargestTensor(TorchDispatchMode):
-    """A mode that records the memory of the largest result, also inside custom operations."""
+    """A dispatch mode that records the size of the largest result, including results inside custom operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class _LargestTensor(TorchDispatchMode):
         kwargs = kwargs or {}
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if tensors and func.namespace not in _BUILT_IN:
-            # The mode sees a custom operation but not the operations inside, so run its kernel with the mode on.
+            # The mode intercepts a custom operation but not the operations inside, so run its kernel with the mode on.
             kernel = torch._C._dispatch_key_parse(tensors[0].device.type.upper())
             with self:
                 result = func.redispatch(torch._C.DispatchKeySet(kernel), *args, **kwargs)
