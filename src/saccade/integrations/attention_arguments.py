@@ -130,7 +130,7 @@ def check_no_weights(module: nn.Module, facts: Mapping[str, Any]) -> None:
 
 
 def _is_collected() -> bool:
-    """Return whether transformers is collecting the attention weights that layers return, as it does for most models."""
+    """Return whether transformers is collecting the weights that layers return, as it does for most models."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collector = getattr(capturing, "_active_collector", None)
     is_compiling = is_tracing()

@@ -189,7 +189,7 @@ def _placed_for_flash(
     *,
     is_causal: bool,
 ) -> Placed:
-    """Return the mask of a call of ``flash_attention_2`` or a similar function, which gets padding and a window instead.
+    """Return the mask of a call of ``flash_attention_2`` or a similar function, which gets padding and a window.
 
     Args:
         q_len, kv_len: numbers of queries and keys; the last query has the position of the last key.

@@ -62,7 +62,7 @@ class ForwardProxy:
     listeners: tuple[Listener, ...]
 
     def __init__(self, module: nn.Module, handler: Handler):
-        functools.update_wrapper(self, module.forward)  # must come first, because it copies the attributes of another proxy
+        functools.update_wrapper(self, module.forward)  # first, as it copies another proxy's attributes
         self._original = module.forward
         self._module, self._before = module, vars(module).get("forward")
         self.handler, self.listeners = handler, ()

@@ -98,7 +98,7 @@ class LazyMask(Tensor):
 
     @property
     def placed(self) -> Placed:
-        """The rule and the positions. For a bool mask whose memory differs from the rule, the contents of the memory."""
+        """The rule and the positions; if a bool mask has memory that differs from the rule, the memory's contents."""
         content, memory = self._content, self._content.memory
         if memory is None or torch.equal(memory, self._from_rule()):
             return content.placed
@@ -172,7 +172,7 @@ class LazyMask(Tensor):
         content = self._content
         with content.lock:
             if content.memory is None:
-                with torch.inference_mode(self.is_inference()):  # in the shape of the mask itself, since views of it are returned
+                with torch.inference_mode(self.is_inference()):  # like the mask itself, since views of it are returned
                     content.memory = self._from_rule()
             return content.memory
 
@@ -243,7 +243,7 @@ def _takes_bool(kind: type) -> bool:
 
 @functools.cache
 def _all_support(kind: type, num_modules: int) -> bool:
-    """Return whether every model with a configuration passes its mask on; ``num_modules`` invalidates the cache."""
+    """Return whether all models of a configuration class pass masks on; a new ``num_modules`` invalidates the cache."""
     del num_modules
     modeling: Any = sys.modules.get("transformers.modeling_utils")
     if modeling is None:

@@ -72,9 +72,9 @@ def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
         function: the function that a model passes to its mask interface.
         one_by_one: whether to call unknown functions with single pairs, as ``torch.vmap`` does.
 
-    Cost: a known pattern costs nothing and keeps its structure. Any other function becomes a `Predicate`, which is exact
-    and evaluated for every pair, a few rows at a time. So does an empty window or chunk, which `Window` and `Coarse` do
-    not support: some configurations contain one that no layer uses.
+    Cost: a known pattern costs nothing and keeps its structure. Any other function becomes a `Predicate`, which is
+    exact and evaluated for every pair, a few rows at a time. So does an empty window or chunk, which `Window` and
+    `Coarse` do not support: some configurations contain one that no layer uses.
     """
     name, closure = _name(function), _closure(function)
     rule: Mask

@@ -52,7 +52,7 @@ def projected(module: Any, query: Tensor, key: Tensor, value: Tensor | None = No
 def rule_of(
     attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int]
 ) -> tuple[Mask, Tensor | None]:
-    """Convert the masks of ``nn.MultiheadAttention``, where True means *ignore* and floats are added, to a rule and a bias.
+    """Convert the masks of ``nn.MultiheadAttention``, where True means *ignore*, to a mask rule and a bias.
 
     Raises:
         TypeError: ``attn_mask`` has no values: torch's layers would add its uninitialized memory.
