@@ -300,7 +300,7 @@ def _reasons(strategy: str, mask: Mask, heads: int, kv_heads: int, ranks: int) -
 
 
 def _needs(mask: Mask, layout: str | Layout, seq_len: int, ranks: int) -> Needs:
-    """Return the keys that each rank needs, from a cache if the mask is hashable."""
+    """Return the keys that each rank needs, from a cache if the mask is compared by value."""
     function: Any = _cached_needs if mask.is_value else _cached_needs.__wrapped__
     needs: Needs = function(mask, layout, seq_len, ranks)
     return needs

@@ -22,7 +22,7 @@ class Needs:
         mask: the attention mask.
         layout: the rows of each rank.
 
-        Attributes:
+    Attributes:
         layout: the rows of each rank.
         ranks: int64 ``[ranges]``, the rank of each range, ascending.
         starts, stops: int64 ``[ranges]``, the bounds of the ranges, sorted and disjoint for each rank.
@@ -59,7 +59,7 @@ class Needs:
         area = np.concatenate([[0.0], np.cumsum(readers[:-1] * np.diff(edges))]) if len(edges) else np.zeros(1)
 
         def before(place: Ints) -> np.ndarray:
-            """Return the total number of readers of all keys before a position, which is piecewise linear."""
+            """Return the number of (rank, key) requirements for keys before a position, which is piecewise linear."""
             return np.interp(place, edges, area) if len(edges) else np.zeros(len(place))
 
         layout = self.layout

@@ -58,7 +58,7 @@ class Post:
         self._under_way: list[tuple[Any, Tensor]] = []
 
     def sent(self, out: Tensor, memory: Memory, peer: int) -> Tensor:
-        """Send a recurrent state to a rank, and return ``out`` unchanged so that its backward pass receives the gradient.
+        """Send a recurrent state to a rank; return ``out`` unchanged, whose backward pass receives the state gradient.
 
         Args:
             out: the output of the earlier tokens; its backward pass waits for the peer's gradient.

@@ -72,7 +72,7 @@ class TorchAttention(StandIn):
         ]
         is_self = self.mask is not None and self._is_self(x[0], x[0] if key is query else x[1])
         q, k, v = projected(self, *x)
-        assert v is not None  # it was asked for
+        assert v is not None  # values were passed
         kv_len = x[1].shape[1]
         num_added = k.shape[2] - kv_len
         q_len, patterns = q.shape[2], [self.mask] if self.mask is not None and is_self else []
@@ -101,7 +101,7 @@ class TorchAttention(StandIn):
         is_alike = self.mask is not None and items.q_lengths == items.kv_lengths
         is_self = is_alike and self._is_self(items.query, items.query if key is query else items.key)
         q, k, v = projected(self, *items[:3])
-        assert v is not None  # it was asked for
+        assert v is not None  # values were passed
         rule = items.mask(self.mask if is_self else None, self.num_heads)
         out, matrix = self.attend(q, k, v, rule, None, self.dropout, **items.positions)
         out = items.unpacked(self.out_proj(out))

@@ -196,7 +196,7 @@ def capture_products_of(module: nn.Module, listeners: Iterable[Listener]) -> Ite
 
 
 def _capture_attention(capture: Capture, inputs: AttentionInputs, impl: Impl) -> None:
-    """Capture a call of `saccade.attention` by a module outside this library, whose own layers are captured elsewhere."""
+    """Capture a call of `saccade.attention` by a third-party module; this library's layers are captured elsewhere."""
     if not _called_by_library(sys._getframe(1)):
         emit_all([(listener, lambda: matrix_from_inputs(inputs, impl)) for listener in _listeners(capture)])
 
