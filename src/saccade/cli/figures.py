@@ -17,7 +17,7 @@ from saccade.viz.ticks import name_columns, name_rows
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CALLED_AS = "look"  # in errors
+CALLED_AS = "look"  # the name in error messages
 
 MOST_WINDOWS = 150  # in one picture, so that each window is several pixels wide
 _LINES_AT_MOST = 80

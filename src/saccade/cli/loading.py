@@ -15,7 +15,7 @@ from saccade.models.checkpoint_folder import read_config
 from saccade.support.errors import value_error
 from saccade.support.numerics import is_finite
 
-CALLED_AS = "load"  # in errors
+CALLED_AS = "load"  # the name in error messages
 
 MINILM, CHINESE_ENCODER, SMALL_DECODER = "all-MiniLM-L6-v2", "chinese-encoder", "small-decoder"
 NAMED: dict[str, Callable[[], Encoder | Decoder]] = {

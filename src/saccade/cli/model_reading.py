@@ -20,7 +20,7 @@ from saccade.text import Word, words
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-CALLED_AS = "look"  # in errors
+CALLED_AS = "look"  # the name in error messages
 
 Model = Encoder | Decoder | EncoderDecoder | TransformersModel
 

@@ -18,7 +18,7 @@ from saccade.support.errors import unsupported, value_error
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-CALLED_AS = "look"  # in errors
+CALLED_AS = "look"  # the name in error messages
 
 _CROSS = ("cross", "encdec", "encoder_attn")  # substrings in the names of cross-attention layers
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from saccade.support.errors import value_error
 from saccade.text import Word
 
-CALLED_AS = "look"  # in errors
+CALLED_AS = "look"  # the name in error messages
 
 
 class Window(NamedTuple):

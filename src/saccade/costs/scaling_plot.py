@@ -43,7 +43,8 @@ def growth(
 
     Raises:
         TypeError: ``costs`` contains a value that is not a `Cost`.
-        ValueError: there are fewer than two lengths or several subjects, or ``memory`` is given for a different ``what``.
+        ValueError: there are fewer than two lengths, or several subjects, or ``memory`` is given although ``what`` is
+            not "memory".
         UnsupportedError: ``what`` is "seconds", but the time of the subject cannot be estimated.
         ImportError: matplotlib is not installed.
 

@@ -59,7 +59,7 @@ class Needs:
         area = np.concatenate([[0.0], np.cumsum(readers[:-1] * np.diff(edges))]) if len(edges) else np.zeros(1)
 
         def before(place: Ints) -> np.ndarray:
-            """Return the number of (rank, key) requirements for keys before a position, which is piecewise linear."""
+            """Return how many times ranks read the keys before a position, in total; it is piecewise linear."""
             return np.interp(place, edges, area) if len(edges) else np.zeros(len(place))
 
         layout = self.layout

@@ -24,7 +24,7 @@ from saccade.support.errors import unsupported, value_error
 if TYPE_CHECKING:
     from saccade.distributed.context_parallel import ContextParallel
 
-CALLED_AS = "ContextParallel"  # in errors
+CALLED_AS = "ContextParallel"  # the name in error messages
 
 _FEATURES = (Linear, Performer)  # with a causal mask, their past is summarized in one memory state
 _OF_SEEN_KEYS = (Softmax, TopK, Differential, *_FEATURES)  # their rows depend only on visible keys

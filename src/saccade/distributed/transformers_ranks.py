@@ -27,7 +27,7 @@ from saccade.support.errors import unsupported, value_error
 if TYPE_CHECKING:
     from saccade.distributed.context_parallel import ContextParallel
 
-CALLED_AS = "parallelize"  # in errors
+CALLED_AS = "parallelize"  # the name in error messages
 
 _NAME = "saccade-ranks-"
 _KINDS = ("Model", "ForCausalLM", "LMHeadModel", "ForMaskedLM")  # models with one output per token

@@ -15,7 +15,7 @@ from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_tracing
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 Make = Callable[[], Matrix]
 """A function that returns the attention matrix of the call that has just run."""

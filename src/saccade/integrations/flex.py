@@ -10,7 +10,7 @@ from saccade.masks import Mask
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
-CALLED_AS = "block_mask"  # in errors
+CALLED_AS = "block_mask"  # the name in error messages
 
 
 def block_mask(

@@ -14,7 +14,7 @@ from saccade.integrations.mha_inputs import projected, rule_of
 from saccade.matrix import AttentionMatrix
 from saccade.support.errors import unsupported
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 _FUNCTION = inspect.signature(F.multi_head_attention_forward)
 

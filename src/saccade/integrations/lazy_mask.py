@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from saccade.masks import Dense, Mask
 from saccade.support.errors import unsupported
 
-CALLED_AS = "LazyMask"  # in errors
+CALLED_AS = "LazyMask"  # the name in error messages
 
 _SAME = ("aten.detach.default", "aten.alias.default", "aten.lift_fresh.default")
 # Operations that change the memory or shape of a tensor in place.
@@ -53,7 +53,7 @@ class _Content:
         self.lock = threading.Lock()
 
 
-CALLED_AS = "LazyMask"  # in errors
+CALLED_AS = "LazyMask"  # the name in error messages
 
 
 class LazyMask(Tensor):

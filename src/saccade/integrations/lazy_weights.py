@@ -17,7 +17,7 @@ from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_tracing
 
-CALLED_AS = "nn.MultiheadAttention"  # in errors
+CALLED_AS = "nn.MultiheadAttention"  # the name in error messages
 
 _LIMIT = 1 << 30  # maximum number of dense weights: 4 GB in float32
 # Properties of the weights that do not require their values.

@@ -12,7 +12,7 @@ from saccade.integrations.tensor_masks import both, mask_of_tensor, rule_of_tens
 from saccade.masks import Dense, Full, Mask, from_key_padding_mask
 from saccade.support.validation import check_holds_values
 
-CALLED_AS = "nn.MultiheadAttention"  # in errors
+CALLED_AS = "nn.MultiheadAttention"  # the name in error messages
 
 
 class Projected(NamedTuple):

@@ -15,7 +15,7 @@ from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 Arguments = Mapping[str, Any]
 """The arguments of a recurrence call, by name."""

@@ -22,7 +22,7 @@ from saccade.integrations.recurrence_calls import ATTRIBUTES, FUNCTIONS, Functio
 from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 _LIGHTNING = "MiniMaxLightningAttention"
 

@@ -20,7 +20,7 @@ from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_plain, is_tracing
 from saccade.support.validation import check_holds_values, is_causal_bias
 
-CALLED_AS = "nn.MultiheadAttention"  # in errors
+CALLED_AS = "nn.MultiheadAttention"  # the name in error messages
 
 _FUSED = ("qkv", "proj", "num_heads")  # timm's names for the parts of its attention modules
 

@@ -19,7 +19,7 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 from saccade.support.errors import unsupported
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.support.errors import unsupported
 
-CALLED_AS = "replace_attention"  # in errors
+CALLED_AS = "replace_attention"  # the name in error messages
 
 
 class StandIn(nn.Module):

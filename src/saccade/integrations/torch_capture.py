@@ -16,7 +16,7 @@ from saccade.integrations.layer_matrix import layer_matrix
 from saccade.integrations.sdpa_capture import without_mode
 from saccade.matrix import AttentionMatrix
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 _ATTENTION = inspect.signature(nn.MultiheadAttention.forward)
 _LAYER = inspect.signature(nn.TransformerEncoderLayer.forward)

@@ -21,7 +21,7 @@ from saccade.support.validation import check_type
 
 __all__ = ["MaskOfLayer", "from_transformers", "install"]
 
-CALLED_AS = "install"  # in errors
+CALLED_AS = "install"  # the name in error messages
 
 MaskOfLayer = Callable[[nn.Module], Mask | None]
 """A function that takes an attention module and returns the mask pattern of its layer, or None."""

@@ -32,7 +32,7 @@ from saccade.matrix import AttentionMatrix, Matrix
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_tracing
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 _REMEMBERED = 8
 _SMALL = 1 << 20
