@@ -93,7 +93,7 @@ def whole(model: Model, subject: Subject, best: Head, advance: Callable[[], None
 
 
 def _pooled(model: Model, subject: Subject, best: Head, count: int, advance: Callable[[], None]) -> np.ndarray:
-    """Return the largest weights of neighbouring tokens, ``[cells, cells]``; NaN for hidden pairs."""
+    """Return the map of the full text, ``[cells, cells]``: the largest weight in each cell, NaN for hidden pairs."""
     side = min(count, _SIDE)
     cells = np.full((side, side), np.nan, np.float32)
     for window in subject.windows:

@@ -205,5 +205,5 @@ class TextPrinter:
 
 
 def visible_text(text: str) -> str:
-    """Return the text with control characters escaped, except line breaks and tabs."""
+    """Escape the control characters of a generated text, except line breaks and tabs."""
     return re.sub(r"[^\n\t]+", lambda found: visible(found.group()), text)

@@ -169,7 +169,7 @@ def _subject(model: Model, name: str, text: Sequence[str], to: str | None, **opt
 
 
 def _weights(subject: Subject) -> torch.Tensor:
-    """Return the weights between words, ``[layers, heads, words, words]``."""
+    """Return the attention weights between words, ``[layers, heads, words, words]``."""
     heads, q_len, kv_len = subject.matrices[0].shape[1:]
     if len(subject.matrices) * heads * q_len * kv_len > _MOST_WEIGHTS:
         got = f"{kv_len:,} tokens in each of {len(subject.matrices) * heads:,} heads"

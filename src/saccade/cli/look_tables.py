@@ -150,7 +150,7 @@ def print_words(
 
 
 def print_notes(console: Console, notes: Sequence[str]) -> None:
-    """Print notes about the figures."""
+    """Print notes about the figures of ``saccade look``."""
     for note in notes:
         console.print(Text.assemble(("note: ", "yellow"), visible(note)))
 

@@ -66,7 +66,7 @@ class Subject(NamedTuple):
     device: str = "meta"
 
     def without_memory(self) -> Subject:
-        """Return the subject on fake tensors; call this within a `FakeTensorMode`."""
+        """Return a copy of the subject on fake tensors; call this within a `FakeTensorMode`."""
         return self._replace(module=_without_memory(self.module, "cpu"), device="cpu")
 
     def tensors(self, length: int) -> tuple[Tensor, ...]:

@@ -61,7 +61,7 @@ class Operation(NamedTuple):
 
 
 class DryRun(Watch):
-    """A dispatch mode that records the cost of every operation without computing it; see `dry`.
+    """A torch dispatch mode that records the cost of every operation without computing it; see `dry`.
 
     Args:
         held: bytes that are allocated throughout the run.

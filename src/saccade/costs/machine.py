@@ -189,7 +189,7 @@ class MachineFile(NamedTuple):
         return {}
 
     def write(self, known: dict[str, list[list[float]]]) -> None:
-        """Write measurements atomically; if that fails, the next process measures again."""
+        """Write the measurements atomically; if that fails, the next process measures again."""
         text = json.dumps({"machine": _machine_key(), "measured": known, "sum": _sum(known)})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -137,7 +137,7 @@ class Swap(NamedTuple):
 
 
 def agree(plan: str, group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Raise on every rank, before anything is sent, unless all ranks have the same plan.
+    """Raise an error on every rank, before anything is sent, unless all ranks have the same exchange plan.
 
     Otherwise messages of unexpected sizes could be received silently, or a rank could wait for them forever.
 

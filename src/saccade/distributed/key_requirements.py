@@ -16,7 +16,7 @@ _ROWS, _MOST_GROUPS = 128, 1 << 15  # rows in a block, and number of blocks
 
 
 class Needs:
-    """The keys that each rank requires, as ranges.
+    """The key ranges that each rank requires to compute its rows.
 
     Args:
         mask: the attention mask.

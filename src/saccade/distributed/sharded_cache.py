@@ -92,7 +92,7 @@ class ShardedCache(KVCache):
         return out.to(call.query.dtype)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> Never:
-        """Raise, because a sharded cache gets a prefix through `attend`, like all other tokens."""
+        """Raise, because a prefix must be passed to `attend`, like all other tokens."""
         raise unsupported("a prefix", ["each rank holds a part"], hint="attend(...) takes it")
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

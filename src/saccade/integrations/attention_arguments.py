@@ -36,7 +36,7 @@ SUPPORTED = frozenset(
     }
 )
 ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # ends of packed texts; supported if the mask separates the same texts
-# Facts about the whole model and kernel settings. Any other argument is looked up in the model's functions.
+# Facts about the full model and kernel settings. Any other argument is looked up in the model's functions.
 WITHOUT_EFFECT = frozenset(
     {
         "cache_position",
@@ -144,7 +144,7 @@ def _is_collected() -> bool:
 
 
 def _is_read_by_a_caller(frame: FrameType | None) -> bool:
-    """Return whether a model on the call stack collects weights itself (PatchTST, Pix2Struct) and was told to."""
+    """Return whether a caller collects weights itself (PatchTST, Pix2Struct) and was called with the flag for them."""
     while frame is not None:
         is_theirs = str(frame.f_globals.get("__name__")).startswith("transformers.")
         if is_theirs and _FLAG in frame.f_code.co_varnames and frame.f_locals.get(_FLAG):

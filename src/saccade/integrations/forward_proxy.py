@@ -82,9 +82,9 @@ class ForwardProxy:
         self.listeners = (*self.listeners, listener)
 
     def remove(self, listener: Listener) -> None:
-        """Remove a listener, and with the last one restore the module's own ``forward``.
+        """Remove a listener, and restore the module's original ``forward`` if it was the last.
 
-        If other code has since wrapped the proxy, the proxy stays in place without listeners.
+        If other code has wrapped the proxy in the meantime, the proxy stays in place without listeners.
         """
         with PATCH_LOCK:
             self.listeners = tuple(other for other in self.listeners if other is not listener)

@@ -199,7 +199,7 @@ def _check_readable(operation: str, tensors: list[Tensor]) -> None:
 
 
 def _reached(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """Yield the arguments that an operation writes into, or returns views of."""
+    """Yield the arguments that an operation on a lazy mask writes into or returns views of."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None:
             yield args[number] if number < len(args) else kwargs.get(argument.name)

@@ -147,4 +147,4 @@ FUNCTIONS = {
 """Recurrence functions by their names in model source files; fast kernels have the same names."""
 
 ATTRIBUTES = {"chunk_gated_delta_rule": _DELTA_RULE, "recurrent_gated_delta_rule": _DELTA_RULE}
-"""Recurrence functions by the names of the layer attributes that hold them in older versions."""
+"""Recurrence functions by the names of the layer attributes that refer to them in older versions."""

@@ -58,7 +58,7 @@ class History:
 
         Args:
             name: the layer's name.
-            cache: the cache that holds the state; None for no cache.
+            cache: the cache that contains the state; None for no cache.
             new: the tokens of this call.
             before, after: the states before and after the call; None if there is none.
 

@@ -30,7 +30,7 @@ def report_matrix(matrix: Matrix) -> None:
 
 @contextmanager
 def collected_matrices() -> Iterator[list[Matrix]]:
-    """Yield a list of the matrices that this thread reports within the block."""
+    """Yield a list that collects the matrices that this thread reports within the block."""
     matrices: list[Matrix] = []
     _thread.lists.append(matrices)
     try:

@@ -216,7 +216,7 @@ def _capturing(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool
 
 
 def _is_product(make: Make, value: Tensor, out: Any, dropout_p: float | None) -> bool:
-    """Return whether a third-party function's output is the product of the derived matrix and the values."""
+    """Return whether a function's output is the matrix of its arguments times the values; always False with dropout."""
     if dropout_p or not (isinstance(out, tuple) and isinstance(out[0], Tensor)):
         return False
     with torch.no_grad():
