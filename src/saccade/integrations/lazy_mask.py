@@ -108,7 +108,7 @@ class LazyMask(Tensor):
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether an operation gave the mask memory."""
+        """Whether an operation has allocated memory for the mask."""
         return self._content.memory is not None
 
     @property

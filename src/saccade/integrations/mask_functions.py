@@ -111,7 +111,7 @@ class _OneByOne:
     function: MaskFunction
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        # allows indexing by numbers under vmap; imports the compiler
+        # indexing by numbers under vmap; this imports the compiler
         from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex  # noqa: PLC0415
 
         numbers = torch.broadcast_tensors(b, h, q, kv)
@@ -143,7 +143,7 @@ def _documents(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask | 
     place = torch.arange(number.shape[1], device=number.device).expand_as(number)
     first = torch.where(starts, place, 0).cummax(1).values
     if positions.shape != number.shape or not torch.equal(positions, place - first):
-        return None  # the numbers of the documents do not start at 0
+        return None  # positions do not restart at 0 in each document
     return Documents(_lengths(number), rule=as_rule(remapped["mask_function"], one_by_one=one_by_one))
 
 
