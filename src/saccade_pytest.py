@@ -1,6 +1,7 @@
-"""``pytest --saccade-audit``: audits of models among your own tests.
+"""``pytest --saccade-audit``: run audits of models as part of your own tests.
 
-A module beside saccade, not in it: pytest imports it at every start, and ``import saccade`` imports torch.
+This module is outside the saccade package because pytest imports it at every start, and ``import saccade`` imports
+torch.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ _REPORTS = pytest.StashKey[list["Report"]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option."""
+    """Add the option ``--saccade-audit`` to pytest."""
     text = "run tests marked reach: which token reaches which in a model"
     parser.getgroup("saccade").addoption("--saccade-audit", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the marker."""
+    """Register the marker ``reach`` with pytest."""
     config.addinivalue_line("markers", _MARKER)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Skips audits that nobody asked for, before anything is made for them."""
+    """Skip audits if ``--saccade-audit`` is not given, before any of their fixtures are set up."""
     for item in items if not config.getoption("--saccade-audit") else ():
         if item.get_closest_marker("reach") is not None:
             item.add_marker(pytest.mark.skip(reason=_WHY_SKIPPED))
@@ -40,10 +41,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: Iterable[pytest.
 
 @pytest.fixture
 def audit(request: pytest.FixtureRequest) -> Callable[..., Report]:
-    """`saccade.audit`, which fails the test where a claim is broken.
+    """Return a `saccade.audit` that fails the test if a claim is broken.
 
-    ``audit(model)`` takes the rule and the options of the marker ``reach``, and what it is given itself before these;
-    without a rule, that of the model's configuration.
+    ``audit(model)`` uses the rule and options of the marker ``reach``; its own arguments take precedence. Without a
+    rule, it uses that of the model's configuration.
     """
     if not request.config.getoption("--saccade-audit"):
         pytest.skip(_WHY_SKIPPED)
@@ -65,13 +66,13 @@ def audit(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
 
 def _reach(rule: Any = None, **options: Any) -> dict[str, Any]:
-    """Return the arguments of a marker, by name."""
+    """Return the arguments of the marker ``reach``, by name."""
     return options | {"rule": rule}
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Fails a test that says that it audits and does not."""
+    """Fail a test that has the marker ``reach`` but does not run an audit."""
     yield
     if item.get_closest_marker("reach") is not None and not item.stash.get(_REPORTS, []):
         pytest.fail("a test marked reach must take the fixture audit and call it with a model", pytrace=False)
@@ -79,7 +80,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add a section with the lines that show a leak without saccade."""
+    """Add a report section with code lines that reproduce a leak without saccade."""
     shown = yield
     if shown.when == "call" and shown.failed:
         scripts = [report.script for report in item.stash.get(_REPORTS, []) if report.script]

@@ -14,7 +14,7 @@ _NEEDED = ("typer", "rich", "tokenizers", "safetensors", "matplotlib")
 
 
 def main() -> None:
-    """Run the command line; if a package is missing, say how to install it."""
+    """Run the command line; if a package is missing, print how to install it."""
     try:
         with _ended_as_by_ctrl_c():
             _run()
@@ -23,7 +23,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
-        # Python would try to flush the rest at exit.
+        # Otherwise Python would try to flush the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(f"saccade: the standard output must be writable; got {error.strerror}")
 
@@ -32,7 +32,7 @@ def main() -> None:
 def _ended_as_by_ctrl_c() -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C within the block, so that incomplete files are removed."""
     before = signal.getsignal(signal.SIGTERM)
-    if before is signal.SIG_DFL:  # leave other handlers in place
+    if before is signal.SIG_DFL:  # keep other handlers in place
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -47,7 +47,7 @@ def _run() -> None:
 
         _escape_unencodable()
         app()
-    except ImportError as error:  # also of packages that a command imports later
+    except ImportError as error:  # including those of packages that a command imports later
         package = (error.name or "").partition(".")[0]
         if package not in _NEEDED:
             raise
@@ -55,7 +55,7 @@ def _run() -> None:
 
 
 def _escape_unencodable() -> None:
-    """Print characters that the terminal cannot encode as escapes."""
+    """Print characters that the terminal cannot encode as escape sequences."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""The commands, and the options that all of them share."""
+"""The Typer application: its commands, and the options that they share."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -20,7 +20,7 @@ app = typer.Typer(
 
 _COMMANDS: dict[
     Callable[..., None], str
-] = {  # the list of commands has 64 columns for each description, in a terminal of 80
+] = {  # in a terminal of 80 columns, the list of commands has 64 columns for each description
     look: "Show what a trained model attends to in a text.",
     compare: "Compare other ways to mix tokens with exact attention.",
     generate: "Continue a text with a language model.",

@@ -1,4 +1,4 @@
-"""``saccade compare``: the error of approximate attention, on queries and keys of a trained model."""
+"""``saccade compare``: measure the error of approximate attention on queries and keys of a trained model."""
 
 from pathlib import Path
 from typing import Annotated, cast
@@ -75,7 +75,7 @@ def compare(
 
 
 def _compare(text: list[str], model_name: str, layer: int, features: int, landmarks: int, out: Path | None) -> None:
-    """Compare on a text, and draw a figure if ``out`` names a file."""
+    """Compare mechanisms on a text, and draw a figure if ``out`` is given."""
     joined = " ".join(text)
     if not joined.strip():
         refuse("compare", "TEXT must have at least one word; got nothing to read")
@@ -102,7 +102,7 @@ def _compare(text: list[str], model_name: str, layer: int, features: int, landma
 
 
 def _read(model: Encoder | Decoder, text: str, layer: int) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
-    """Return queries, keys and values of a layer, ``[1, heads, tokens, head_dim]``, and its mask."""
+    """Run a model on a text; return a layer's queries, keys and values, ``[1, heads, tokens, head_dim]``, and mask."""
     assert model.tokenizer is not None, "the caller checks it"
     tokens = torch.tensor([model.tokenizer.encode(text).ids[: model.config.max_len]])
     if not tokens.numel():

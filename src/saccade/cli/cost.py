@@ -1,4 +1,4 @@
-"""``saccade cost``: compute and memory of attention or a model, on one machine or over ranks, before it is run."""
+"""``saccade cost``: forecast compute and memory of attention or a model, on one machine or across ranks."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from saccade.masks import Mask, parse
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
-_DRAWN = 4096  # maximum ranks of a picture
+_DRAWN = 4096  # maximum number of ranks in a picture
 
 _Rule = Annotated[str | None, typer.Argument(metavar="RULE", help='The mask, as in "causal & window(4095, 0)".')]
 _Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Length of the whole sequence, in tokens.")]
@@ -130,7 +130,7 @@ def _told(plan: Exchange) -> dict[str, object]:
     }
 
 
-_DOUBLINGS = 7  # a figure goes from a 128th of the tokens to all of them
+_DOUBLINGS = 7  # a figure ranges from a 128th of the tokens to all of them
 
 
 def here(
@@ -145,7 +145,7 @@ def here(
     asks_seconds: bool,
     out: Path | None,
 ) -> None:
-    """Print what a rule or a model costs, and draw it; ``size`` is heads, key heads and width of the rule's tensors."""
+    """Print and draw the cost of a rule or a model; ``size`` is heads, key heads and head width for a rule."""
     try:
         subject: Mask | nn.Module = loaded(command, load, model) if model is not None else parse(rule or "")
     except (TypeError, ValueError) as error:

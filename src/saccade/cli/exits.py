@@ -1,4 +1,4 @@
-"""End a command with an error: one sentence, and an exit status that separates wrong arguments from failures."""
+"""End a command with a one-sentence error and an exit status that distinguishes wrong arguments from failures."""
 
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
@@ -20,35 +20,35 @@ Loaded = TypeVar("Loaded", bound=nn.Module | TransformersModel)
 
 
 def refuse(command: str, sentence: str) -> NoReturn:
-    """End with a sentence about wrong arguments, and exit status 2.
+    """End the command with a sentence about wrong arguments and exit status 2.
 
     Args:
         command: the command's name.
-        sentence: without a full stop; facts and a hint may follow on further lines.
+        sentence: the message without a full stop; facts and a hint may follow on further lines.
     """
     _end(command, sentence, 2)
 
 
 def fail(command: str, sentence: str) -> NoReturn:
-    """End with a sentence about a failure that the arguments did not cause, and exit status 1."""
+    """End the command with a sentence about a failure not caused by the arguments, and exit status 1."""
     _end(command, sentence, 1)
 
 
 def refuse_beside(context: typer.Context, chosen: str, others: Sequence[str], why: str) -> None:
-    """End if an option was typed that has no effect together with ``chosen``.
+    """End the command if the user gave an option that has no effect together with ``chosen``.
 
     Args:
-        context: the command as it was called.
+        context: the context of the command.
         chosen: the option that excludes the others, such as "--json".
         others: the excluded options.
-        why: a few words about the effect of ``chosen``.
+        why: a few words that explain the effect of ``chosen``.
     """
     for option in _typed(context, others):
         refuse(context.info_name or "", f"{option} must be left out where {chosen} is given, which {why}")
 
 
 def refuse_without(context: typer.Context, needed: str, others: Sequence[str]) -> None:
-    """End if an option was typed that has an effect only together with ``needed``."""
+    """End the command if the user gave an option that only has an effect together with ``needed``."""
     for option in _typed(context, others):
         refuse(context.info_name or "", f"{option} must come with {needed}")
 
@@ -60,9 +60,9 @@ def _typed(context: typer.Context, options: Sequence[str]) -> list[str]:
 
 
 def loaded(command: str, load: Callable[[str], Loaded], model: str) -> Loaded:
-    """Load a model by name or folder; end with the reason and exit status 1 if that fails.
+    """Load a model by name or folder; if that fails, end the command with the reason and exit status 1.
 
-    A model with NaN or infinite weights fails too. A wrong name or folder ends with exit status 2.
+    A model with NaN or infinite weights also counts as a failure. A wrong name or folder gives exit status 2.
     """
     try:
         check_name(model)
@@ -81,7 +81,7 @@ def _sentence(command: str, error: Exception) -> str:
 
 
 def _end(command: str, sentence: str, status: int) -> NoReturn:
-    """Print lines with invisible characters escaped, since they may come from files or arguments; then exit."""
+    """Print the error and exit; invisible characters are escaped, since they may come from files or arguments."""
     first, *others = sentence.removeprefix(f"{command}: ").split("\n")
     if not first.endswith((".", ":")):
         first += "."

@@ -1,4 +1,4 @@
-"""The figures of ``saccade look``."""
+"""Draw the figures of ``saccade look``."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,18 +17,18 @@ from saccade.viz.ticks import name_columns, name_rows
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CALLED_AS = "look"  # in errors
+CALLED_AS = "look"  # the name in error messages
 
-MOST_WINDOWS = 150  # in one picture: a window is then some pixels wide
+MOST_WINDOWS = 150  # in one picture, so that each window is several pixels wide
 _LINES_AT_MOST = 80
-_ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to read on a screen
+_ANNOTATED_AT_MOST = 24  # maximum words: the numbers of a larger map are too small to read on a screen
 _NUMBERED_AT_MOST = 40  # windows
-_SIDE = 1200  # pixels of the map of the whole text, and its maximum number of cells
+_SIDE = 1200  # pixels of the map of the full text, and its maximum number of cells
 _CHOSEN = "#00738c"
 
 
 def figures(subject: Subject, weights: Tensor, best: Head) -> Iterator[tuple[str, "Figure", str]]:
-    """Yield the figures of one window: file name, figure and description.
+    """Yield the figures of the shown window: file name, figure and description.
 
     Args:
         subject: the matrices of the text.
@@ -58,18 +58,18 @@ def figures(subject: Subject, weights: Tensor, best: Head) -> Iterator[tuple[str
 
 
 def whole(model: Model, subject: Subject, best: Head, advance: Callable[[], None]) -> "Figure":
-    """Draw one head in the whole text: its windows along the diagonal, at the places of their tokens in the text.
+    """Draw one head over the full text, with the windows of the text along the diagonal.
 
-    All other pairs are grey, because tokens of two windows never see each other. If the text has more tokens than the
-    picture has pixels, the largest weight of neighbours is drawn.
+    All other pairs are grey, because tokens in different windows never see each other. If the text has more tokens than
+    the picture has pixels, the largest weight of neighbouring tokens is drawn.
 
     Args:
-        model: is run once for each window.
-        subject: the text in windows.
-        best: the head.
-        advance: is called after each window.
+        model: the model, which is run once for each window.
+        subject: the text, split into windows.
+        best: the head to draw.
+        advance: a function that is called after each window.
 
-    Cost: a forward pass for each window; memory for one window and the picture.
+    Cost: a forward pass per window; memory for one window and the picture.
     """
     from matplotlib.patches import Rectangle  # noqa: PLC0415  matplotlib is optional
 
@@ -93,7 +93,7 @@ def whole(model: Model, subject: Subject, best: Head, advance: Callable[[], None
 
 
 def _pooled(model: Model, subject: Subject, best: Head, count: int, advance: Callable[[], None]) -> np.ndarray:
-    """Return the largest weights of neighbouring tokens, ``[cells, cells]``; NaN for hidden pairs."""
+    """Return the map of the full text, ``[cells, cells]``: the largest weight in each cell, NaN for hidden pairs."""
     side = min(count, _SIDE)
     cells = np.full((side, side), np.nan, np.float32)
     for window in subject.windows:

@@ -17,8 +17,8 @@ from saccade.text import visible
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the decoding of a character whose bytes are incomplete
-_AT_ONCE = 512  # number of tokens up to which each token is printed as it comes
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a character with incomplete bytes is decoded
+_AT_ONCE = 512  # number of tokens up to which each token is printed immediately
 _Prompt = Annotated[
     list[str],
     typer.Argument(metavar="PROMPT", help="The text to continue; several arguments are joined by spaces."),
@@ -93,7 +93,7 @@ def generate(
 
 
 def _check_options(sampler: Sampler | None, max_new_tokens: int, beams: int, seed: int | None, *, trace: bool) -> None:
-    """Refuse options that do not go together."""
+    """Refuse combinations of options of ``saccade generate`` that are not supported."""
     if beams > 1 and sampler is not None:
         refuse("generate", "--beams must be 1 where tokens are drawn; take off --temperature, --top-k and --top-p")
     if beams > 1 and trace:
@@ -106,7 +106,7 @@ def _check_options(sampler: Sampler | None, max_new_tokens: int, beams: int, see
 
 
 def _new(steps: Iterable[Step], stop: Collection[int]) -> Iterator[int]:
-    """Yield the tokens of one text, without the token that ends it."""
+    """Yield the generated tokens of one text, without the token that ends it."""
     for step in steps:
         token = int(step.tokens[0])
         if token not in stop:
@@ -114,7 +114,7 @@ def _new(steps: Iterable[Step], stop: Collection[int]) -> Iterator[int]:
 
 
 def _traced(console: Console, steps: Iterable[Step], tokenizer: "Tokenizer") -> Iterator[Step]:
-    """Yield the steps, and print a line about each."""
+    """Yield the decoding steps, printing a line about each."""
     console.print(f"{'step':>5}  {'phase':<7}  {'tokens':>6}  {'K,V read':>10}  {'appended':>10}  chosen")
     for number, step in enumerate(steps):
         read, appended = (_bytes(count) for count in (step.bytes_read, step.bytes_appended))
@@ -125,7 +125,7 @@ def _traced(console: Console, steps: Iterable[Step], tokenizer: "Tokenizer") -> 
 
 
 def _counted(console: Console, steps: Iterable[Step], most: int) -> Iterator[Step]:
-    """Yield the steps, with a progress bar."""
+    """Yield the decoding steps while showing a progress bar."""
     with progress(console, "tokens", most) as advance:
         for step in steps:
             advance()
@@ -158,15 +158,15 @@ def _load(name: str) -> Decoder:
 
 
 class TextPrinter:
-    """A printer of a text to the standard output, as far as its tokens are known.
+    """A printer that writes a generated text to standard output while its tokens arrive.
 
     Args:
-        tokenizer: decodes the tokens.
+        tokenizer: the tokenizer that decodes the tokens.
         tokens: the beginning of the text, which is printed with the first new token.
-        at_once: print tokens as they come; else all of them at the end.
+        at_once: whether to print tokens as they arrive; otherwise, all of them are printed at the end.
 
-    Cost: every print decodes the whole text, since the text of a token depends on the tokens before it. In a long text
-    several tokens are printed together, so that printing stays cheaper than generation.
+    Cost: every print decodes the full text, because the text of a token depends on the tokens before it. In a long
+    text, several tokens are printed together, so that printing remains cheaper than generation.
     """
 
     def __init__(self, tokenizer: "Tokenizer", tokens: Sequence[int], *, at_once: bool = True):
@@ -174,21 +174,21 @@ class TextPrinter:
         self._printed, self._waiting = "", 0
 
     def add(self, token: int) -> None:
-        """Add a token, and print the text if enough tokens wait."""
+        """Add a token, and print the text if enough tokens are waiting."""
         self._tokens.append(token)
         self._waiting += 1
         if self._at_once and self._waiting > len(self._tokens) // _AT_ONCE:
             self._print(self._text().rstrip(_UNFINISHED))
 
     def finish(self) -> None:
-        """Print the rest, and end the line."""
+        """Print the rest of the text and end the line."""
         text = self._text()
-        # Some tokenizers join words late, so that the text no longer begins with the printed part: print it anew.
+        # Some tokenizers join words late, so that the text no longer begins with the printed part: print it again.
         self._print(text if text.startswith(self._printed) else f"{self._printed}\n{text}")
         typer.echo()
 
     def break_off(self) -> None:
-        """Print the text so far without an incomplete character, and end the line, if there is one."""
+        """Print the text so far without an incomplete last character, and end the line if anything was printed."""
         if self._waiting:
             self._print(self._text().rstrip(_UNFINISHED))
         if self._printed:
@@ -200,10 +200,10 @@ class TextPrinter:
     def _print(self, text: str) -> None:
         if text.startswith(self._printed):
             new = text[len(self._printed) :]
-            self._printed, self._waiting = text, 0  # before the print, which an interrupt may end if a pipe is full
+            self._printed, self._waiting = text, 0  # before printing, which an interrupt may end if a pipe is full
             typer.echo(visible_text(new), nl=False)  # flushes
 
 
 def visible_text(text: str) -> str:
-    """Return the text with control characters escaped, except line breaks and tabs."""
+    """Escape the control characters of a generated text, except line breaks and tabs."""
     return re.sub(r"[^\n\t]+", lambda found: visible(found.group()), text)

@@ -30,7 +30,7 @@ def learn(
     *,
     as_markdown: bool,
 ) -> None:
-    """Train small models, print the results, and draw them if ``out`` names a file."""
+    """Train small models, print the results, and draw them if ``out`` is given."""
     mixers, questions = _chosen(only, MIXERS), _chosen(only, QUESTIONS)
     for name in only:
         if name not in (*MIXERS, *QUESTIONS):
@@ -66,7 +66,7 @@ def learn(
 
 
 def _chosen(only: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the names that are in ``only``; all names if none is."""
+    """Return the names of token mixers or tasks that occur in ``only``, or all names if none does."""
     return [name for name in names if name in only] or list(names)
 
 

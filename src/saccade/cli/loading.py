@@ -1,4 +1,4 @@
-"""Load models by name or folder."""
+"""Load the models of the command line by name or folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.models.checkpoint_folder import read_config
 from saccade.support.errors import value_error
 from saccade.support.numerics import is_finite
 
-CALLED_AS = "load"  # in errors
+CALLED_AS = "load"  # the name in error messages
 
 MINILM, CHINESE_ENCODER, SMALL_DECODER = "all-MiniLM-L6-v2", "chinese-encoder", "small-decoder"
 NAMED: dict[str, Callable[[], Encoder | Decoder]] = {
@@ -29,7 +29,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 ModelName = Annotated[
     str, typer.Option("--model", metavar="NAME|FOLDER", help="A model by name, or the folder of one.")
 ]
-"""The option that names a model."""
+"""The command-line option that names a model."""
 FittingModel = Annotated[
     str | None,
     typer.Option(
@@ -39,25 +39,25 @@ FittingModel = Annotated[
         show_default=f"{MINILM}, or {CHINESE_ENCODER} if most of TEXT is Chinese",
     ),
 ]
-"""The same option, with a default that depends on the text."""
+"""The same option with a default that depends on the text."""
 
 
 def fitting_name(text: str) -> str:
-    """Return the name of the encoder for the language of a text."""
+    """Return the name of the default encoder for the language of a text."""
     chinese = sum("\u4e00" <= character <= "\u9fff" for character in text)
     return CHINESE_ENCODER if 2 * chinese > sum(not character.isspace() for character in text) else MINILM
 
 
 def shown_name(model: str) -> str:
-    """Return the name of a model, or of its folder."""
+    """Return the display name of a model: its own name, or that of its folder."""
     return model if model in NAMED else Path(model).name
 
 
 def check_name(model: str) -> None:
-    """Raise unless this is the name of a model, or the folder of one.
+    """Raise unless this is the name or the folder of a model.
 
     Raises:
-        ValueError: it is neither; for a possible name on the Hugging Face hub, a hint says how to download it.
+        ValueError: it is neither. For a possible name on the Hugging Face hub, a hint says how to download the model.
     """
     folder = Path(model)
     if model in NAMED or (folder / "config.json").is_file():
@@ -79,12 +79,12 @@ def check_name(model: str) -> None:
 
 
 def load(model: str) -> Encoder | Decoder:
-    """Load a model by name, or from a folder: a BERT-like encoder, or a decoder.
+    """Load a BERT-like encoder or a decoder by name or from a folder.
 
     Raises:
-        ValueError: a model that cannot be read.
+        ValueError: the model cannot be read.
         ImportError: a package that the model needs is not installed.
-        UnsupportedError: an unknown kind of model.
+        UnsupportedError: the kind of model is unknown.
     """
     if model in NAMED:
         return NAMED[model]()
@@ -97,7 +97,7 @@ def check_numbers(model: nn.Module) -> None:
     """Raise if a weight of a model is NaN or infinite.
 
     Raises:
-        ValueError: a weight is; the first one is named.
+        ValueError: a weight is NaN or infinite; the message names the first such weight.
     """
     for name, weight in model.named_parameters():
         if not is_finite(weight) and not bool(weight.isfinite().all()):  # a sum may overflow

@@ -33,7 +33,7 @@ from saccade.statistics import Head, rank_heads
 from saccade.support.numerics import is_finite
 from saccade.text import Word, merge, visible
 
-_MOST_WEIGHTS = 1 << 28  # a gigabyte in float32
+_MOST_WEIGHTS = 1 << 28  # 1 GB in float32
 
 
 _Text = Annotated[
@@ -132,7 +132,7 @@ def look(
         print_unknown(console, name, [*subject.rows, *(looked_at or ())], subject.unknown)
         print_words(console, subject.rows, weights[best.layer, best.head], looked_at=looked_at)
         matrix = subject.matrices[best.layer]
-        if matrix.is_stochastic and not subject.is_cross:  # parts by distance mean nothing between two texts
+        if matrix.is_stochastic and not subject.is_cross:  # parts by distance are meaningless between two texts
             print_parts(console, matrix.summary(PARTS_OF_A_TEXT), best.head)
         files, notes = _draw(model, subject, weights, best, out)
     print_notes(console, notes)
@@ -141,12 +141,12 @@ def look(
 
 
 def _ordinary(words: Sequence[Word]) -> list[int]:
-    """Return the indices of the words that are no special tokens."""
+    """Return the indices of the words that are not special tokens."""
     return [number for number, word in enumerate(words) if not word.special]
 
 
 def _text_of(text: Sequence[str] | None, file: Path | None) -> list[str]:
-    """Return the arguments, or the content of the file."""
+    """Return the text from the arguments or from the file."""
     if not text and file is None:
         refuse("look", "TEXT must be given, or a --file; got neither")
     if file is None:
@@ -169,7 +169,7 @@ def _subject(model: Model, name: str, text: Sequence[str], to: str | None, **opt
 
 
 def _weights(subject: Subject) -> torch.Tensor:
-    """Return the weights between words, ``[layers, heads, words, words]``."""
+    """Return the attention weights between words, ``[layers, heads, words, words]``."""
     heads, q_len, kv_len = subject.matrices[0].shape[1:]
     if len(subject.matrices) * heads * q_len * kv_len > _MOST_WEIGHTS:
         got = f"{kv_len:,} tokens in each of {len(subject.matrices) * heads:,} heads"
@@ -184,7 +184,7 @@ def _weights(subject: Subject) -> torch.Tensor:
 
 
 def _write_page(subject: Subject, name: str, path: Path) -> None:
-    """Write a page of all heads, and make the folder of its file."""
+    """Write an HTML page of all heads, creating the folder of the file."""
     tokens = (subject.row_tokens, subject.column_tokens) if subject.is_cross else subject.column_tokens
     with folder_for("look", "--html", path.parent), writing("look", "--html", path, "file"):
         viz.report(subject.matrices, path, tokens=tokens, title=name)
@@ -194,7 +194,7 @@ def _write_page(subject: Subject, name: str, path: Path) -> None:
 def _draw(
     model: Model, subject: Subject, weights: torch.Tensor, best: Head, out: Path
 ) -> tuple[list[tuple[Path, str]], list[str]]:
-    """Write the figures; return their paths with descriptions, and notes about them."""
+    """Write the figures, and return their paths with descriptions and notes about them."""
     files, notes = [], []
     with warnings.catch_warnings(record=True) as caught, all_or_none("look", "--out", out) as beside:
         warnings.simplefilter("always", viz.MissingGlyphsWarning)

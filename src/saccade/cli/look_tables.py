@@ -1,4 +1,4 @@
-"""The printed output of ``saccade look``. Words come from the user: they are styled, never parsed as markup."""
+"""Print the output of ``saccade look``. Words come from the user, so they are styled but never parsed as markup."""
 
 import csv
 import io
@@ -24,12 +24,12 @@ from saccade.text import Word, shorten, visible
 from saccade.text.labels import legible
 
 PARTS_OF_A_TEXT = Parts(sink=1, local=4, anchor=2, block_size=4)
-"""Parts that distinguish heads even in a sentence, in which all tokens are fewer than 16 apart."""
+"""Parts that distinguish heads even in a single sentence, where all tokens are fewer than 16 positions apart."""
 SCHEMA = "saccade.look/1"
-"""Name and version of the fields. Fields may be added under the same number; none changes or is removed."""
-_Row = tuple[str, str, float | None, float | None]  # name, unit, value, and the value of uniform attention
-_MOST, _LEAST = 4, 0.05  # listed words that one word attends to: maximum number, and least weight
-_WIDEST = 32  # maximum columns of a word
+"""Name and version of the output fields. Fields may be added within a version, but never changed or removed."""
+_Row = tuple[str, str, float | None, float | None]  # name, unit, value, and the value for uniform attention
+_MOST, _LEAST = 4, 0.05  # listed words that one word attends to: maximum number and minimum weight
+_WIDEST = 32  # maximum width of a word in columns
 _NAMED = 12  # maximum number of unknown words listed
 
 
@@ -41,7 +41,7 @@ class Statistic(Enum):
 
     @property
     def label(self) -> str:
-        """Its name."""
+        """The displayed name of the statistic."""
         return {"position": "position mutual information", "unexplained": "unexplained information"}[self.value]
 
     @property
@@ -54,7 +54,7 @@ class Statistic(Enum):
 
     @property
     def function(self) -> Callable[[Tensor], Tensor]:
-        """The function that computes it from weights, ``[..., q_len, kv_len]`` to float64 ``[...]``."""
+        """The function that computes the statistic from weights, ``[..., q_len, kv_len]`` to float64 ``[...]``."""
         return {"position": position_information, "unexplained": unexplained_information}[self.value]
 
 
@@ -75,16 +75,16 @@ def print_choice(
     lost: float,
     is_asked: bool,
 ) -> None:
-    """Print which head is shown and why.
+    """Print which attention head is shown and why.
 
     Args:
         console: the console to print to.
         model: the model's name.
-        ranking: heads, the shown one first.
+        ranking: the ranked heads, starting with the shown head.
         statistic: the statistic that ranks them.
         special: tokens that the tokenizer added.
-        lost: the part of the words' attention that goes to special tokens, which the statistic leaves out.
-        is_asked: whether the user named the head.
+        lost: the share of the words' attention that goes to special tokens, which the statistic leaves out.
+        is_asked: whether the user specified the head.
     """
     best = ranking[0]
     why = "asked for" if is_asked else f"the most telling of {len(ranking)}"
@@ -103,12 +103,12 @@ def print_choice(
 
 
 def print_parts(console: Console, summary: Summary, head: int) -> None:
-    """Print how a head divides its attention, and how uniform attention would.
+    """Print how a head divides its attention among the parts, compared with uniform attention.
 
     Args:
         console: the console to print to.
-        summary: the summary of its layer, with parts, for one batch item.
-        head: the head's number.
+        summary: the summary of the head's layer, with parts, for one batch item.
+        head: the number of the head.
     """
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("part")
@@ -124,7 +124,7 @@ def print_parts(console: Console, summary: Summary, head: int) -> None:
 def print_words(
     console: Console, words: Sequence[Word], weights: torch.Tensor, *, looked_at: Sequence[Word] | None = None
 ) -> None:
-    """Print a table of each word and the words it attends to.
+    """Print a table of words and the words that each of them attends to.
 
     Args:
         console: the console to print to.
@@ -150,18 +150,18 @@ def print_words(
 
 
 def print_notes(console: Console, notes: Sequence[str]) -> None:
-    """Print notes about the figures."""
+    """Print notes about the figures of ``saccade look``."""
     for note in notes:
         console.print(Text.assemble(("note: ", "yellow"), visible(note)))
 
 
 def print_unknown(console: Console, model: str, words: Sequence[Word], token: str) -> None:
-    """Print the words that the model does not know, if there are any.
+    """Print the words that the model does not know, if any.
 
     Args:
         console: the console to print to.
         model: the model's name.
-        words: all words that are shown.
+        words: all shown words.
         token: the model's token for unknown words.
     """
     unknown = list(dict.fromkeys(_shown(word) for word in words if word.unknown))
@@ -179,7 +179,7 @@ def print_unknown(console: Console, model: str, words: Sequence[Word], token: st
 
 
 def which_window(model: str, windows: Sequence[Window], shown: int, most: int) -> str:
-    """Return a sentence about the window that is shown; "" if it is the whole text."""
+    """Return a sentence about which window of the text is shown; empty if it is the full text."""
     if len(windows) == 1:
         return ""
     window, last = windows[shown], len(windows) - 1
@@ -194,19 +194,19 @@ def _shown(word: Word) -> str:
 
 
 def _names(words: Sequence[Word]) -> list[str]:
-    """Return the words, each with its number in the table if it occurs more than once."""
+    """Return the words for a table, each with its row number if it occurs more than once."""
     shown = [_shown(word) for word in words]
     counts = Counter(shown)
     return [word if counts[word] == 1 else f"{word} #{number}" for number, word in enumerate(shown, start=1)]
 
 
 def written(matrices: Sequence[Matrix], model: str, form: Format, window: int, *, is_cross: bool) -> str:
-    """Return the statistics of all layers and heads, over tokens; a missing number is null, or an empty cell.
+    """Return the statistics of all layers and heads over tokens as text; missing numbers are null or empty cells.
 
     Args:
-        matrices: one for each layer, of one batch item.
+        matrices: one matrix for each layer, for one batch item.
         model: the model's name.
-        form: JSON, an object with a list of heads; or CSV, a line for each number.
+        form: JSON (an object with a list of heads) or CSV (a line for each number).
         window: the number of the window.
         is_cross: whether the attention is between two texts.
     """
@@ -245,7 +245,7 @@ def _as_csv(summaries: Sequence[Summary], matrices: Sequence[Matrix], model: str
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow(["schema", "model", "attention", "layer", "head", "measure", "unit", "value", "uniform", "window"])
-    # A spreadsheet would run a cell that begins like a formula.
+    # A spreadsheet would evaluate a cell that begins like a formula.
     safe = f"'{model}" if model[:1] in ("=", "+", "-", "@") else model
     for layer, head, rows in _heads(summaries):
         for name, unit, value, even in rows:
@@ -266,5 +266,5 @@ def _heads(summaries: Sequence[Summary]) -> Iterator[tuple[int, int, list[_Row]]
 
 
 def _number(value: float) -> float | None:
-    """Return a number rounded to the seven digits of float32; None if it is not finite."""
+    """Return a number rounded to the seven digits of float32, or None if it is not finite."""
     return float(f"{value:.7g}") if math.isfinite(value) else None

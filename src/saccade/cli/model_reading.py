@@ -1,4 +1,4 @@
-"""Run a model on a text: the matrices of all layers, and the words of their rows and columns."""
+"""Run a model on a text to get the matrices of all layers and the words of their rows and columns."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from saccade.text import Word, words
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-CALLED_AS = "look"  # in errors
+CALLED_AS = "look"  # the name in error messages
 
 Model = Encoder | Decoder | EncoderDecoder | TransformersModel
 
 
 class Subject(NamedTuple):
-    """The lazy matrices of all layers for a text, and the words of their rows and columns.
+    """The lazy matrices of all layers for a text, with the words of their rows and columns.
 
     Attributes:
         rows, columns: words of the queries and of the keys.
-        matrices: one for each layer, of one batch item.
-        is_cross: whether rows are of one text and columns of another.
-        windows: all windows of the text; one if the model reads it at once.
-        shown: the index of the matrices' window.
-        most: maximum number of tokens of a window.
+        matrices: one matrix for each layer, for one batch item.
+        is_cross: whether rows and columns belong to two different texts.
+        windows: all windows of the text; a single one if the model can read the full text.
+        shown: the index of the window that the matrices belong to.
+        most: maximum number of tokens in a window.
         unknown: the model's token for unknown words.
-        row_tokens, column_tokens: tokens of the queries and of the keys, as they are spelled in the vocabulary.
+        row_tokens, column_tokens: tokens of the queries and of the keys, as spelled in the vocabulary.
     """
 
     rows: tuple[Word, ...]
@@ -52,13 +52,13 @@ class Subject(NamedTuple):
 
 
 def load_model(name: str) -> Model:
-    """Load a model by name or folder; models that saccade does not know are loaded by transformers.
+    """Load a model by name or folder, using transformers for models that saccade does not support.
 
     Raises:
-        ValueError, ImportError, UnsupportedError, OSError: neither can load it.
+        ValueError, ImportError, UnsupportedError, OSError: neither library can load the model.
     """
     if name not in NAMED and (Path(name) / "config.json").is_file():
-        config = read_config(Path(name))  # raises here if the file cannot be read, not in transformers
+        config = read_config(Path(name))  # if the file cannot be read, raises here instead of in transformers
         kind = config.get("model_type")
         if isinstance(kind, str) and kind in EncoderDecoder.formats:
             return EncoderDecoder.from_pretrained(name)
@@ -80,19 +80,19 @@ def subject_of(
     window: int | None = None,
     at_once: int | None = None,
 ) -> Subject:
-    """Run a model on a text, on a window of it, or on two texts.
+    """Run a model on a text, a window of it, or two texts.
 
     Args:
         model: the model.
-        name: its name in messages.
-        text: arguments of the command; joined by spaces, unless ``given``.
+        name: the model's name in messages.
+        text: the text arguments of the command; joined by spaces, unless ``given``.
         other: the output text of an encoder-decoder; None for the attention within ``text``.
-        given: each argument is one word.
-        window: the window of a text that is longer than the model reads, counted from 0; the first when None.
-        at_once: maximum number of tokens of a window; as many as the model reads when None.
+        given: whether each argument is one word.
+        window: the index of the window if the text is longer than the model can read; by default, the first one.
+        at_once: maximum number of tokens in a window; by default, the maximum of the model.
 
     Raises:
-        ValueError: texts that the model cannot read; the message is one sentence.
+        ValueError: the model cannot read the texts; the message is one sentence.
     """
     if model.tokenizer is None:
         raise value_error("--model", "have a tokenizer.json", name)
@@ -137,7 +137,7 @@ def _unknown(model: Model) -> str:
 
 
 def _read(tokenizer: Tokenizer, unknown: str, most: int, argument: str, text: str | list[str]) -> list[Window]:
-    """Return the windows of a text, with tokens and words."""
+    """Split a text into windows with their tokens and words."""
     joined = text if isinstance(text, str) else " ".join(text)
     if not joined.strip():
         raise value_error(argument, "have at least one word", "nothing to look at")
@@ -145,7 +145,7 @@ def _read(tokenizer: Tokenizer, unknown: str, most: int, argument: str, text: st
         raise value_error(argument, "be valid UTF-8", "bytes that are not")
     encoding = tokenizer.encode(text, is_pretokenized=not isinstance(text, str))
     number = tokenizer.token_to_id(unknown)
-    # Some tokenizers spell unknown tokens as they were written; their id alone shows that they are unknown.
+    # Some tokenizers spell unknown tokens as in the text, so that only their id shows that they are unknown.
     spelled = [unknown if one == number else token for one, token in zip(encoding.ids, encoding.tokens, strict=True)]
     read = words(_Encoded(spelled, encoding.word_ids, encoding.offsets), text, unknown=unknown)
     if all(word.special for word in read):

@@ -1,4 +1,4 @@
-"""Write the files of a command: all of them when they are complete, and none if the run is interrupted."""
+"""Write the output files of a command: all of them when they are complete, or none if the run is interrupted."""
 
 import errno
 import os
@@ -17,12 +17,12 @@ from saccade.text import visible
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # another path would fail too
+_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # a different path would fail too
 
 
 @contextmanager
 def writing(command: str, option: str, path: Path, kind: str = "folder") -> Iterator[None]:
-    """End the command if a path cannot be written within the block."""
+    """End the command with an error if a path cannot be written within the block."""
     try:
         yield
     except OSError as error:
@@ -31,7 +31,7 @@ def writing(command: str, option: str, path: Path, kind: str = "folder") -> Iter
 
 
 def put(command: str, figure: "Figure", out: Path) -> None:
-    """Write a figure to the file that ``--out`` names, and print its path; end if it cannot be written."""
+    """Write a figure to the ``--out`` file and print its path; end the command if it cannot be written."""
     try:
         with writing(command, "--out", out, "picture file"):
             path = viz.save(figure, out)
@@ -42,7 +42,7 @@ def put(command: str, figure: "Figure", out: Path) -> None:
 
 @contextmanager
 def folder_for(command: str, option: str, folder: Path) -> Iterator[None]:
-    """Make a folder, or end if it cannot be made; remove it after the block if it is still empty."""
+    """Create an output folder, or end the command on failure; remove it after the block if it is still empty."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with writing(command, option, folder):
@@ -56,7 +56,7 @@ def folder_for(command: str, option: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def all_or_none(command: str, option: str, folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder; its files move to ``folder`` when all are complete."""
+    """Yield a temporary folder whose files are moved to ``folder`` when all of them are complete."""
     with writing(command, option, folder), TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as beside:
         yield Path(beside)
         for path in sorted(Path(beside).iterdir()):

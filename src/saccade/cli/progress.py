@@ -1,4 +1,4 @@
-"""The progress bar of a command."""
+"""Show the progress bar of a command."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,12 +9,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def progress(console: Console, what: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """Show a progress bar within the block; nothing if the console is no terminal.
+    """Show a progress bar within the block, or nothing if the console is not a terminal.
 
     Args:
         console: the console to print to.
-        what: the noun of the counted things.
-        total: their number; None if it is not known.
+        what: the noun for the counted items.
+        total: the number of items; None if unknown.
 
     Yields:
         ``advance(steps=1, what=None)``, which advances the bar and may change its description.

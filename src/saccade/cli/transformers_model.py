@@ -1,4 +1,4 @@
-"""Models that transformers loads from a folder, recorded while they run on their own kernels."""
+"""Load models from a folder with transformers, and record them while they run on their own kernels."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from saccade.support.errors import unsupported, value_error
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-CALLED_AS = "look"  # in errors
+CALLED_AS = "look"  # the name in error messages
 
-_CROSS = ("cross", "encdec", "encoder_attn")  # parts of the names of cross-attention layers
+_CROSS = ("cross", "encdec", "encoder_attn")  # substrings in the names of cross-attention layers
 
 
 class TransformersModel:
     """A transformers model in evaluation mode, with its tokenizer.
 
     Attributes:
-        module: the model.
-        tokenizer: its fast tokenizer.
-        unknown: its token for unknown words.
-        max_len: maximum number of tokens that it reads.
-        is_pair: whether it is an encoder-decoder.
+        module: the transformers model.
+        tokenizer: the fast tokenizer of the model.
+        unknown: the token for unknown words.
+        max_len: maximum number of tokens that the model can read.
+        is_pair: whether the model is an encoder-decoder.
     """
 
     def __init__(self, model: Any, tokenizer: Any):
         self.module, self._tokenizer = model.eval(), tokenizer
         self.tokenizer: Tokenizer = tokenizer.backend_tokenizer
-        self.tokenizer.no_truncation()  # the file may ask for truncation and padding
+        self.tokenizer.no_truncation()  # the file may enable truncation and padding
         self.tokenizer.no_padding()
         self.unknown: str = tokenizer.unk_token or "[UNK]"
         config = model.config
@@ -47,11 +47,11 @@ class TransformersModel:
         self.is_pair = bool(config.is_encoder_decoder)
 
     def matrices(self, tokens: Tensor) -> list[Matrix]:
-        """Return one lazy matrix for each layer; for an encoder-decoder, the encoder's."""
+        """Return a lazy matrix for each layer, or for each encoder layer of an encoder-decoder."""
         return self._recorded(self.module.get_encoder() if self.is_pair else self.module, tokens)
 
     def cross_matrices(self, tokens: Tensor, other: Tensor) -> list[Matrix]:
-        """Return the cross-attention from the other text to the first, one lazy matrix for each layer."""
+        """Return the cross-attention from the other text to the first one, as a lazy matrix for each layer."""
         return self._recorded(self.module, tokens, decoder_input_ids=other, use_cache=False)
 
     @staticmethod
@@ -60,7 +60,7 @@ class TransformersModel:
             model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **other)
         names = [name for name in recording if any(mark in name.lower() for mark in _CROSS) == bool(other)]
         recorded = [recording[name].matrix for name in names]
-        matrices: list[Matrix] = [one for one in recorded if isinstance(one, AttentionMatrix)]  # no recurrences
+        matrices: list[Matrix] = [one for one in recorded if isinstance(one, AttentionMatrix)]  # excludes recurrences
         if not matrices:
             reason = "its layers are recurrences, whose weights have any sign"
             raise unsupported(type(model).__name__, [reason], hint="saccade.record gives their matrices")
@@ -68,18 +68,18 @@ class TransformersModel:
 
 
 def _places(model: nn.Module) -> Iterator[int]:
-    """Yield the number of learned positions of tables with a padding index: RoBERTa's positions begin after it."""
+    """Yield the number of usable positions in each table with a padding index; RoBERTa's positions start after it."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             yield module.num_embeddings - module.padding_idx - 1
 
 
 def load_transformers(folder: Path) -> TransformersModel:
-    """Load a model and its tokenizer from a folder: safetensors and JSON only, and no code from it.
+    """Load a model and its tokenizer from safetensors and JSON files in a folder, without running code from it.
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: the folder holds no model that transformers reads, or no fast tokenizer.
+        ValueError: the folder does not contain a model that transformers can read, or has no fast tokenizer.
     """
     with quiet_transformers("look") as transformers:
         _check_layers(folder)
@@ -87,7 +87,7 @@ def load_transformers(folder: Path) -> TransformersModel:
         try:
             model = transformers.AutoModel.from_pretrained(folder, use_safetensors=True, dtype="auto", **local)
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
-        except Exception as error:  # loading an arbitrary folder may raise anything
+        except Exception as error:  # loading an arbitrary folder may raise any exception
             first = str(error).strip().partition("\n")[0] or type(error).__name__
             rule = "hold a model in safetensors and a tokenizer that transformers reads"
             raise value_error("--model", rule, f"{folder} ({first})") from None
@@ -97,7 +97,7 @@ def load_transformers(folder: Path) -> TransformersModel:
 
 
 def _check_layers(folder: Path) -> None:
-    """Raise if a config.json has more layers than there are tensors: transformers would allocate all of them first."""
+    """Raise if config.json has more layers than there are tensors, because transformers would allocate them first."""
     config = read_config(folder)
     if not (folder / "model.safetensors").is_file():
         return

@@ -1,4 +1,4 @@
-"""Cut a text that is longer than the model reads into windows, which it reads one at a time."""
+"""Split a text that is too long for a model into windows, which the model reads one at a time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -7,16 +7,16 @@ from typing import NamedTuple
 from saccade.support.errors import value_error
 from saccade.text import Word
 
-CALLED_AS = "look"  # in errors
+CALLED_AS = "look"  # the name in error messages
 
 
 class Window(NamedTuple):
-    """A part of a text that the model reads at once. Tokens of two windows never see each other.
+    """A part of a text that the model reads in one pass. Tokens in different windows never see each other.
 
     Attributes:
-        tokens: token ids, with the tokens that the tokenizer puts around every text.
+        tokens: token ids, including the tokens that the tokenizer adds around every text.
         words: the words of the tokens, in order.
-        own: the tokens that belong to the text are ``tokens[own]``.
+        own: the slice such that ``tokens[own]`` are the tokens that belong to the text.
         start: the index in the text of the first of these tokens.
     """
 
@@ -27,22 +27,22 @@ class Window(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The index in the text after the last token."""
+        """The index in the text after the window's last token."""
         return self.start + self.own.stop - self.own.start
 
 
 def windows_of(tokens: Sequence[int], words: Sequence[Word], most: int) -> list[Window]:
-    """Cut a text between words, as late as possible each time; a text that is short enough is one window.
+    """Split a text into windows between words, each as long as possible; a short text is a single window.
 
-    A word of more tokens than a window has room for is cut inside.
+    A word with more tokens than fit in a window is split.
 
     Args:
-        tokens: the whole text, with the tokens that the tokenizer puts around it.
+        tokens: the full text, including the tokens that the tokenizer adds around it.
         words: the words that cover the tokens.
-        most: maximum number of tokens of a window, including the tokens around it.
+        most: maximum number of tokens in a window, including the tokens around it.
 
     Raises:
-        ValueError: no room for a token of the text.
+        ValueError: a window has no room for any token of the text.
     """
     text = [number for number, word in enumerate(words) if not word.special]
     front, back = words[: text[0]], words[text[-1] + 1 :]
@@ -63,7 +63,7 @@ def windows_of(tokens: Sequence[int], words: Sequence[Word], most: int) -> list[
 
 
 def _groups(words: Sequence[Word], room: int) -> Iterator[list[Word]]:
-    """Yield groups of neighbouring words with at most ``room`` tokens in total."""
+    """Yield groups of adjacent words with at most ``room`` tokens in total."""
     group: list[Word] = []
     for word in words:
         for start in range(word.start, word.stop, room):

@@ -1,4 +1,4 @@
-"""Forecasts of operations, memory and time of attention, layers and models."""
+"""Forecast the operations, memory and time of attention, layers and models."""
 
 from saccade.costs.cost import Cost, Pass, Share, cost
 from saccade.costs.machine import FACTOR, Machine, Seconds, this_machine

@@ -1,4 +1,4 @@
-"""Subjects of a cost forecast: masks, scores, mechanisms, layers and models without memory, and their inputs."""
+"""Subjects of a cost forecast: masks, scores, mechanisms, layers and models on fake tensors, with their inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from saccade.scores import Score
 from saccade.support.errors import kind, shown, type_error, unsupported
 
 Inputs = Callable[[int], "Tensor | tuple[Tensor, ...]"]
-"""Returns the arguments of a module for a length."""
+"""A function that returns a module's arguments for a sequence length."""
 
 _MODELS: Mapping[type, Callable[[Any], nn.Module]] = {
     EncoderConfig: Encoder,
@@ -37,7 +37,7 @@ _MODELS: Mapping[type, Callable[[Any], nn.Module]] = {
 
 
 class Sizes(NamedTuple):
-    """Sizes of the inputs of a cost forecast, for subjects that do not define them."""
+    """Input sizes for a cost forecast of subjects that do not define them."""
 
     batch: int
     num_heads: int
@@ -47,15 +47,15 @@ class Sizes(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """A module whose cost is forecast, and its inputs.
+    """A module whose cost is forecast, together with its inputs.
 
     Attributes:
-        name: a few words for reports.
+        name: a short name for reports.
         module: the module; its tensors have shapes but no memory.
-        inputs: a function that returns the module's inputs for a length.
-        options: further arguments of each call.
-        decodes: whether it can continue token by token.
-        device: device of its tensors.
+        inputs: a function that returns the module's inputs for a sequence length.
+        options: additional arguments of each call.
+        decodes: whether the module can continue token by token.
+        device: the device of the module's tensors.
     """
 
     name: str
@@ -66,11 +66,11 @@ class Subject(NamedTuple):
     device: str = "meta"
 
     def without_memory(self) -> Subject:
-        """Return the subject on fake tensors; call this within a `FakeTensorMode`."""
+        """Return a copy of the subject on fake tensors; call this within a `FakeTensorMode`."""
         return self._replace(module=_without_memory(self.module, "cpu"), device="cpu")
 
     def tensors(self, length: int) -> tuple[Tensor, ...]:
-        """Return the subject's inputs for a length."""
+        """Return the subject's inputs for a sequence length."""
         with torch.device(self.device):
             inputs = self.inputs(length)
         return inputs if isinstance(inputs, tuple) else (inputs,)
@@ -80,7 +80,7 @@ class Subject(NamedTuple):
         return self.module(*inputs, **self.options, **options)
 
     def cache_bytes(self, length: int) -> int:
-        """Return the bytes of the subject's cache after ``length`` tokens."""
+        """Return the size of the subject's cache after ``length`` tokens, in bytes."""
         subject = self._replace(module=_with_any_kernel(self.module))
         if hasattr(subject.module, "new_cache"):
             cache: Cache | LayerCache = cast("Any", subject.module).new_cache()
@@ -90,14 +90,14 @@ class Subject(NamedTuple):
         return sum(x.nbytes for layer in layers for x in (layer.keys, layer.values))
 
     def filled(self, length: int) -> dict[str, Any]:
-        """Return the arguments that continue after ``length`` cached tokens, for models of transformers."""
+        """Return the arguments with which a transformers model continues after ``length`` cached tokens."""
         if length == 0 or hasattr(self.module, "new_cache"):
             return {}
         return {"past_key_values": self.call(*self.tensors(length), use_cache=True).past_key_values}
 
 
 class _Product(nn.Module):
-    """An attention product as a layer, for a forecast of its cost."""
+    """A layer that multiplies an attention matrix by values, for a forecast of its cost."""
 
     def __init__(self, mechanism: Mechanism):
         super().__init__()
@@ -115,10 +115,10 @@ class _Product(nn.Module):
 def subject_of(
     subject: object, mask: object, sizes: Sizes, dtype: torch.dtype | None, inputs: Inputs | None
 ) -> Subject:
-    """Return a subject for a cost forecast, with tensors on the device "meta".
+    """Convert the argument of `cost` to a subject with tensors on the "meta" device.
 
     Raises:
-        TypeError: an unknown kind of subject.
+        TypeError: the kind of subject is unknown.
         UnsupportedError: the inputs of the module are unknown.
     """
     if isinstance(subject, Mask | Score | Mechanism | None):
@@ -139,7 +139,7 @@ def subject_of(
 
 
 def _checked(subject: Subject) -> Subject:
-    """Return ``subject``, or raise if it names a kernel whose memory cannot be forecast."""
+    """Return ``subject``, or raise if it specifies a kernel whose memory cannot be forecast."""
     for mechanism in _softmaxes(subject.module):
         if mechanism.impl not in custom_op.KERNELS:
             reason = "what it runs inside of torch holds is not known before it is run"
@@ -153,7 +153,7 @@ def _softmaxes(module: nn.Module) -> list[Softmax]:
 
 
 def _with_any_kernel(module: nn.Module) -> nn.Module:
-    """Return a copy with ``impl="auto"``: caches do not depend on the kernel, and some kernels need a CPU."""
+    """Copy a module with ``impl="auto"``, because caches do not depend on the kernel and some kernels need a CPU."""
     copied = _without_memory(module, "meta")
     for mechanism in _softmaxes(copied):
         mechanism.impl = "auto"
@@ -182,7 +182,7 @@ def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: S
 
 
 def all_tensors(module: nn.Module) -> list[Tensor]:
-    """Return the parameters, buffers and plain tensor attributes of a module and its parts, each once."""
+    """Return the parameters, buffers and plain tensor attributes of a module and its submodules, each once."""
     tensors = {id(x): x for x in (*module.parameters(), *module.buffers())}
     for part in module.modules():
         plain = {name: x for name, x in vars(part).items() if name not in ("_parameters", "_buffers", "_modules")}
@@ -191,17 +191,17 @@ def all_tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _without_memory(module: Any, device: str) -> Any:
-    """Return a copy whose tensors have shapes but no memory; weights are not copied."""
+    """Copy a module with tensors that have shapes but no memory, without copying weights."""
     memo: dict[int, Any] = {}
     for x in all_tensors(module):
         like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
         memo[id(x)] = nn.Parameter(like, x.requires_grad) if isinstance(x, nn.Parameter) else like
-    with unset_fake_temporarily():  # tensors in other objects, such as masks, are copied with their values
+    with unset_fake_temporarily():  # tensors inside other objects, such as masks, are copied with their values
         return copy.deepcopy(module, memo)
 
 
 def _inputs_of(module: nn.Module, sizes: Sizes) -> Inputs:
-    """Return inputs for a module: tokens for a text model, vectors for a layer."""
+    """Return the input function of a module: tokens for a text model, vectors for a layer."""
     config = getattr(module, "config", None)
     if isinstance(getattr(config, "vocab_size", None), int):
         texts = 2 if isinstance(module, EncoderDecoder) else 1

@@ -21,7 +21,7 @@ from saccade.support.validation import check_int, check_type, is_number
 
 
 class Share(NamedTuple):
-    """The share of a forecast cost that comes from all operations of one name.
+    """The share of a forecast cost that comes from all operations with the same name.
 
     Attributes:
         calls: number of operations.
@@ -35,12 +35,12 @@ class Share(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """One forecast run: its operations and its peak memory.
+    """A forecast run: its operations and its peak memory.
 
     Attributes:
         steps: the operations, in order.
-        peak_bytes: most memory that tensors hold at any time: weights, inputs, results, and in training also gradients,
-            tensors saved for the backward pass and the optimizer's tensors.
+        peak_bytes: peak memory of all tensors: weights, inputs, results, and in training also gradients, tensors saved
+            for the backward pass and the optimizer's tensors.
     """
 
     steps: tuple[Operation, ...]
@@ -48,16 +48,16 @@ class Pass(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Return the floating-point operations of matrix products, two for each multiply-add."""
+        """Return the number of floating-point operations in matrix products, two for each multiply-add."""
         return sum(step.flops for step in self.steps)
 
     @property
     def bytes_moved(self) -> int:
-        """Return the bytes read and written, each tensor once for each operation."""
+        """Return the bytes read and written, counting each tensor once per operation."""
         return sum(step.moved for step in self.steps)
 
     def shares(self) -> dict[str, Share]:
-        """Return the cost of each kind of operation, most floating-point operations first."""
+        """Return the cost of each kind of operation, sorted by decreasing floating-point operations."""
         shares: dict[str, Share] = defaultdict(lambda: Share(0, 0, 0))
         for step in self.steps:
             calls, flops, moved = shares[step.name]
@@ -70,14 +70,14 @@ class Pass(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The result of `cost`; print it.
+    """The forecast that `cost` returns; print it for a report.
 
     Attributes:
         subject: name of the subject.
         seq_len, batch, dtype: sizes and dtype of the inputs.
         parameter_bytes: bytes of all weights, buffers and other tensors of the modules.
-        forward: a run without gradients.
-        training: a run, its loss and all gradients.
+        forward: a forward pass without gradients.
+        training: a forward pass, its loss and all gradients.
         decode: one more token after ``seq_len - 1``; None for a subject that does not decode.
         cache_bytes: bytes of the cache after ``seq_len`` tokens; None for a subject that does not decode.
     """
@@ -96,8 +96,8 @@ class Cost:
         """Return whether the forecast tensors fit in memory.
 
         Args:
-            memory: bytes of memory; that of this machine when None. Python and torch need some themselves.
-            training: whether a training step must fit, not only a forward run.
+            memory: bytes of memory; by default, the memory of this machine. Python and torch themselves also need some.
+            training: whether a training step must fit, rather than only a forward pass.
 
         Raises:
             ValueError: ``memory`` is None and unknown on this system.
@@ -112,9 +112,9 @@ class Cost:
         """Estimate the time of each run on this machine's processor, with torch's current number of threads.
 
         Args:
-            machine: the machine; `saccade.costs.this_machine` when None.
+            machine: the measured machine; by default, `saccade.costs.this_machine`.
 
-        Cost: some seconds for each kind of operation that has not been measured on this machine.
+        Cost: a few seconds for each kind of operation that has not yet been measured on this machine.
         """
         here = this_machine() if machine is None else check_type("machine", machine, Machine, "be a Machine")
         decode = None if self.decode is None else here.seconds(self.decode.steps)
@@ -161,27 +161,27 @@ def cost(
 ) -> Cost:
     """Forecast the operations, memory traffic and peak memory of attention, a layer or a model.
 
-    Every operation runs with tensors that have shapes but no memory; attention products use the forecast of their
-    kernel on this machine's processor.
+    Every operation runs on tensors that have shapes but no memory; products with attention matrices use the forecast of
+    their kernel on this machine's processor.
 
     Args:
-        subject: a mask, a score or a mechanism (for tensors query, key and value); a layer; a model of saccade or of
-            transformers, or any module with ``inputs``; or the config of an encoder or decoder, for a model that does
-            not exist yet.
-        seq_len: tokens.
-        mask: the mask for a score, a mechanism, or a layer that takes one.
+        subject: a mask, a score or a mechanism (applied to query, key and value tensors); a layer; a saccade or
+            transformers model, or any module together with ``inputs``; or the config of an encoder or decoder that has
+            not been built yet.
+        seq_len: number of tokens.
+        mask: the mask for a score, a mechanism, or a layer that accepts one.
         batch: number of sequences.
-        num_heads, num_kv_heads, head_dim: sizes of query, key and value; layers and models have their own.
-        dtype: dtype of all numbers; when None, the module's, or float32.
-        inputs: returns the arguments of the module for a length; for modules that take neither tokens nor vectors
-            ``[batch, seq_len, embed_dim]``.
-        optimizer_tensors: numbers that the optimizer stores for each weight: 2 for Adam, 0 for plain SGD.
+        num_heads, num_kv_heads, head_dim: sizes of query, key and value; layers and models define their own.
+        dtype: dtype of all numbers; by default that of the module, or float32.
+        inputs: a function that returns the module's arguments for a sequence length, for modules whose input is neither
+            tokens nor vectors ``[batch, seq_len, embed_dim]``.
+        optimizer_tensors: numbers that the optimizer stores per weight: 2 for Adam, 0 for plain SGD.
 
     Returns:
         A `Cost`.
 
     Raises:
-        TypeError, ValueError: sizes that do not fit together, or an unknown kind of subject.
+        TypeError, ValueError: sizes do not match, or the kind of subject is unknown.
         UnsupportedError: the operations depend on the values of tensors, as with `saccade.mechanisms.TopK`.
 
     Cost: three dry runs, a second or two; chunked mechanisms take about a second for 4,000 tokens.
@@ -224,7 +224,7 @@ def cost(
 
 
 def _forward(subject: Subject, mode: FakeTensorMode, length: int) -> Pass:
-    """Forecast a run without gradients, in evaluation mode."""
+    """Forecast a forward pass without gradients, in evaluation mode."""
     subject.module.eval()
     with mode:
         inputs = subject.tensors(length)
@@ -234,9 +234,9 @@ def _forward(subject: Subject, mode: FakeTensorMode, length: int) -> Pass:
 
 
 def _training(subject: Subject, mode: FakeTensorMode, length: int, optimizer_tensors: int) -> Pass:
-    """Forecast a training step: forward, loss and gradients; the optimizer's tensors count, its operations do not.
+    """Forecast a training step: forward pass, loss and gradients, plus the optimizer's tensors but not its operations.
 
-    The loss is the cross entropy of the next token for a model of tokens, and a mean for everything else.
+    The loss is the cross entropy of the next token for models with token inputs, and a mean for all others.
     """
     subject.module.train()
     with mode:
@@ -249,7 +249,7 @@ def _training(subject: Subject, mode: FakeTensorMode, length: int, optimizer_ten
 
 
 def _decoding(subject: Subject, mode: FakeTensorMode, length: int, cache_bytes: int) -> Pass:
-    """Forecast one more token after ``length - 1`` cached ones."""
+    """Forecast the decoding of one more token after ``length - 1`` cached tokens."""
     subject.module.eval()
     with dry(DryRun(), mode), torch.no_grad():
         inputs = subject.tensors(1)
@@ -261,7 +261,7 @@ def _decoding(subject: Subject, mode: FakeTensorMode, length: int, cache_bytes: 
 
 
 def _bytes(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
-    """Return the bytes that a module and its inputs hold, each memory once."""
+    """Return the bytes of a module's tensors and its inputs, counting shared memory once."""
     tensors = (*all_tensors(module), *inputs)
     return sum({id(x.untyped_storage()): x.untyped_storage().nbytes() for x in tensors}.values())
 

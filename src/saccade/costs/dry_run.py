@@ -1,7 +1,8 @@
-"""A dry run: run every operation with tensors that have shapes but no memory, and record its cost.
+"""Dry runs: run every operation on tensors that have shapes but no memory, and record its cost.
 
-The cost of an attention product is the forecast of its kernel, which `AttentionMatrix.explain` reports as well; every
-other operation of saccade is run step by step. Programs that depend on the values of tensors cannot be run dry.
+The cost of multiplying an attention matrix by values is the forecast of its kernel, which `AttentionMatrix.explain`
+also reports. All other operations of saccade run one by one. Programs that depend on the values of tensors cannot be
+run dry.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ _SDPA = "_scaled_dot_product_flash_attention_for_cpu"  # missing in torch's FLOP
 
 
 class Operation(NamedTuple):
-    """One operation of a dry run, and its cost.
+    """An operation recorded in a dry run, with its cost.
 
     Attributes:
-        name: name of the operation, such as ``"mm"``; of an attention product ``"attention:"`` and its kernel.
+        name: name of the operation, such as ``"mm"``; for an attention product, ``"attention:"`` and its kernel.
         flops: floating-point operations of matrix products; 0 for other operations.
         moved: bytes read and written, each tensor once.
-        size: numbers in the result, or query-key pairs of an attention product.
-        shape: ``(batch, rows, inner, columns)`` of a matrix product, ``(tiles, width)`` of an attention product, where
-            width is head_dim + value_dim; else empty.
-        dtype: dtype of its numbers, ``"float32"``.
+        size: number of elements in the result, or of query-key pairs in an attention product.
+        shape: ``(batch, rows, inner, columns)`` for a matrix product, ``(tiles, width)`` for an attention product with
+            width head_dim + value_dim, otherwise empty.
+        dtype: dtype of the numbers, such as ``"float32"``.
         is_backward: whether it computes the gradients of an attention product.
     """
 
@@ -60,15 +61,15 @@ class Operation(NamedTuple):
 
 
 class DryRun(Watch):
-    """A dispatch mode that records the cost of every operation without computing it; see `dry`.
+    """A torch dispatch mode that records the cost of every operation without computing it; see `dry`.
 
     Args:
-        held: bytes that are held throughout.
-        past: number of cached tokens before the queries of an attention, as in decoding.
+        held: bytes that are allocated throughout the run.
+        past: number of cached tokens before the queries of attention, as in decoding.
 
     Attributes:
-        steps: the operations that were run.
-        most: most bytes that tensors held at any time.
+        steps: the recorded operations, in order.
+        most: peak number of bytes allocated by tensors.
     """
 
     def __init__(self, held: int = 0, past: int = 0) -> None:
@@ -92,7 +93,7 @@ class DryRun(Watch):
                 return result
         body = _python_of(name)
         if body is not None:
-            # The body runs many operations: meta tensors are faster than fake ones.
+            # The body runs many operations, and meta tensors are faster than fake tensors.
             with unset_fake_temporarily():
                 shapes = tree_map(_to_meta, args)
                 with self:
@@ -105,7 +106,7 @@ class DryRun(Watch):
         return result
 
     def _attend(self, arguments: Any, results: Any, *, is_backward: bool) -> None:
-        """Record an attention product or its gradients by the forecast of the kernel."""
+        """Record an attention product or its gradients, with the cost that its kernel forecasts."""
         with _real_tensors():
             inputs, value_dim, request = custom_op.operator_inputs([stand_in(x) for x in arguments])
             if self._past and inputs.shape[2] == inputs.shape[3]:
@@ -119,7 +120,7 @@ class DryRun(Watch):
                 extra -= sum(x.nbytes for x in results)
         self.touch(extra)
         columns = inputs.key.shape[2]
-        if self._past:  # a few queries read only the keys that they may attend to
+        if self._past:  # if there are few queries, they read only the keys that they may attend to
             columns = min(columns, -(-explained.pairs // math.prod(inputs.shape[:2])))
         of_keys = inputs.key.shape[0] * inputs.key.shape[1] * columns * (inputs.key.shape[3] + value_dim)
         read = (inputs.query.numel() + of_keys) * inputs.query.element_size()
@@ -136,14 +137,14 @@ class DryRun(Watch):
 
 @contextmanager
 def dry(run: DryRun, mode: FakeTensorMode) -> Iterator[DryRun]:
-    """Run the body of a ``with`` statement dry: nothing is computed, and ``run`` records the costs."""
+    """Run the body of a ``with`` statement as a dry run: nothing is computed, and ``run`` records the costs."""
     with mode, _program(True), taken_as_clean(), _layers_of_torch(), run:
         yield run
 
 
 @contextmanager
 def _program(is_one: bool) -> Iterator[None]:
-    """Set torch's flag for compilers: the program then depends on shapes alone, and attention is a custom operation."""
+    """Set torch's compiling flag, so that the program depends only on shapes and attention is a custom operation."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = is_one
     try:
@@ -154,10 +155,10 @@ def _program(is_one: bool) -> Iterator[None]:
 
 @contextmanager
 def _layers_of_torch() -> Iterator[None]:
-    """Make torch's layers run step by step, without reading their masks.
+    """Make torch's layers run as separate operations, without reading their masks.
 
-    In evaluation, and LSTMs on some processors, a layer runs as one operation that hides its matrix products. A stack
-    of layers reads its mask to detect a causal one; that changes the kernel, not the result.
+    In evaluation mode, and for LSTMs on some processors, a layer runs as one operation that hides its matrix products.
+    A stack of layers reads its mask to detect a causal mask, which changes the kernel but not the result.
     """
     reads, is_fast = transformer._detect_is_causal_mask, torch.backends.mha.get_fastpath_enabled()
     has_mkldnn = torch._C._get_mkldnn_enabled()
@@ -179,9 +180,9 @@ def _real_tensors() -> Iterator[None]:
 
 
 def stand_in(x: Any) -> Any:
-    """Return a real (expanded) tensor in place of a fake one, and lists of them for lists.
+    """Replace a fake tensor, or a list of them, by real expanded tensors.
 
-    Masks allow every pair, since their values are unknown.
+    Masks allow every pair, because their values are unknown.
     """
     if isinstance(x, list | tuple):
         return [stand_in(each) for each in x]
@@ -193,7 +194,7 @@ def stand_in(x: Any) -> Any:
 
 
 def _with_past_keys(inputs: Any, past: int) -> Any:
-    """Return checked attention inputs with ``past`` more keys before the first one."""
+    """Return checked attention inputs with ``past`` more keys before the first key."""
     batch, heads, q_len, _ = inputs.shape
     key = torch.empty(1, 1, past + q_len, inputs.key.shape[3], dtype=inputs.key.dtype)
     key = key.expand(*inputs.key.shape[:2], -1, -1)
@@ -207,13 +208,13 @@ def _to_meta(x: Any) -> Any:
 
 
 def _python_of(name: str) -> Callable[..., Any] | None:
-    """Return the Python body of a custom operation, or None if there is none or it reads tensor values."""
+    """Return the Python body of a custom operation, or None if it has none or the body reads tensor values."""
     definition = None if name == "saccade::drawn_directions" else torch._library.custom_ops.OPDEFS.get(name)
     return None if definition is None else definition._init_fn
 
 
 def _operation(func: Any, args: Any, kwargs: Any, result: Any) -> Operation | None:
-    """Return the recorded operation with its cost, or None if it returns views only."""
+    """Return the operation with its cost for the record, or None if it only returns views."""
     name = func.overloadpacket.__name__
     product = getattr(torch.ops.aten, name.removesuffix("_"), None)
     inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
@@ -239,7 +240,7 @@ def _operation(func: Any, args: Any, kwargs: Any, result: Any) -> Operation | No
 
 
 def _attention_on_a_processor(name: str, args: Any) -> tuple[int, tuple[int, ...]]:
-    """Return the FLOPs of torch's attention or of its gradients, and the shape of equivalent matrix products."""
+    """Return the FLOPs of torch's attention or its gradients, and the shape of equivalent matrix products."""
     sizes = [x.shape for x in args if isinstance(x, Tensor) and x.dim() == 4]
     if name.endswith("backward"):
         flops, (query, key, value) = sdpa_backward_flop_count(*sizes[:4]), sizes[1:4]
@@ -249,7 +250,7 @@ def _attention_on_a_processor(name: str, args: Any) -> tuple[int, tuple[int, ...
 
 
 def _product_shape(name: str, result: Tensor, flops: int) -> tuple[int, ...]:
-    """Return (batch, rows, inner, columns) of a matrix product, or of the one that equals a convolution."""
+    """Return (batch, rows, inner, columns) of a matrix product, or of the product equivalent to a convolution."""
     rows, columns = result.shape[-2:] if result.dim() > 1 else (1, result.numel())
     batch = 1
     if name in ("bmm", "baddbmm"):
@@ -261,7 +262,7 @@ def _product_shape(name: str, result: Tensor, flops: int) -> tuple[int, ...]:
 
 
 def _bytes_of(x: Tensor) -> int:
-    """Return the bytes of a tensor; expanded axes count once."""
+    """Return the bytes of a tensor, counting expanded axes once."""
     sizes = (size for size, stride in zip(x.shape, x.stride(), strict=True) if stride or size == 0)
     return math.prod(sizes) * x.element_size()
 
@@ -271,6 +272,6 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def refuse_dry(error: Exception) -> Exception:
-    """Return the error for a program that cannot be run dry."""
+    """Return the error to raise for a program that does not support a dry run."""
     reason = f"what it runs depends on what its tensors hold: {str(error).splitlines()[0]}"
     return unsupported("subject", [reason], hint="time and measure it with benchmarks of its own")

@@ -1,4 +1,4 @@
-"""Machine: the measured speed of operations on this machine, from which the time of a run is estimated."""
+"""Machine: the measured speed of operations on this machine, used to estimate the time of a run."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from saccade.costs.microbenchmarks import (
 from saccade.support.errors import unsupported
 
 FACTOR = 1.5
-"""Error of an estimate, in both directions; `python -m benchmarks costs` compares estimates with measurements."""
+"""Error factor of an estimate in both directions; `python -m benchmarks costs` compares it with measurements."""
 _VERSION = 1
 
 
 class Seconds(NamedTuple):
-    """Estimated seconds of a forward run, a training step and one decoding step; `FACTOR` is their error."""
+    """Estimated seconds of a forward pass, a training step and a decoding step, with the error factor `FACTOR`."""
 
     forward: float
     training: float
@@ -58,12 +58,12 @@ def _time(seconds: float) -> str:
 
 
 class Machine:
-    """Times of operations on this machine's processor; each kind is measured when it is first needed.
+    """Measured times of operations on this machine's processor; each kind is measured when first needed.
 
     Args:
-        file: stores measurements between runs; None to hold them in memory.
+        file: the file that stores measurements between runs; None to keep them only in memory.
 
-    Cost: a second or two for each kind, once for each number of threads.
+    Cost: a second or two for each kind of operation, once per number of threads.
 
     Example:
         >>> machine = this_machine()
@@ -76,13 +76,13 @@ class Machine:
         self._known: dict[str, list[list[float]]] = {} if file is None else file.read()
 
     def seconds(self, steps: Iterable[Operation]) -> float:
-        """Return the estimated time of these operations, one after another."""
+        """Return the estimated time of running these operations one after another."""
         steps = list(steps)
-        starts = sum(step.kernel is None for step in steps)  # the time of a kernel includes its start
+        starts = sum(step.kernel is None for step in steps)  # the time of a kernel includes its startup overhead
         return sum(map(self._of_step, steps)) + (starts * self._start() if starts else 0.0)
 
     def _start(self) -> float:
-        """Return the overhead of one operation when Python runs many small ones in a row."""
+        """Return the overhead of an operation when Python runs many small operations in a row."""
         return self._measured("start", self._starts)[0][0]
 
     def _starts(self) -> list[list[float]]:
@@ -92,7 +92,7 @@ class Machine:
         return [[max(0.0, timed(small_operations) - sum(map(self._of_step, run.steps))) / len(run.steps)]]
 
     def _of_step(self, step: Operation) -> float:
-        """Return the estimated time of one operation without its start."""
+        """Return the estimated time of an operation without its startup overhead."""
         if step.kernel is not None:
             return self._attention(step, step.kernel)
         if step.flops:
@@ -106,7 +106,7 @@ class Machine:
         return _interpolate(self._measured("stream/float32", streams), moved)
 
     def _product(self, step: Operation) -> float:
-        """Interpolate between the measured rates of the matrix products with the nearest shapes."""
+        """Return the estimated time of a matrix product from the measured rates of products with the nearest shapes."""
         kind = "batched" if step.shape[0] > 1 else "single"
         samples = self._measured(f"product/{kind}/{step.dtype}", partial(products, kind, step.dtype))
         sizes = [math.log2(max(1, x)) for x in step.shape]
@@ -118,7 +118,7 @@ class Machine:
         return step.flops / math.exp(total / weights)
 
     def _attention(self, step: Operation, kernel: str) -> float:
-        """Return the time of an attention product: a start, a time per tile, and a time per pair by width."""
+        """Return the time of an attention product: a startup time, a time per tile, and a time per pair by width."""
         way = "backward" if step.is_backward else "forward"
         name = f"attention/{kernel}/{way}/{step.dtype}"
         if "/" in kernel:
@@ -142,7 +142,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Return the measured machine of this process."""
+    """Return the machine that this process runs on, with its measurements."""
     if not _HERE:
         _HERE.append(Machine(MachineFile.here()))
     return _HERE[0]
@@ -152,7 +152,7 @@ _HERE: list[Machine] = []
 
 
 def _interpolate(points: list[list[float]], at: float) -> float:
-    """Return the time at a size by linear interpolation; in proportion beyond the last point."""
+    """Return the time at a size by linear interpolation, or in proportion to the size beyond the last point."""
     before, *others = points
     if at <= before[0]:
         return before[1]
@@ -165,20 +165,20 @@ def _interpolate(points: list[list[float]], at: float) -> float:
 
 
 class MachineFile(NamedTuple):
-    """A file of a machine's measurements; a damaged file, or one of another machine, is ignored."""
+    """A file with a machine's measurements; a damaged file, or one from a different machine, is ignored."""
 
     path: Path
 
     @classmethod
     def here(cls) -> MachineFile:
-        """Return the file in ``$SACCADE_CACHE``, ``$XDG_CACHE_HOME/saccade`` or ``~/.cache/saccade``."""
+        """Return this machine's file in ``$SACCADE_CACHE``, ``$XDG_CACHE_HOME/saccade`` or ``~/.cache/saccade``."""
         folder = os.environ.get("SACCADE_CACHE")
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         name = hashlib.sha256(json.dumps(_machine_key()).encode()).hexdigest()[:16]
         return cls((Path(folder) if folder else base / "saccade") / f"machine-{name}.json")
 
     def read(self) -> dict[str, list[list[float]]]:
-        """Return the stored measurements; none if the file is missing or invalid."""
+        """Return the stored measurements, empty if the file is missing or invalid."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             known = content["measured"]
@@ -189,7 +189,7 @@ class MachineFile(NamedTuple):
         return {}
 
     def write(self, known: dict[str, list[list[float]]]) -> None:
-        """Write measurements atomically; if that fails, the next process measures again."""
+        """Write the measurements atomically; if that fails, the next process measures again."""
         text = json.dumps({"machine": _machine_key(), "measured": known, "sum": _sum(known)})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ class MachineFile(NamedTuple):
 
 
 def _machine_key() -> dict[str, object]:
-    """Return the facts on which measurements depend, except the number of threads."""
+    """Return the facts about the machine that measurements depend on, except the number of threads."""
     return {
         "version": _VERSION,
         "processor": _processor(),

@@ -72,7 +72,7 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Any]] = {
     "native_dropout": lambda x: _aten.native_dropout(x, 0.1, True),
     "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.9),
 }
-"""Operations whose time depends on the arithmetic for each number, not on the bytes moved."""
+"""Elementwise operations whose time depends on the arithmetic per number, not on the bytes moved."""
 
 
 def _layer_norm_backward(x: Tensor) -> object:
@@ -82,7 +82,7 @@ def _layer_norm_backward(x: Tensor) -> object:
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Return the seconds of a call: the minimum of many short samples, since disturbances only make samples longer."""
+    """Return the seconds of a call: the minimum of many short samples, because disturbances only make them longer."""
     run()
     start = time.perf_counter()
     run()
@@ -99,13 +99,13 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def small_operations() -> Tensor:
-    """Run many small operations from Python, to time their overhead: a recurrence, chunk by chunk."""
+    """Run many small operations from Python to time their overhead, using a recurrence chunk by chunk."""
     query, key, value = torch.ones(1, 4, 512, 32), torch.full((1, 4, 512, 32), 0.1), torch.ones(1, 4, 512, 32)
     return Delta()(query, key, mask=Causal()) @ value
 
 
 def streams() -> list[list[float]]:
-    """Measure the memory bandwidth: ``[bytes moved, seconds]`` of sums of two tensors."""
+    """Measure the memory bandwidth: ``[bytes moved, seconds]`` for sums of two tensors."""
     samples = []
     for moved in _BYTES:
         pairs = [(torch.ones(moved // 12), torch.ones(moved // 12)) for _ in range(4)]
@@ -114,20 +114,20 @@ def streams() -> list[list[float]]:
 
 
 def _in_turns(run: Callable[..., Tensor], inputs: Sequence[tuple[Tensor, ...]]) -> Callable[[], None]:
-    """Rotate buffers, as a model does, so that neither inputs nor outputs are warm in the cache."""
+    """Return a function that uses the inputs in turn, so that neither inputs nor outputs are warm in the cache."""
     turns, results = itertools.cycle(inputs), deque[Tensor](maxlen=8)
     return lambda: results.append(run(*next(turns)))
 
 
 def elementwise(name: str, dtype: str) -> list[list[float]]:
-    """Measure an elementwise operation: ``[numbers, seconds]``."""
+    """Measure an elementwise operation: ``[numbers, seconds]`` for several sizes."""
     run = ELEMENTWISE[name]
     inputs = [torch.rand(4, count).add_(0.1).to(getattr(torch, dtype)) for count in _COUNTS]
     return [[float(x.shape[1]), timed(_in_turns(run, [(each,) for each in x]))] for x in inputs]
 
 
 def products(kind: str, dtype: str) -> list[list[float]]:
-    """Measure matrix products: ``[batch, rows, inner, columns, FLOP/s]``."""
+    """Measure matrix products: ``[batch, rows, inner, columns, FLOP/s]`` for several shapes."""
     samples = []
     for batch, rows, inner, columns in _BATCHED if kind == "batched" else _SINGLE:
         a, b = (torch.rand(batch, *shape).to(getattr(torch, dtype)) for shape in ((rows, inner), (inner, columns)))
@@ -137,7 +137,7 @@ def products(kind: str, dtype: str) -> list[list[float]]:
 
 
 def attention_samples(kernel: str, dtype: str, *, is_backward: bool) -> list[list[float]]:
-    """Measure attention: ``[seconds]`` of a start, of a pair at each of `SIZES`, and of one more tile."""
+    """Measure attention: ``[seconds]`` of the startup, of a pair at each of `SIZES`, and of an additional tile."""
     start = _attention(kernel, dtype, 16, SIZES[0], Causal(), is_backward=is_backward)
     pairs = []
     for width in SIZES:
@@ -152,7 +152,7 @@ def attention_samples(kernel: str, dtype: str, *, is_backward: bool) -> list[lis
 def _attention(
     kernel: str, dtype: str, length: int, width: int, mask: Mask, *, is_backward: bool
 ) -> tuple[float, int, int]:
-    """Return the seconds of an attention product or of its gradients, its pairs and its tiles."""
+    """Return the seconds, pairs and tiles of an attention product or its gradients."""
     tensors = [torch.randn(1, 4, length, width).to(getattr(torch, dtype)) for _ in range(3)]
     given = AttentionInputs.of(tensors[0], tensors[1], mask)
     cost = choose_kernel(given, Request(impl=kernel)).cost(given, width, 0.0)

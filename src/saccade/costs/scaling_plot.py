@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 What = Literal["memory", "flops", "moved", "seconds"]
 _BYTES = [("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)]
-_UNITS = {  # the largest first
+_UNITS = {  # largest first
     "memory": _BYTES,
     "flops": [("GFLOP", 1e9), ("MFLOP", 1e6)],
     "moved": [(f"{name} moved", size) for name, size in _BYTES],
@@ -32,19 +32,20 @@ def growth(
     """Plot costs against sequence lengths on logarithmic axes.
 
     Args:
-        costs: results of `cost` for one subject at two lengths or more.
-        what: "memory" (peak bytes, and those of the cache), "flops", "moved" (bytes) or "seconds" (on this machine,
-            which is measured if it has not been).
+        costs: results of `cost` for the same subject at two or more lengths.
+        what: "memory" (peak bytes and cache bytes), "flops", "moved" (bytes) or "seconds" (on this machine, which is
+            measured if necessary).
         memory: bytes of memory, drawn as a line; only for "memory".
-        title: title of the figure; the name of the subject when None.
+        title: title of the figure; by default, the name of the subject.
 
     Returns:
-        A figure that pyplot does not manage; nothing is shown. `viz.save` writes it.
+        A figure that is not registered with pyplot and not shown. `viz.save` writes it to a file.
 
     Raises:
-        TypeError: values that are no `Cost`.
-        ValueError: fewer than two lengths, costs of several subjects, or ``memory`` with another ``what``.
-        UnsupportedError: "seconds" of a subject whose time cannot be estimated.
+        TypeError: ``costs`` contains a value that is not a `Cost`.
+        ValueError: there are fewer than two lengths, or several subjects, or ``memory`` is given although ``what`` is
+            not "memory".
+        UnsupportedError: ``what`` is "seconds", but the time of the subject cannot be estimated.
         ImportError: matplotlib is not installed.
 
     Example:
@@ -82,7 +83,7 @@ def growth(
 
 
 def _lines(costs: list[Cost], what: What) -> dict[str, list[float]]:
-    """Return the costs of each run at all lengths, the lines of the plot."""
+    """Return the lines of the plot: the costs of each kind of run at all lengths."""
     lines: dict[str, list[float]] = {}
     seconds = [x.seconds() for x in costs] if what == "seconds" else []
     for name in ("forward", "training", "decode"):

@@ -1,4 +1,4 @@
-"""Attention over a sequence that is distributed over many ranks, planned from the mask."""
+"""Attention over a sequence that is split across many ranks, with communication planned from the mask."""
 
 from saccade.distributed.context_parallel import ContextParallel
 from saccade.distributed.exchange_plan import Exchange, Machine, RankPlan, exchange

@@ -1,4 +1,4 @@
-"""Collective exchanges of rows between ranks, and of their gradients in the other direction."""
+"""Collectives that exchange rows between ranks, and their gradients in the opposite direction."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from saccade.distributed.exchange_plan import Exchange
 from saccade.distributed.layouts import Layout, numbers
 from saccade.support.called_function import called_function
 
-# With more ranks, only pairs of ranks with data exchange messages. All ranks must decide alike.
+# With more ranks, only pairs of ranks that have data exchange messages. All ranks must make the same decision.
 _MANY = 8
 
 
 def moved(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return ``there(x)`` in autograd, for a linear exchange whose transpose is ``back``."""
+    """Return ``there(x)``, a linear exchange between ranks, with its transpose ``back`` as backward pass."""
     result: Tensor = _Moved.apply(x, there, back)
     return result
 
@@ -37,13 +37,13 @@ class _Moved(torch.autograd.Function):
 
 
 class Fetch(NamedTuple):
-    """A collective that fetches all visible keys of the local queries from other ranks, in order of position.
+    """A collective that fetches the keys visible to the local queries from other ranks, in order of position.
 
     Attributes:
         group: the process group of the ranks.
         columns: positions of the fetched keys, int64 ``[columns]``.
-        own: columns of the local rows, int64 ``[rows]``.
-        gives: local rows sent to each rank, int64.
+        own: columns that are local rows, int64 ``[rows]``.
+        gives: indices of the local rows sent to each rank, int64.
         gets: columns received from each rank, int64.
     """
 
@@ -55,7 +55,7 @@ class Fetch(NamedTuple):
 
     @classmethod
     def of(cls, plan: Exchange, rank: int, group: dist.ProcessGroup | None, device: torch.device) -> Fetch:
-        """Return the fetch of one rank in a plan."""
+        """Return the key fetch of one rank in an exchange plan."""
         part = plan.rank(rank)
         rows, columns = plan.layout.tokens(rank), part.columns
 
@@ -85,7 +85,7 @@ class Fetch(NamedTuple):
 
     def _back(self, grad: Tensor) -> Tensor:
         batch, groups, _, width = grad.shape
-        wide = torch.promote_types(grad.dtype, torch.float32)  # many ranks add to one key: round once
+        wide = torch.promote_types(grad.dtype, torch.float32)  # several ranks add to the same key: round only once
         total = grad[:, :, self.own].to(wide)
         shapes = [(batch, groups, len(part), width) for part in self.gives]
         received = _all_to_all([grad[:, :, part] for part in self.gets], shapes, self.group)
@@ -95,7 +95,7 @@ class Fetch(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """A collective that exchanges local rows of all heads for all rows of local heads, and back (all-to-all).
+    """An all-to-all that exchanges the local rows of all heads for all rows of the local heads, and back.
 
     Attributes:
         group: the process group of the ranks.
@@ -107,7 +107,7 @@ class Swap(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout, group: dist.ProcessGroup | None, device: torch.device) -> Swap:
-        """Return the head exchange for a layout, the same for all ranks."""
+        """Return the all-to-all exchange for a layout, which is the same on all ranks."""
         rows = (torch.from_numpy(layout.tokens(rank)).to(device) for rank in range(layout.ranks))
         return cls(group, tuple(rows))
 
@@ -137,12 +137,12 @@ class Swap(NamedTuple):
 
 
 def agree(plan: str, group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Raise on every rank, before anything is sent, unless all ranks have the same plan.
+    """Raise an error on every rank, before anything is sent, unless all ranks have the same exchange plan.
 
-    Messages of unexpected sizes would otherwise be received silently, or waited for.
+    Otherwise messages of unexpected sizes could be received silently, or a rank could wait for them forever.
 
     Raises:
-        RuntimeError: some ranks have another plan, or other shapes; or one has ended.
+        RuntimeError: some ranks have a different plan or different shapes, or a rank has ended.
     """
     ranks = dist.get_world_size(group)
     digest = int.from_bytes(hashlib.sha256(plan.encode()).digest()[:7], "little")
@@ -162,7 +162,7 @@ def agree(plan: str, group: dist.ProcessGroup | None, device: torch.device) -> N
 def _all_to_all(
     parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], group: dist.ProcessGroup | None
 ) -> list[Tensor]:
-    """Send a part to each rank, and return the part received from each rank, of known shapes."""
+    """Send a part to each rank, and return the parts received from all ranks, whose shapes are known."""
     ranks, rank = len(parts), dist.get_rank(group)
     like, peers = parts[rank], [peer for peer in range(ranks) if peer != rank]
     if ranks > _MANY:
@@ -185,7 +185,7 @@ def _all_to_all(
 
 
 def guarded(call: Callable[[], object]) -> None:
-    """Run a collective exchange; explain an exchange that fails."""
+    """Run a collective exchange, and raise an error with an explanation if it fails."""
     try:
         call()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""ContextParallel: attention over a sequence that is split over ranks."""
+"""ContextParallel: attention over a sequence that is split across ranks."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _CACHE_SIZE = 16
 
 
 class ContextParallel:
-    """Attention over a sequence that is split over ranks, equal to attention over the whole sequence.
+    """Attention over a sequence that is split across ranks, equal to attention over the full sequence.
 
-    Every rank passes the queries, keys and values of its rows, and receives their outputs; visible keys are fetched
-    from other ranks, and gradients are returned there. There is no global state: a model may use several.
+    Every rank passes the queries, keys and values of its rows and gets their outputs. Visible keys are fetched from
+    other ranks, and their gradients are sent back. There is no global state, so a model may use several instances.
 
     Args:
         group: a one-dimensional DeviceMesh or a process group; all ranks when None.
-        layout: the rows of each rank: "contiguous", "zigzag" or "striped", or a `Layout` (of a plan, for "balanced").
-            It is the layout of the data, so it is the same for all layers.
-        strategy: "fetch", "gather", "ulysses", or "auto" for the fastest estimate; see `exchange`.
+        layout: the rows of each rank: "contiguous", "zigzag" or "striped", or a `Layout` (for "balanced", that of a
+            plan). It is the layout of the data, so it is the same for all layers.
+        strategy: "fetch", "gather", "ulysses", or "auto" for the fastest by estimate; see `exchange`.
         machine: assumed speed of a rank, for "auto".
-        checks: whether ranks compare plans before each exchange, by one small message: if they differ, each raises the
-            same error. Without checks they may hang, or receive wrong data.
+        checks: whether ranks compare plans before each exchange by a small message. If the plans differ, all ranks
+            raise the same error. Without checks, they may hang or receive wrong data.
 
     Raises:
-        TypeError, ValueError: a wrong group, layout or strategy.
+        TypeError, ValueError: the group, layout or strategy is invalid.
         RuntimeError: there is no process group.
     """
 
@@ -78,7 +78,7 @@ class ContextParallel:
         self._cache: dict[tuple[Any, ...], Any] = {}
 
     def layout(self, seq_len: int) -> Layout:
-        """Return the layout of a sequence over the ranks."""
+        """Return the layout of a sequence across the ranks."""
         if isinstance(self._layout, str):
             return layout_of(self._layout, seq_len, self.ranks)
         if self._layout.seq_len != seq_len:
@@ -90,11 +90,11 @@ class ContextParallel:
         return torch.from_numpy(self.layout(seq_len).tokens(self.rank)).to(device)
 
     def shard_sequence(self, x: Tensor, dim: int = 1) -> Tensor:
-        """Return this rank's rows of a tensor that every rank has whole."""
+        """Return this rank's rows of a tensor that every rank has in full."""
         return x.index_select(dim, self.positions(x.shape[dim], x.device))
 
     def unshard_sequence(self, x: Tensor, dim: int = 1, *, seq_len: int | None = None) -> Tensor:
-        """Gather all rows of a tensor from the ranks, on every rank; gradients of all ranks are summed."""
+        """Gather the rows of a tensor from all ranks on every rank; the gradients of all ranks are summed."""
         seq_len = self.seq_len(x.shape[dim], seq_len)
         others = [size for axis, size in enumerate(x.shape) if axis != dim % x.dim()]
         if self.checks:
@@ -121,21 +121,21 @@ class ContextParallel:
         seed: int | None = None,
         impl: Impl = "auto",
     ) -> Tensor:
-        """Compute exact softmax attention of this rank's rows over the whole sequence.
+        """Compute exact softmax attention of this rank's rows over the full sequence.
 
         Args:
             query: ``[batch, heads, rows, head_dim]``, the local rows in the order of `positions`.
-            key, value: ``[batch, kv_heads, rows, width]`` of the same rows.
-            mask, score, bias, scale, softcap, sink_logit, impl: as for `saccade.attention`, of the whole sequence and
-                the same on every rank; the mask is a `Mask` or None.
-            seq_len: tokens of the whole sequence; ``rows * ranks`` when None.
-            dropout_p, seed: the same weights are dropped on any number of ranks; the seed is the same on every rank,
-                and if it is None the first rank draws it for all.
+            key, value: ``[batch, kv_heads, rows, width]``, the same rows.
+            mask, score, bias, scale, softcap, sink_logit, impl: as for `saccade.attention`. They apply to the full
+                sequence and are the same on every rank; the mask is a `Mask` or None.
+            seq_len: number of tokens in the full sequence; ``rows * ranks`` when None.
+            dropout_p, seed: the same weights are dropped for any number of ranks. The seed must be the same on every
+                rank; if it is None, the first rank generates it for all.
 
         Returns:
             ``[batch, heads, rows, width]``.
 
-        Cost: one exchange and, for gradients, one more; memory of the visible keys of the local rows.
+        Cost: one exchange, plus another one for gradients; memory for the keys visible to the local rows.
         """
         seq_len = self.seq_len(query.shape[2], seq_len)
         if dropout_p and seed is None:
@@ -165,17 +165,17 @@ class ContextParallel:
         return matrix.matmul(v, dropout_p=dropout_p, seed=seed)
 
     def __call__(self, mechanism: Mechanism) -> SpreadMechanism:
-        """Return a mechanism over ranks for a layer; its queries and keys are this rank's rows."""
+        """Wrap a layer's mechanism to run across ranks, with this rank's rows as its queries and keys."""
         return SpreadMechanism(mechanism, self)
 
     def plan(self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int) -> Exchange:
-        """Return the exchange plan for this rank's tensors and a mask of the whole sequence."""
+        """Return the exchange plan for this rank's tensors and a mask of the full sequence."""
         return self._plan(query, key, mask, seq_len, ())
 
     def _plan(
         self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int, not_ulysses: Sequence[str]
     ) -> Exchange:
-        """Return the exchange plan; heads are not moved to other ranks if ``not_ulysses`` has reasons against it."""
+        """Return the exchange plan, which does not use "ulysses" if ``not_ulysses`` contains reasons against it."""
         strategy = self.strategy
         if not_ulysses and strategy == "ulysses":
             raise unsupported('strategy="ulysses"', not_ulysses, hint='strategy="fetch" runs it')
@@ -185,19 +185,19 @@ class ContextParallel:
         return exchange(mask, *sizes, layout=self.layout(seq_len), strategy=strategy, machine=self.machine)
 
     def shared_seed(self, device: torch.device | str = "cpu") -> int:
-        """Return a dropout seed that is the same on all ranks, drawn by the first rank from torch's generator.
+        """Return a dropout seed that is the same on all ranks, taken from the torch generator of the first rank.
 
-        Every rank draws, so that equal generators remain equal.
+        Every rank advances its generator, so that equal generators remain equal.
         """
         seed = torch.tensor(dropout.draw_seed(), device=device)
         guarded(lambda: dist.broadcast(seed, group=self.group, group_src=0))
         return int(seed)
 
     def seq_len(self, rows: int, seq_len: int | None = None) -> int:
-        """Return the length of the whole sequence: ``seq_len``, that of the layout, or rows × ranks.
+        """Return the length of the full sequence: ``seq_len``, that of the layout, or rows × ranks.
 
         Raises:
-            ValueError: this rank would have another number of rows.
+            ValueError: this rank would have a different number of rows.
         """
         if seq_len is None:
             seq_len = rows * self.ranks if isinstance(self._layout, str) else self._layout.seq_len
@@ -208,11 +208,11 @@ class ContextParallel:
         return seq_len
 
     def __deepcopy__(self, memo: object) -> ContextParallel:
-        """Return the object itself: copies of a model use the same process group."""
+        """Return the object itself, because copies of a model use the same process group."""
         return self
 
     def _cached(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """Return a cached value for each of the last plans; packed documents have a new plan in every step."""
+        """Return the value for a plan from a cache of recent plans; packed documents have a new plan in every step."""
         if key not in self._cache:
             while len(self._cache) >= _CACHE_SIZE:
                 self._cache.pop(next(iter(self._cache)))

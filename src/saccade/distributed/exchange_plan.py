@@ -1,4 +1,4 @@
-"""The exchange plan of an attention over many ranks: tokens of each rank, transfers between ranks, and costs."""
+"""The exchange plan for attention across ranks: the tokens of each rank, transfers between ranks, and costs."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_choice, check_int, check_type
 
 STRATEGIES = ("fetch", "gather", "ulysses")
-"""Fetch the visible keys of the local queries; gather all keys; exchange rows for heads."""
+"""Fetch the keys visible to the local queries; gather all keys; or exchange rows for heads."""
 _LONGEST = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The assumed speed of a rank: numbers to compare exchange plans by, not measurements.
+    """The assumed speed of a rank, for comparing exchange plans; the numbers are not measurements.
 
     Args:
         flops: floating-point operations of attention per second.
         bandwidth: bytes that a rank sends and receives per second.
-        latency: seconds of a round without data.
+        latency: seconds that a communication round takes without data.
     """
 
     flops: float = 400e12
@@ -40,14 +40,14 @@ class Machine:
 
 
 class RankPlan(NamedTuple):
-    """The part of one rank in an exchange plan.
+    """One rank's part of an exchange plan.
 
     Attributes:
         rank: number of the rank.
-        rows: its tokens, in order.
-        receives, sends: (peer, keys): tokens whose keys and values come from, or go to, another rank; none with
-            "ulysses", which exchanges all rows.
-        bytes_sent, bytes_received: bytes of one forward pass; a backward pass reverses them.
+        rows: the rank's tokens, in order.
+        receives, sends: (peer, keys) pairs: the tokens whose keys and values are received from or sent to another rank.
+            Empty with "ulysses", which exchanges all rows.
+        bytes_sent, bytes_received: bytes in a forward pass; a backward pass swaps them.
         pairs: estimated query-key pairs, over all heads.
         peak_bytes: bytes of keys and values, local and received.
     """
@@ -69,13 +69,13 @@ class RankPlan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exchange:
-    """The plan of an attention over many ranks: layout, strategy and costs.
+    """The exchange plan for attention across ranks: layout, strategy and costs.
 
     Attributes:
         mask, seq_len, heads, kv_heads, head_dim, dtype: properties of the attention.
         layout: the tokens of each rank.
         strategy: one of `STRATEGIES`.
-        refused: the other strategies and layouts, with reasons.
+        refused: the rejected strategies and layouts, with reasons.
         needs: the keys that each rank needs.
     """
 
@@ -97,7 +97,7 @@ class Exchange:
 
     @property
     def bytes_of_token(self) -> int:
-        """Bytes of a token's key and value in all heads."""
+        """Bytes of a token's keys and values in all heads."""
         return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     @cached_property
@@ -112,20 +112,20 @@ class Exchange:
 
     @cached_property
     def pairs(self) -> Ints:
-        """Query-key pairs of each rank, over all heads, int64 ``[ranks]``."""
+        """Number of query-key pairs of each rank, over all heads, int64 ``[ranks]``."""
         if self.strategy == "ulysses":
             return np.full(self.ranks, self.needs.pairs.sum() * self.heads // self.ranks)
         return self.needs.pairs * self.heads
 
     @property
     def imbalance(self) -> float:
-        """Work of the busiest rank, relative to the mean; 1 is even."""
+        """Work of the busiest rank relative to the mean; 1 is perfectly balanced."""
         mean = self.pairs.mean()
         return float(self.pairs.max() / mean) if mean else 1.0
 
     @cached_property
     def peak_bytes(self) -> Ints:
-        """Most bytes of keys and values that each rank holds, local and received, int64 ``[ranks]``."""
+        """Peak bytes of keys and values on each rank, local and received, int64 ``[ranks]``."""
         local = self.layout.counts * self.bytes_of_token
         if self.strategy == "ulysses":
             return local + self.seq_len * self.bytes_of_token // self.ranks
@@ -133,12 +133,12 @@ class Exchange:
 
     @property
     def rounds(self) -> int:
-        """Number of exchanges in a forward pass: two for "ulysses", there and back."""
+        """Number of communication rounds in a forward pass; two for "ulysses", which exchanges heads and then rows."""
         return 2 if self.strategy == "ulysses" else 1 if self.bytes_received.any() else 0
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest that is equal for equal plans; ranks compare it before they send."""
+        """A digest that is equal for equal plans; ranks compare it before they send data."""
         sizes = (str(self.mask), self.seq_len, self.heads, self.kv_heads, self.head_dim, str(self.dtype))
         digest = hashlib.sha256(repr((*sizes, self.strategy, self.layout.fingerprint)).encode())
         for array in (self.needs.ranks, self.needs.starts, self.needs.stops):
@@ -146,7 +146,7 @@ class Exchange:
         return digest.hexdigest()
 
     def rank(self, number: int) -> RankPlan:
-        """Return the part of one rank in the exchange plan."""
+        """Return one rank's part of the exchange plan."""
         check_int("number", number, 0)
         if number >= self.ranks:
             raise value_error("number", f"be below {self.ranks}", number)
@@ -163,7 +163,7 @@ class Exchange:
         )
 
     def seconds(self, machine: Machine | None = None) -> float:
-        """Estimate the time of a forward pass on the slowest rank of an assumed machine: computing and sending."""
+        """Estimate the time of a forward pass on the slowest rank of an assumed machine, compute plus communication."""
         machine = Machine() if machine is None else machine
         computing = 4 * self.head_dim * self.pairs / machine.flops
         sending = np.maximum(self.bytes_sent, self.bytes_received) / machine.bandwidth
@@ -171,7 +171,7 @@ class Exchange:
 
     @property
     def mask_text(self) -> str:
-        """The mask as text of at most 100 characters; it may hold thousands of lengths."""
+        """The mask as text, shortened to 100 characters because a mask may contain thousands of lengths."""
         text = str(self.mask)
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
@@ -194,10 +194,10 @@ class Exchange:
     def _bytes(self, tokens: Ints, *, sends: bool) -> Ints:
         counts = self.layout.counts
         if self.strategy == "gather":
-            # A rank sends its tokens to all others, and receives theirs.
+            # A rank sends its tokens to all others and receives theirs.
             return (counts * (self.ranks - 1) if sends else self.seq_len - counts) * self.bytes_of_token
         if self.strategy == "ulysses":
-            # Queries and outputs in all heads, keys and values in theirs; all parts except the local one.
+            # Queries and outputs of all heads, and keys and values of all key heads, except the local part.
             width = 2 * self.heads * self.head_dim * self.dtype.itemsize + self.bytes_of_token
             others = counts * (self.ranks - 1) if sends else self.seq_len - counts
             return others * width // self.ranks
@@ -229,23 +229,23 @@ def exchange(
     strategy: str = "auto",
     machine: Machine | None = None,
 ) -> Exchange:
-    """Plan self-attention over a sequence that is distributed over many ranks; needs no process group, sends nothing.
+    """Plan self-attention over a sequence that is split across ranks, without a process group or communication.
 
     Args:
         mask: the mask; None for full attention.
-        seq_len: tokens of the whole sequence.
-        heads, kv_heads: numbers of heads of queries and of keys (the same number when None).
+        seq_len: number of tokens in the full sequence.
+        heads, kv_heads: number of query heads and of key heads (the same number when None).
         head_dim: width of a head.
         dtype: dtype of keys and values.
         ranks: number of devices.
-        layout: "contiguous", "zigzag", "striped", "balanced" (by work, for packed documents), "auto" for the fastest
-            on the assumed machine; or a `Layout`.
-        strategy: "fetch" (the visible keys of a rank's queries), "gather" (all keys), "ulysses" (all rows of some
+        layout: "contiguous", "zigzag", "striped", "balanced" (equal work, for packed documents), "auto" for the fastest
+            on the assumed machine, or a `Layout`.
+        strategy: "fetch" (the keys visible to a rank's queries), "gather" (all keys), "ulysses" (all rows of some
             heads), or "auto".
         machine: assumed speed of a rank, for "auto".
 
     Raises:
-        ValueError, TypeError: a wrong mask, name or number.
+        ValueError, TypeError: a mask, name or number is invalid.
         UnsupportedError: the named strategy would not be exact; every reason is listed.
 
     Cost: O(tokens / 128) of NumPy or less: 1,024 ranks and a million tokens take a fraction of a second.
@@ -288,7 +288,7 @@ def exchange(
 
 
 def _reasons(strategy: str, mask: Mask, heads: int, kv_heads: int, ranks: int) -> tuple[str, ...]:
-    """Return why an exchange strategy would not be exact; empty if it is."""
+    """Return the reasons why an exchange strategy would not be exact; empty if it is exact."""
     if strategy != "ulysses":
         return ()
     why = []
@@ -300,7 +300,7 @@ def _reasons(strategy: str, mask: Mask, heads: int, kv_heads: int, ranks: int) -
 
 
 def _needs(mask: Mask, layout: str | Layout, seq_len: int, ranks: int) -> Needs:
-    """Return the keys that each rank needs; cached if the mask is a value."""
+    """Return the keys that each rank needs, from a cache if the mask is compared by value."""
     function: Any = _cached_needs if mask.is_value else _cached_needs.__wrapped__
     needs: Needs = function(mask, layout, seq_len, ranks)
     return needs

@@ -1,4 +1,4 @@
-"""Export of exchange plans to other engines: FlexAttention, TransformerEngine and MagiAttention."""
+"""Export exchange plans to other engines: FlexAttention, TransformerEngine and MagiAttention."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _KINDS: dict[tuple[int, int], Kind] = {
     (1, 0): "inv_causal",
     (1, 1): "bi_causal",
 }
-"""Kinds by the movement of the first and the last key from one query to the next."""
+"""Segment kinds by how far the first and the last key move from one query to the next."""
 _ROWS = 1024  # in one block
 
 
 def block_mask(
     plan: Exchange, rank: int, block_size: tuple[int, int] = (128, 128), device: torch.device | str = "cpu"
 ) -> BlockMask:
-    """Return a rank's plan as FlexAttention's BlockMask: local rows over the keys after the exchange.
+    """Convert one rank's part of a plan to FlexAttention's BlockMask of local rows by keys after the exchange.
 
     Args:
         plan: a plan with strategy "fetch" or "gather".
         rank: the rank of the rows.
-        block_size: rows and columns of a block, as the backend requires them.
-        device: device on which FlexAttention will run.
+        block_size: rows and columns of a block, as the backend requires.
+        device: the device that FlexAttention will run on.
 
     Returns:
         A BlockMask over ``[local rows, local and fetched keys in the order of their positions]``.
@@ -61,13 +61,13 @@ def block_mask(
 
 
 def cp_comm_types(layers: Sequence[Mask | None]) -> list[CommType]:
-    """Return TransformerEngine's ``cp_comm_type`` for each layer, as its mask requires.
+    """Return the TransformerEngine ``cp_comm_type`` that each layer's mask requires.
 
-    Its ring ("p2p") supports full and causal masks; windows need "a2a", which gives each rank whole rows of some heads.
-    It has no other masks.
+    TransformerEngine's ring ("p2p") supports full and causal masks. Windows need "a2a", which gives each rank all rows
+    of some heads. Other masks are not supported.
 
     Raises:
-        UnsupportedError: a mask that is neither full, causal nor a causal window.
+        UnsupportedError: a mask is neither full, causal nor a causal window.
     """
     return [_comm_type(Full() if mask is None else mask, number) for number, mask in enumerate(layers)]
 
@@ -83,12 +83,12 @@ def _comm_type(mask: Mask, number: int) -> CommType:
 
 
 class QKRanges(NamedTuple):
-    """Pieces of a mask as (query range, key range, kind), which cover each allowed pair once.
+    """Segments of a mask as (query range, key range, kind), which together cover each allowed pair exactly once.
 
     Attributes:
-        q_ranges, k_ranges: (start, stop) of each piece.
-        attn_mask_type: type of each piece: "full"; "causal": the last query sees all keys, and each earlier one a key
-            less at the end; "inv_causal": the first query sees all keys, and each later one a key less at the
+        q_ranges, k_ranges: (start, stop) of each segment.
+        attn_mask_type: type of each segment. "full"; "causal": the last query sees all keys, and each earlier query one
+            key fewer at the end; "inv_causal": the first query sees all keys, and each later query one key fewer at the
             beginning; "bi_causal": both.
     """
 
@@ -98,16 +98,16 @@ class QKRanges(NamedTuple):
 
 
 def qk_ranges(mask: Mask, seq_len: int) -> QKRanges:
-    """Export a mask of self-attention as the fewest pieces that adjacent queries allow, as MagiAttention takes it.
+    """Export a self-attention mask to MagiAttention as the fewest segments of adjacent queries.
 
     Args:
-        mask: the same for all batch items and heads.
-        seq_len: tokens.
+        mask: a mask that is the same for all batch items and heads.
+        seq_len: number of tokens.
 
     Raises:
-        UnsupportedError: a mask that distinguishes batch items or heads.
+        UnsupportedError: the mask differs between batch items or heads.
 
-    Cost: that of the bounds of each query; if they are not exact, ``seq_len`` numbers for the query.
+    Cost: that of the mask's bounds for each query; if these are not exact, ``seq_len`` numbers for the query.
 
     Example:
         >>> from saccade import masks
@@ -130,7 +130,7 @@ def qk_ranges(mask: Mask, seq_len: int) -> QKRanges:
 
 
 class _Open(NamedTuple):
-    """A piece of a mask that may continue: its first row, the keys of its first and last rows, and their movement."""
+    """An open mask segment that may grow: its first row, the keys of its first and last rows, and their movement."""
 
     row: int
     first: tuple[int, int]
@@ -138,12 +138,12 @@ class _Open(NamedTuple):
     step: tuple[int, int] | None
 
     def closed(self, stop: int) -> tuple[tuple[int, int], tuple[int, int], Kind]:
-        """Return the finished piece of the rows up to ``stop``."""
+        """Return the finished segment of the rows up to ``stop``."""
         return (self.row, stop), (self.first[0], self.last[1]), _KINDS[self.step or (0, 0)]
 
 
 def _pieces(mask: Mask, seq_len: int) -> Iterator[tuple[tuple[int, int], tuple[int, int], Kind]]:
-    """Yield the pieces of a mask: query range, key range and kind."""
+    """Yield the segments of a mask: query range, key range and kind."""
     open_pieces: list[_Open] = []
     keys: list[list[tuple[int, int]]] = []
     for row in range(seq_len):
@@ -164,13 +164,13 @@ def _pieces(mask: Mask, seq_len: int) -> Iterator[tuple[tuple[int, int], tuple[i
 
 
 def _follows(piece: _Open, keys: tuple[int, int]) -> bool:
-    """Return whether a range of keys continues a piece of the mask."""
+    """Return whether a row with this key range continues an open mask segment."""
     step = (keys[0] - piece.last[0], keys[1] - piece.last[1])
     return step in _KINDS and piece.step in (None, step)
 
 
 def _keys(mask: Mask, start: int, stop: int, seq_len: int) -> list[list[tuple[int, int]]]:
-    """Return the visible key ranges of each row."""
+    """Return the visible key ranges of each row of a mask."""
     rows = np.arange(start, stop)
     whole = KeyDomain(np.zeros_like(rows), np.full_like(rows, seq_len))
     bounds = mask.bounds(Groups(np.full_like(rows, ALL), rows, rows), whole)
@@ -185,7 +185,7 @@ def _keys(mask: Mask, start: int, stop: int, seq_len: int) -> list[list[tuple[in
 
 
 def _ranges(starts: Ints, ends: Ints) -> list[tuple[int, int]]:
-    """Return sorted ranges with adjacent ones joined."""
+    """Return sorted key ranges with adjacent ranges joined."""
     joined: list[tuple[int, int]] = []
     for start, end in sorted(zip(starts.tolist(), ends.tolist(), strict=True)):
         if start < end and joined and joined[-1][1] == start:

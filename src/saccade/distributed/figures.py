@@ -1,4 +1,4 @@
-"""Figures of an exchange plan: the transfers between ranks, and the balance of the work."""
+"""Draw an exchange plan: the transfers between ranks and the balance of the work."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHADES = " ░▒▓█"
-_WIDEST = 32  # ranks in a line of text, each two characters wide
+_WIDEST = 32  # maximum ranks in a line of text, each two characters wide
 
 
 def traffic(plan: Exchange) -> Ints:
-    """Return the bytes that each rank (row) receives from each other one (column), int64 ``[ranks, ranks]``."""
+    """Return the bytes that each rank (row) receives from each other rank (column), int64 ``[ranks, ranks]``."""
     counts, ranks = plan.layout.counts, plan.ranks
     if plan.strategy != "fetch":
         width = plan.bytes_received.sum() / max(1, (ranks - 1) * plan.seq_len)
@@ -33,9 +33,9 @@ def traffic(plan: Exchange) -> Ints:
 
 
 def picture(plan: Exchange) -> str:
-    """Draw the transfers between ranks as text: rows receive, columns send, darker is more; with the work of each row.
+    """Draw the transfers between ranks as text: rows receive, columns send, darker is more; each row shows its work.
 
-    With more than 32 ranks, adjacent ranks are grouped, and the maximum of each group is drawn.
+    With more than 32 ranks, adjacent ranks are grouped, and the maximum of each group is shown.
     """
     sent, work = traffic(plan), plan.pairs / max(1.0, plan.pairs.mean())
     group = -(-plan.ranks // _WIDEST)
@@ -56,11 +56,11 @@ def figure(plan: Exchange, title: str | None = None) -> Figure:
     """Draw the transfers between ranks as a heatmap in MiB.
 
     Args:
-        plan: for any number of ranks.
-        title: title of the figure; mask, layout and strategy when None.
+        plan: an exchange plan for any number of ranks.
+        title: title of the figure; by default, mask, layout and strategy.
 
     Returns:
-        A figure that pyplot does not manage; nothing is shown. `viz.save` writes it.
+        A figure that is not registered with pyplot and not shown. `viz.save` writes it to a file.
     """
     default = (
         f"{plan.mask_text} over {plan.seq_len:,} tokens, {plan.layout.name}, {plan.strategy}: MiB that a rank gets; "

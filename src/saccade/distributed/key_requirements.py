@@ -1,4 +1,4 @@
-"""Needs: the keys that each rank's rows require, and the number of pairs, from the bounds of the mask."""
+"""Needs: the keys that each rank's rows require and the number of pairs, computed from the bounds of the mask."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from saccade.masks import Mask
 from saccade.plan import ALL, Groups
 from saccade.plan.key_ranges import Ints, KeyDomain
 
-_ROWS, _MOST_GROUPS = 128, 1 << 15  # rows of a block, and number of blocks
+_ROWS, _MOST_GROUPS = 128, 1 << 15  # rows in a block, and number of blocks
 
 
 class Needs:
-    """The keys that each rank requires, as ranges.
+    """The key ranges that each rank requires to compute its rows.
 
     Args:
-        mask: the mask on positions.
+        mask: the attention mask.
         layout: the rows of each rank.
 
     Attributes:
         layout: the rows of each rank.
         ranks: int64 ``[ranges]``, the rank of each range, ascending.
-        starts, stops: int64 ``[ranges]``: sorted and disjoint for each rank.
-        pairs: estimated for each rank, int64 ``[ranks]``; a key that some rows of a block see counts half.
+        starts, stops: int64 ``[ranges]``, the bounds of the ranges, sorted and disjoint for each rank.
+        pairs: int64 ``[ranks]``, the estimated number of pairs of each rank; a key that only some rows of a block see
+            counts half.
 
-    Cost: O(tokens / 128) of NumPy, or less; pairs are not computed.
+    Cost: O(tokens / 128) NumPy operations or fewer; pairs are not evaluated.
     """
 
     def __init__(self, mask: Mask, layout: Layout):
@@ -50,7 +51,7 @@ class Needs:
 
     @cached_property
     def sent(self) -> Ints:
-        """Number of keys that each rank sends to others, counted for each receiver, int64 ``[ranks]``."""
+        """Number of keys that each rank sends to others, counted once per receiver, int64 ``[ranks]``."""
         edges = np.concatenate([self.starts, self.stops])
         order = np.argsort(edges, kind="stable")
         steps = np.concatenate([np.ones(len(self.starts)), -np.ones(len(self.stops))])[order]
@@ -58,7 +59,7 @@ class Needs:
         area = np.concatenate([[0.0], np.cumsum(readers[:-1] * np.diff(edges))]) if len(edges) else np.zeros(1)
 
         def before(place: Ints) -> np.ndarray:
-            """Return the number of readers of all keys before a place: piecewise linear."""
+            """Return how many times ranks read the keys before a position, in total; it is piecewise linear."""
             return np.interp(place, edges, area) if len(edges) else np.zeros(len(place))
 
         layout = self.layout
@@ -68,12 +69,12 @@ class Needs:
         return sent
 
     def from_others(self, rank: int) -> list[tuple[int, range]]:
-        """Return the (peer, keys) that a rank receives, in the order of the keys."""
+        """Return the (peer, keys) pairs that a rank receives, in the order of the keys."""
         any_row = self.ranks == rank
         return [piece for piece in self._pieces(self.starts[any_row], self.stops[any_row]) if piece[0] != rank]
 
     def to_others(self, rank: int) -> list[tuple[int, range]]:
-        """Return the (peer, keys) that a rank sends, by peer and in the order of the keys."""
+        """Return the (peer, keys) pairs that a rank sends, ordered by peer and then by key."""
         pieces: list[tuple[int, range]] = []
         for span in self.layout.rows(rank):
             touched = (self.starts < span.stop) & (self.stops > span.start) & (self.ranks != rank)
@@ -83,7 +84,7 @@ class Needs:
         return sorted(pieces, key=lambda piece: (piece[0], piece[1].start))
 
     def _pieces(self, starts: Ints, stops: Ints) -> list[tuple[int, range]]:
-        """Return ranges of keys split by the rank that owns them."""
+        """Split key ranges by the rank that owns the keys."""
         layout = self.layout
         pieces: list[tuple[int, range]] = []
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
@@ -100,13 +101,13 @@ class Needs:
 
     @cached_property
     def _local(self) -> Ints:
-        """Number of required keys that each rank already has."""
+        """Number of required keys that each rank already has locally."""
         layout, width = self.layout, self.layout.seq_len + 1
         lengths = np.concatenate([[0], np.cumsum(self.stops - self.starts)])
         marks = self.ranks * width + self.starts
 
         def before(place: Ints) -> Ints:
-            """Return the needed keys of all lower ranks, and those of this rank before a place."""
+            """Return the number of keys needed by all lower ranks, plus those needed by this rank before a position."""
             which = np.searchsorted(marks, layout.owners * width + place, "right")
             last = np.maximum(which - 1, 0)
             is_local = (which > 0) & (self.ranks[last] == layout.owners) if len(marks) else which > 0
@@ -120,19 +121,19 @@ class Needs:
 
 
 def work_of_chunks(mask: Mask, seq_len: int, size: int) -> Ints:
-    """Return the estimated query-key pairs of each chunk of rows, int64 ``[chunks]``."""
+    """Return the estimated number of query-key pairs in each chunk of rows, int64 ``[chunks]``."""
     starts = np.arange(0, seq_len, size)
     groups = _Groups.of(mask, starts, np.minimum(starts + size, seq_len))
     return (np.bincount(groups.chunk, groups.pairs, len(starts)) / groups.items).astype(np.int64)
 
 
 class _Groups(NamedTuple):
-    """Blocks of rows and the bounds of their keys.
+    """Blocks of rows with the bounds of the keys that they see.
 
     Attributes:
-        chunk: chunk of each block, int64 ``[blocks]``.
-        starts, stops: ranges of keys that any row sees, int64 ``[blocks, slots]``.
-        pairs: estimated, float ``[blocks]``, over all batch items that the mask distinguishes.
+        chunk: int64 ``[blocks]``, the chunk that each block belongs to.
+        starts, stops: int64 ``[blocks, slots]``, the ranges of keys that at least one row sees.
+        pairs: float ``[blocks]``, the estimated number of pairs over all batch items that the mask distinguishes.
         items: number of these batch items.
     """
 
@@ -144,7 +145,7 @@ class _Groups(NamedTuple):
 
     @classmethod
     def of(cls, mask: Mask, starts: Ints, stops: Ints) -> _Groups:
-        """Return the blocks of rows of some chunks, with the bounds of the mask."""
+        """Split chunks into blocks of rows, with the bounds of the mask."""
         length = int(stops[-1]) if len(stops) else 0
         rows = max(_ROWS, -(-length // _MOST_GROUPS))
         counts = -(-(stops - starts) // rows)
@@ -162,9 +163,9 @@ class _Groups(NamedTuple):
 
 
 def _join_adjacent(ranks: Ints, starts: Ints, stops: Ints, length: int) -> tuple[Ints, Ints, Ints]:
-    """Return the key ranges of each rank, sorted, without empty ones; adjacent ranges are joined."""
+    """Return the key ranges of each rank, sorted, with adjacent ranges joined and empty ranges removed."""
     nonempty = starts < stops
-    width = length + 2  # ranges of one rank never touch those of the next
+    width = length + 2  # so that ranges of one rank never touch those of the next
     low, high = (ranks[nonempty] * width + edge[nonempty] for edge in (starts, stops))
     order = np.argsort(low, kind="stable")
     low, high = low[order], high[order]

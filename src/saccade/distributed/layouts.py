@@ -1,4 +1,4 @@
-"""Layout: the tokens of a sequence that each rank holds."""
+"""Layout: which tokens of a sequence each rank stores."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from saccade.plan.key_ranges import Ints
 
 NAMES = ("contiguous", "zigzag", "striped", "balanced")
 _STRIPE = 128  # tokens in a stripe
-_PARTS = 16  # chunks of each rank in a balanced layout
+_PARTS = 16  # chunks per rank in a balanced layout
 
 
 class Turn(NamedTuple):
-    """Consecutive tokens of this rank, and the ranks that hold the tokens before and after them.
+    """A run of consecutive tokens on this rank, and the ranks that store the tokens before and after it.
 
     Attributes:
         rows: indices of the tokens among the local rows.
@@ -34,13 +34,13 @@ class Turn(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """The layout of a sequence over ranks: chunks of tokens and their owners, in order.
+    """The layout of a sequence across ranks: chunks of tokens and their owners, in order.
 
     Attributes:
         name: one of `NAMES`.
         ranks: number of ranks.
-        starts, stops: int64 ``[chunks]``; the chunks cover each token once.
-        owners: int64 ``[chunks]``.
+        starts, stops: int64 ``[chunks]``, the bounds of the chunks, which cover each token once.
+        owners: int64 ``[chunks]``, the rank that stores each chunk.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Layout:
 
     @property
     def seq_len(self) -> int:
-        """Tokens of the whole sequence."""
+        """Number of tokens in the full sequence."""
         return int(self.stops[-1]) if len(self.stops) else 0
 
     @cached_property
@@ -71,7 +71,7 @@ class Layout:
         return tuple(ranges)
 
     def turns_of(self, rank: int) -> tuple[Turn, ...]:
-        """Return the turns of a rank (runs of consecutive tokens), in order."""
+        """Return the runs of consecutive tokens on a rank, in order."""
         owners = [None, *(owner for owner, _ in self._runs), None]
         turns, start = [], 0
         for number, (owner, tokens) in enumerate(self._runs):
@@ -83,7 +83,7 @@ class Layout:
 
     @cached_property
     def _runs(self) -> list[tuple[int, range]]:
-        """The runs (owner, tokens) of the layout in order, with adjacent ranges of one owner joined."""
+        """The runs (owner, tokens) of the layout in order, with adjacent ranges of the same owner joined."""
         runs: list[tuple[int, range]] = []
         for start, stop, owner in zip(self.starts.tolist(), self.stops.tolist(), self.owners.tolist(), strict=True):
             follows = runs and runs[-1][0] == owner
@@ -108,9 +108,9 @@ def layout_of(name: str, seq_len: int, ranks: int) -> Layout:
     """Return a named layout, which does not depend on the mask.
 
     Args:
-        name: "contiguous" (one run of tokens for each rank), "zigzag" (two runs, one from either end, which balances a
-            causal mask) or "striped" (runs of 128 tokens in turn).
-        seq_len: tokens; if ranks do not divide them, the last ranks hold fewer, or none.
+        name: "contiguous" (one run of tokens per rank), "zigzag" (two runs, one from each end, which balances a causal
+            mask) or "striped" (runs of 128 tokens, assigned to the ranks in turn).
+        seq_len: number of tokens; if not divisible by ``ranks``, the last ranks store fewer or none.
         ranks: number of ranks.
     """
     if name == "contiguous":
@@ -123,13 +123,13 @@ def layout_of(name: str, seq_len: int, ranks: int) -> Layout:
 
 
 def balanced(seq_len: int, ranks: int, work: Ints) -> Layout:
-    """Return a layout of equal chunks, the same number for each rank, with balanced work.
+    """Return a layout with balanced work, which gives each rank the same number of equal chunks.
 
-    Chunks are assigned from the most to the least work, each to the rank with the least work that has room.
+    Chunks are assigned in order of decreasing work, each to the rank with the least work so far that has room.
 
     Args:
         seq_len, ranks: as for `layout_of`.
-        work: work of each of the ``16 * ranks`` chunks, int64.
+        work: int64, the work of each of the ``16 * ranks`` chunks.
     """
     size, room = chunk_size(seq_len, ranks), np.full(ranks, _PARTS)
     owners, load = np.zeros(len(work), dtype=np.int64), np.zeros(ranks)
@@ -145,7 +145,7 @@ def chunk_size(seq_len: int, ranks: int) -> int:
 
 
 def numbers(ranges: Sequence[range]) -> Ints:
-    """Return the numbers in some ranges, concatenated, int64."""
+    """Return the token positions in the given ranges, concatenated, int64."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(span.start, span.stop) for span in ranges)])
 
 

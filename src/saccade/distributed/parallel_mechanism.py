@@ -1,4 +1,4 @@
-"""SpreadMechanism: a mechanism in parallel over many ranks, each of which has some of the keys."""
+"""SpreadMechanism: run a mechanism in parallel on many ranks, each of which stores some of the keys."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ from saccade.support.errors import unsupported, value_error
 if TYPE_CHECKING:
     from saccade.distributed.context_parallel import ContextParallel
 
-CALLED_AS = "ContextParallel"  # in errors
+CALLED_AS = "ContextParallel"  # the name in error messages
 
-_FEATURES = (Linear, Performer)  # with a causal mask, their past is one memory
-_OF_SEEN_KEYS = (Softmax, TopK, Differential, *_FEATURES)  # their rows depend on visible keys only
-_CARRIED = (Recurrence, S4D)  # their past is one memory
+_FEATURES = (Linear, Performer)  # with a causal mask, their past is summarized in one memory state
+_OF_SEEN_KEYS = (Softmax, TopK, Differential, *_FEATURES)  # their rows depend only on visible keys
+_CARRIED = (Recurrence, S4D)  # their past is summarized in one memory state
 
 
 class SpreadMechanism(Mechanism):
-    """A mechanism in parallel over ranks: each rank computes the rows of its queries.
+    """A mechanism that runs in parallel on many ranks, each of which computes the rows of its queries.
 
-    Visible keys are fetched; recurrences, and linear attention with a causal mask, receive one memory from the rank
-    before. Parameters are those of the mechanism, under the same names, so that a checkpoint fits any number of ranks.
+    Visible keys are fetched. Recurrences, and linear attention with a causal mask, receive a memory state from the
+    previous rank instead. Parameters are those of the mechanism, under the same names, so that a checkpoint fits any
+    number of ranks.
 
     Args:
         mechanism: the mechanism.
         context: the `ContextParallel` of the ranks.
 
     Raises:
-        UnsupportedError: a mechanism that needs all keys at once.
+        UnsupportedError: the mechanism needs all keys at once.
     """
 
     def __init__(self, mechanism: Mechanism, context: ContextParallel):
@@ -52,7 +53,7 @@ class SpreadMechanism(Mechanism):
             hint = "Softmax, TopK of single keys, Differential, Linear, Performer, S4D and recurrences run over ranks"
             raise unsupported(type(mechanism).__name__, reasons, hint=hint)
         self.context = context
-        # Share the dictionaries: the name of a child module would prefix every parameter name.
+        # Share the dictionaries, because the name of a child module would prefix every parameter name.
         self._parameters, self._buffers, self._modules = (
             mechanism._parameters,
             mechanism._buffers,
@@ -75,7 +76,7 @@ class SpreadMechanism(Mechanism):
         self.mechanism._load_from_state_dict(*args)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """Raise, since mechanisms in parallel over ranks run on whole sequences."""
+        """Raise, because mechanisms that run across ranks only process full sequences."""
         reason = "rows of a whole sequence run over ranks, and a cache hands over new ones"
         hint = "sharded_cache(model, cp) decodes over ranks, with a model that parallelize did not change"
         raise unsupported("a cache", [reason], hint=hint)
@@ -106,7 +107,7 @@ class SpreadMechanism(Mechanism):
         kv_positions: GivenPositions = None,
         **gates: Tensor,
     ) -> Matrix:
-        """Return this rank's rows of the matrix; gates, ``[batch, heads, rows, ...]``, are passed to the mechanism."""
+        """Return this rank's rows of the matrix. Gates, ``[batch, heads, rows, ...]``, are passed to the mechanism."""
         context = self.context
         if query.shape[2] != key.shape[2]:
             reason = f"there are {query.shape[2]} queries and {key.shape[2]} keys: self-attention runs over ranks"
@@ -146,11 +147,11 @@ class SpreadMechanism(Mechanism):
 
 
 class SpreadMatrix(DerivedMatrix):
-    """This rank's rows of an attention matrix, over their visible keys.
+    """This rank's rows of an attention matrix, with their visible keys as columns.
 
     Args:
-        matrix: matrix of the local queries and the fetched keys.
-        fetch: fetches values.
+        matrix: the matrix of the local queries and the fetched keys.
+        fetch: the collective that fetches values.
         context: the `ContextParallel` of the ranks.
     """
 
@@ -167,16 +168,16 @@ class SpreadMatrix(DerivedMatrix):
         return self.inner.blocks(batch, head, rows)
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """Return the product with the values of this rank's rows and those fetched from other ranks.
+        """Return the product of this rank's rows with the local values and those fetched from other ranks.
 
-        Without a seed the first rank draws one for all.
+        If ``seed`` is None, the first rank generates one for all ranks.
         """
         seed = self._context.shared_seed(value.device) if dropout_p and seed is None else seed
         return self.inner.matmul(self._fetch(value), dropout_p=dropout_p, seed=seed)
 
 
 def _reasons_against(mechanism: Mechanism) -> list[str]:
-    """Return why a mechanism cannot run in parallel over ranks; empty if it can."""
+    """Return the reasons why a mechanism cannot run in parallel across ranks; empty if it can."""
     name = type(mechanism).__name__
     if not isinstance(mechanism, _OF_SEEN_KEYS + _CARRIED):
         return [f"{name} makes its rows of all keys at once, which no rank has"]
@@ -188,12 +189,12 @@ def _reasons_against(mechanism: Mechanism) -> list[str]:
 
 
 def _shapes(query: Tensor, key: Tensor) -> str:
-    """Return the shapes of query and key without the number of rows, which may differ between ranks."""
+    """Return the shapes of query and key, without the number of rows, which may differ between ranks."""
     return f"{query.dtype} {[(*x.shape[:2], x.shape[3]) for x in (query, key)]}"
 
 
 def _check_positions(name: str, given: GivenPositions, expected: Tensor, batch: int) -> None:
-    """Raise unless positions are those of this rank's rows, in all batch items."""
+    """Raise unless the given positions are those of this rank's rows, in all batch items."""
     if given is None:
         rule, hint = "be given: those of the own rows", "positions=cp.positions(seq_len)"
         raise value_error(name, rule, None, hint=hint)

@@ -1,4 +1,4 @@
-"""parallelize(): make whole models, ours and those of transformers, run over ranks."""
+"""parallelize(): make complete models of saccade and transformers run across ranks."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _ALL_ROWS = (nn.MultiheadAttention, nn.RNNBase, AttentionPool, TableAttention)
 
 
 def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M:
-    """Make a model run on a part of a sequence on every rank, with the result of the whole.
+    """Make a model run on a part of the sequence on each rank, with the results of the full sequence.
 
-    Its attention layers get mechanisms over ranks; parameters, their names and token-wise layers do not change. Call
-    the model with the local rows and their positions: ``model(cp.shard_sequence(tokens), positions=cp.positions(n))``.
-    Masks passed to a call are those of the whole sequence. Shift labels before sharding them; the loss is the sum over
-    all ranks divided by the count over all ranks.
+    Its attention layers get mechanisms that run across ranks; parameters, their names and token-wise layers do not
+    change. Call the model with the local rows and their positions:
+    ``model(cp.shard_sequence(tokens), positions=cp.positions(n))``. Masks passed to a call describe the full sequence.
+    Shift labels before sharding them; the loss is the sum over all ranks divided by the count over all ranks.
 
-    A model of transformers is called as before, with the local rows: ``model(cp.shard_sequence(input_ids))``. By
-    default, ``position_ids`` are those of the rows; they also separate packed documents over all ranks.
+    A transformers model is called as before, with the local rows: ``model(cp.shard_sequence(input_ids))``. By default,
+    ``position_ids`` are those of the local rows; they also separate packed documents across all ranks.
 
     Args:
-        model: changed in place; a model of saccade, or one of transformers that calls its attention interface. Pass it
-            to FSDP, DDP or tensor parallel afterwards.
+        model: a saccade model, or a transformers model that calls the attention interface; changed in place. Apply
+            FSDP, DDP or tensor parallelism afterwards.
         cp: the `ContextParallel` of the ranks.
-        mask: for a model of transformers, a pattern of the whole sequence that is joined with the model's mask.
+        mask: for a transformers model, a pattern of the full sequence that is joined with the model's mask.
 
     Returns:
         The model.
 
     Raises:
-        UnsupportedError: parts of the model mix tokens and cannot do so over ranks; all are named, and nothing is
-            changed.
+        UnsupportedError: parts of the model mix tokens and cannot do so across ranks. The error lists all of them, and
+            nothing is changed.
 
     Example:
         >>> from saccade.distributed import ContextParallel, parallelize
@@ -74,7 +74,7 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
 
 
 def _kind_that_mixes(part: nn.Module) -> str:
-    """Return the kind of a module that cannot run on a part of the rows; empty if it can."""
+    """Return the kind of a module that cannot run on a part of the sequence; empty if it can."""
     if isinstance(part, AttentionLayer) and isinstance(part.mechanism, SpreadMechanism):
         return f"{type(part).__name__} over ranks already"
     if isinstance(part, _ALL_ROWS):

@@ -1,4 +1,4 @@
-"""ShardedCache: a cache of one layer whose keys and values are distributed over ranks."""
+"""ShardedCache: a layer's cache whose keys and values are distributed across ranks."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from saccade.support.validation import check_int, check_type
 
 
 class ShardedCache(KVCache):
-    """A `saccade.caches.KVCache` over ranks, for sequences whose keys and values do not fit one device.
+    """A `saccade.caches.KVCache` across ranks, for sequences whose keys and values do not fit on one device.
 
-    Every rank runs the model on the same new tokens, and stores the keys and values of some: stripes of tokens in turn.
-    Each rank attends to its keys, and the results are merged by two messages: one number for each head and query, and
-    one output for each. A prefill and decode steps of any sizes equal the full run.
+    Every rank runs the model on the same new tokens, but stores the keys and values of only some of them: stripes of
+    tokens are assigned to the ranks in turn. Each rank attends to its own keys, and the results are merged by two
+    messages: one number and one output vector per head and query. A prefill and decoding steps of any sizes give the
+    same result as a full run.
 
     Args:
         cp: the `ContextParallel` of the ranks.
-        stripe_size: consecutive tokens on a rank.
+        stripe_size: number of consecutive tokens on a rank.
 
     Raises:
-        UnsupportedError: another mechanism than softmax, dropout, or gradients; saving one rank's part.
+        UnsupportedError: the mechanism is not softmax, dropout or gradients are used, or one rank's part is saved.
 
-    Cost: memory and time for a rank's part of the tokens; per call two messages of at most
-    ``batch * heads * q_len * (value_dim + 1)`` numbers for any length of the sequence. Pass a long prompt in pieces, so
-    that nothing else grows with it.
+    Cost: memory and time for a rank's part of the tokens; per call, two messages of at most
+    ``batch * heads * q_len * (value_dim + 1)`` numbers, whatever the length of the sequence. Pass a long prompt in
+    chunks, so that nothing else grows with its length.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("stripe_size",)
@@ -49,7 +50,7 @@ class ShardedCache(KVCache):
 
     @property
     def own(self) -> Tensor:
-        """The cached columns that this rank holds, int64."""
+        """Indices of the cached tokens that this rank stores, int64."""
         return self._columns(self.length)
 
     @property
@@ -63,7 +64,7 @@ class ShardedCache(KVCache):
         return self._state["value"][:, :, : len(self.own)] if self._state else None
 
     def advance(self, call: Call) -> Tensor:
-        """Attend to the local keys, then merge the results of all ranks."""
+        """Attend to the keys on this rank, then merge the results of all ranks."""
         cp, start = self.cp, self.length
         stop = start + call.key.shape[2]
         if call.dropout_p or (torch.is_grad_enabled() and call.needs_graph):
@@ -91,16 +92,16 @@ class ShardedCache(KVCache):
         return out.to(call.query.dtype)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> Never:
-        """Raise: pass a prefix to `attend`, like all other tokens."""
+        """Raise, because a prefix must be passed to `attend`, like all other tokens."""
         raise unsupported("a prefix", ["each rank holds a part"], hint="attend(...) takes it")
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Raise, since a file would hold one rank's part of the cache only."""
+        """Raise, because a file would contain only one rank's part of the cache."""
         reason = "each rank holds a part, and a file would hold one of them"
         raise unsupported("saving", [reason], hint="KVCache() on one process can be saved")
 
     def _merge_ranks(self, matrix: AttentionMatrix, values: Tensor) -> Tensor:
-        """Return the output over the keys of all ranks, merged from the outputs over local keys."""
+        """Return the attention output over the keys of all ranks, merged from the outputs over each rank's keys."""
         given, group = matrix.inputs, self.cp.group
         part = matrix_from_inputs(dataclasses.replace(given, sink_logit=None), matrix.impl)
         out, lse = part.matmul(values), part.lse
@@ -117,7 +118,7 @@ class ShardedCache(KVCache):
         return out / total.masked_fill(total == 0, 1.0)
 
     def _columns(self, length: int) -> Tensor:
-        """Return the columns below ``length`` that this rank stores, int64."""
+        """Return the indices of the tokens before ``length`` that this rank stores, int64."""
         every = torch.arange(length)
         return every[every // self.stripe_size % self.cp.ranks == self.cp.rank]
 
@@ -126,16 +127,16 @@ class ShardedCache(KVCache):
 
 
 def sharded_cache(model: nn.Module, cp: ContextParallel, *, stripe_size: int = 128) -> Cache:
-    """Return a `Cache` for a model whose layers distribute their keys and values over ranks.
+    """Return a `Cache` for a model that distributes the keys and values of its layers across ranks.
 
     Args:
-        model: a model with ``new_cache``, such as `saccade.models.Decoder`; not one that `parallelize` changed: every
-            rank runs it on all new tokens.
+        model: a model with ``new_cache``, such as `saccade.models.Decoder`. It must not be changed by `parallelize`,
+            because every rank runs it on all new tokens.
         cp: the `ContextParallel` of the ranks.
         stripe_size: see `ShardedCache`.
 
     Raises:
-        UnsupportedError: a layer that caches anything but keys and values.
+        UnsupportedError: a layer caches anything other than keys and values.
 
     Example:
         >>> from saccade.distributed import sharded_cache

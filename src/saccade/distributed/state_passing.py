@@ -1,4 +1,4 @@
-"""Recurrent states that are passed from rank to rank, and their gradients passed back."""
+"""Pass recurrent states from rank to rank, and their gradients back."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from saccade.statistics.row_block import Block
 from saccade.support.errors import unsupported
 
 _DTYPES = (torch.float32, torch.float64)
-_PARTS = 8  # of the heads: the next rank starts with the first part while this one computes the second
+_PARTS = 8  # parts of the heads: the next rank starts with the first part while this rank computes the second
 
 
 class _Header(NamedTuple):
-    """The sizes and dtype of a recurrent state, which a rank receives before the state, as int64 numbers.
+    """The header that is sent before a recurrent state, with its sizes and dtype as int64 numbers.
 
     Attributes:
         batch, heads, features, width: sizes of the state.
         has_peak: 1 if the memory has a peak.
-        documents: items of `Memory.segment`; 0 without.
+        documents: number of items in `Memory.segment`; 0 if there is none.
         dtype: index of the state's dtype in `_DTYPES`.
         needs_gradient: 1 if a gradient must be sent back.
     """
@@ -47,7 +47,7 @@ class _Header(NamedTuple):
 class Post:
     """The transfer of recurrent states between ranks.
 
-    Nothing waits for a send before the end of a pass: the receiver may be sending at the same time.
+    No rank waits for its sends until the end of a pass, because the receiver may be sending at the same time.
 
     Args:
         group: the process group of the ranks.
@@ -58,11 +58,11 @@ class Post:
         self._under_way: list[tuple[Any, Tensor]] = []
 
     def sent(self, out: Tensor, memory: Memory, peer: int) -> Tensor:
-        """Send a recurrent state; return ``out`` unchanged, through which the state's gradient comes back.
+        """Send a recurrent state to a rank; return ``out`` unchanged, whose backward pass receives the state gradient.
 
         Args:
-            out: output of the earlier tokens; its backward pass waits for the peer's gradient.
-            memory: memory of all tokens so far.
+            out: the output of the earlier tokens; its backward pass waits for the peer's gradient.
+            memory: the state after all tokens so far.
             peer: the next rank, numbered within the group.
         """
         state, peak, segment = memory.state, memory.peak, memory.segment
@@ -80,13 +80,13 @@ class Post:
     def received(
         self, peer: int, device: torch.device, sources: Sequence[Tensor] = (), *, is_first: bool = False
     ) -> Memory:
-        """Return the recurrent state that a peer sends; its gradient is sent back.
+        """Receive a recurrent state from a peer; the backward pass sends its gradient back.
 
         Args:
-            peer: the rank of the tokens before, numbered within the group.
-            device: device of the memory.
-            sources: tensors of the reader; the backward pass to any of them sends the gradient.
-            is_first: whether this rank receives nothing before, and so sends no gradient after this one.
+            peer: the rank with the previous tokens, numbered within the group.
+            device: the device of the state.
+            sources: tensors of the reading rank; a backward pass to any of them sends the gradient.
+            is_first: whether this is the first state that the rank receives, so that its gradient is the last one sent.
         """
         numbers = torch.empty(len(_Header._fields), dtype=torch.int64, device=device)
         header = _Header(*self.receive(numbers, peer).tolist())
@@ -95,7 +95,7 @@ class Post:
         marks = self.receive(torch.empty(header.documents + taints, dtype=torch.int64, device=device), peer)
         segment, tainted = marks.split([header.documents, taints])
         sizes = [torch.Size(shape).numel(), taints if header.has_peak else 0]
-        # The memory depends on tensors of another rank, which autograd cannot see: these represent them.
+        # The memory depends on tensors of another rank, which autograd cannot see; these tensors represent them.
         leaf = torch.empty(0, dtype=_DTYPES[header.dtype], device=device, requires_grad=bool(header.needs_gradient))
         with torch.set_grad_enabled(bool(header.needs_gradient)):
             floats = _Received.apply(self, peer, is_first, sum(sizes), leaf, *sources)
@@ -108,11 +108,11 @@ class Post:
         )
 
     def send(self, x: Tensor, peer: int) -> None:
-        """Send a tensor to a rank without waiting."""
+        """Start sending a tensor to a rank, without waiting."""
         guarded(lambda: self._under_way.append((dist.isend(x, group=self.group, group_dst=peer), x)))
 
     def receive(self, x: Tensor, peer: int) -> Tensor:
-        """Wait for a tensor from a rank, and write it into ``x``."""
+        """Wait for a tensor from a rank and write it into ``x``."""
         guarded(lambda: dist.recv(x, group=self.group, group_src=peer))
         return x
 
@@ -124,7 +124,7 @@ class Post:
 
 
 def tied(out: Tensor, memory: Memory) -> Tensor:
-    """Return ``out`` unchanged, tied to the memory in autograd, so that the memory's sender gets a gradient."""
+    """Return ``out`` unchanged but depending on a received state in autograd, so that its sender gets a gradient."""
     tied_out: Tensor = _Tied.apply(out, memory.state)
     return tied_out
 
@@ -133,8 +133,8 @@ class _Sent(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor, floats: Tensor, post: Post, peer: int) -> Tensor:
         ctx.post, ctx.peer, ctx.length = post, peer, len(floats)
-        # The backward pass reads this first: under checkpointing that repeats the forward pass, and the peer may be
-        # waiting for the tensors that it sends.
+        # The backward pass reads this first. Under checkpointing, that repeats the forward pass, and the peer may be
+        # waiting for the tensors that the forward pass sends.
         ctx.save_for_backward(floats.detach().new_empty(0))
         post.send(floats.detach().contiguous(), peer)
         return out.view_as(out)
@@ -173,18 +173,18 @@ class _Received(torch.autograd.Function):
 
 
 class CarriedMatrix(Matrix):
-    """This rank's rows of a recurrence, or of causal linear attention, which continue the previous rank's state.
+    """This rank's rows of a recurrence or causal linear attention, which continue from the previous rank's state.
 
     Args:
-        make: returns the matrix of some local rows at some positions.
-        turns: runs of the local rows, in order.
-        shape: (batch, heads, local rows, tokens of the whole sequence).
-        post: transfer between the ranks.
-        like: a matrix without rows.
+        make: returns the matrix of the given local rows at the given positions.
+        turns: runs of consecutive local rows, in order.
+        shape: (batch, heads, local rows, tokens of the full sequence).
+        post: the transfer between the ranks.
+        like: a matrix without rows, as a template.
         sources: tensors that the matrix is computed from.
 
-    Cost: a product as on one machine; for each turn one memory, ``kv_heads * head_dim * value_dim`` numbers, is
-    received and sent. Ranks wait for one another; if a matrix can be split by heads, only for the first part.
+    Cost: a matrix product as on one machine. For each run, one state of ``kv_heads * head_dim * value_dim`` numbers is
+    received and one is sent. Ranks wait for one another; if the matrix can be split by heads, only for the first part.
     """
 
     is_stochastic = False
@@ -218,12 +218,12 @@ class CarriedMatrix(Matrix):
         return self._like.kv_heads
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        """Raise, since weights of keys on other ranks are not computed here."""
+        """Raise, because the weights of keys on other ranks are not computed on this rank."""
         reason = "over ranks a state stands for all earlier keys, and single weights are not to be had of it"
         raise unsupported("weights", [reason], hint="one process gives them: mechanism(query, key)")
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """Return the product with the values of this rank's rows and with the state of earlier rows."""
+        """Return the output of this rank's rows, from their values and the state of earlier rows."""
         if dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
             raise unsupported(type(self._like).__name__, [reason])
@@ -251,7 +251,7 @@ class CarriedMatrix(Matrix):
 
 
 def _by_heads(matrix: Any, value: Tensor) -> Iterator[tuple[Any, Tensor]]:
-    """Yield a matrix and its values, some heads at a time if the matrix can be split by heads."""
+    """Yield a matrix and its values in groups of heads, or all at once if the matrix cannot be split by heads."""
     heads = matrix.shape[1]
     if not isinstance(matrix, RecurrenceMatrix):
         yield matrix, value

@@ -1,4 +1,4 @@
-"""tp_plan(): how torch's tensor parallel splits the layers of saccade."""
+"""tp_plan(): split saccade's layers across ranks with torch's tensor parallelism."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from saccade.support.validation import check_int, check_type
 def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
     """Return a tensor-parallel plan for a model, for ``torch.distributed.tensor.parallel.parallelize_module``.
 
-    Every rank gets some heads of each attention and some inner channels of each feed-forward network; all other
+    Every rank gets some heads of each attention layer and some inner channels of each feed-forward network; all other
     parameters are replicated. With fewer key heads than ranks, several ranks share a head, and its gradients are
     summed. If the sequence is split as well, call `parallelize` first.
 
@@ -27,13 +27,14 @@ def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
         degree: number of ranks that share each layer.
 
     Returns:
-        Styles by the names of modules.
+        Parallel styles by module name.
 
     Raises:
-        UnsupportedError: ranks that do not divide heads or channels, or heads that differ in more than their
-            projections; all are named.
+        UnsupportedError: heads or channels are not divisible by the number of ranks, or heads differ in more than their
+            projections. The error lists all such layers.
 
-    Cost: for each layer an all-reduce of its output forward, and one of its input's gradient backward.
+    Cost: for each layer, an all-reduce of its output in the forward pass and of its input's gradient in the backward
+    pass.
 
     Example:
         >>> from saccade.nn import EncoderLayer
@@ -74,10 +75,10 @@ def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
 
 
 class SharedHead(ParallelStyle):
-    """A tensor-parallel style for key or value projections with fewer heads than ranks: every rank has a copy.
+    """A tensor-parallel style for key or value projections with fewer heads than ranks, replicated on every rank.
 
     Args:
-        heads: number of heads; it divides the ranks.
+        heads: number of heads, a divisor of the number of ranks.
     """
 
     def __init__(self, heads: int):
@@ -106,7 +107,7 @@ class SharedHead(ParallelStyle):
 
 
 def _reasons_against(layer: AttentionLayer, degree: int) -> list[str]:
-    """Return why the heads of a layer cannot be split over ranks; empty if they can."""
+    """Return the reasons why the heads of a layer cannot be split across ranks; empty if they can."""
     if type(layer) is not MultiHeadAttention:
         return [f"{type(layer).__name__} is not split by heads; MultiHeadAttention is"]
     why, kv_heads = [], layer.num_kv_heads

@@ -1,4 +1,4 @@
-"""Models of transformers over ranks: their attention function, and masks of the whole sequence."""
+"""Run transformers models across ranks: their attention function, and masks of the full sequence."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from saccade.support.errors import unsupported, value_error
 if TYPE_CHECKING:
     from saccade.distributed.context_parallel import ContextParallel
 
-CALLED_AS = "parallelize"  # in errors
+CALLED_AS = "parallelize"  # the name in error messages
 
 _NAME = "saccade-ranks-"
-_KINDS = ("Model", "ForCausalLM", "LMHeadModel", "ForMaskedLM")  # models whose outputs are one per token
+_KINDS = ("Model", "ForCausalLM", "LMHeadModel", "ForMaskedLM")  # models with one output per token
 _POOLED = ("pooler_output", "mc_logits")
 _LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 _MIXERS = (_MaxPoolNd, _AvgPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _NormBase, nn.GroupNorm)
@@ -38,7 +38,7 @@ _names = (f"{_NAME}{number}" for number in itertools.count(1))
 
 
 def parallelize(model: Any, cp: ContextParallel, mask: Mask | None) -> None:
-    """Make a model of transformers run on a part of a sequence on every rank; see `saccade.distributed.parallelize`."""
+    """Make a transformers model run on a part of the sequence on each rank; see `saccade.distributed.parallelize`."""
     reasons = _reasons_against(model)
     reasons += [f"{name} is a {why}" for name, part in model.named_modules() if (why := why_it_mixes(part))]
     if reasons:
@@ -52,14 +52,14 @@ def parallelize(model: Any, cp: ContextParallel, mask: Mask | None) -> None:
 
 
 def why_it_mixes(part: nn.Module) -> str:
-    """Return the kind of a module that mixes tokens across rows; empty for any other."""
+    """Return the kind of a module that mixes tokens of different rows; empty for other modules."""
     if isinstance(part, _MIXERS) or (isinstance(part, _ConvNd) and any(size > 1 for size in part.kernel_size)):
         return f"{type(part).__name__}, which mixes tokens"
     return ""
 
 
 def _reasons_against(model: Any) -> list[str]:
-    """Return why a model of transformers cannot run on a part of a sequence; empty if it can."""
+    """Return the reasons why a transformers model cannot run on a part of a sequence; empty if it can."""
     name, config, parts = type(model).__name__, model.config.to_dict(), dict(model.named_modules())
     reasons = [f"{part} makes one vector of all tokens" for part in parts if part.rpartition(".")[2] == "pooler"]
     if str(model.config._attn_implementation).startswith(_NAME):
@@ -96,10 +96,10 @@ def _values_of(config: Any, key: str) -> Iterator[Any]:
 
 
 class _Facts(NamedTuple):
-    """Facts about the whole sequence in one call of a transformers model.
+    """Facts about the full sequence in one call of a transformers model.
 
     Attributes:
-        lengths: lengths of the documents of each item; None for one document.
+        lengths: lengths of the documents in each batch item; None for a single document.
         padding: ``[batch, seq_len]``, True at tokens; None without padding.
     """
 
@@ -108,20 +108,20 @@ class _Facts(NamedTuple):
 
 
 class _Attention:
-    """The attention function over ranks of one transformers model, and its mask function."""
+    """The attention function and mask function of a transformers model that runs across ranks."""
 
     def __init__(self, cp: ContextParallel, mask: Mask | None):
         self.cp, self.pattern = cp, mask
         self.facts: _Facts | None = None
 
     def __deepcopy__(self, memo: object) -> _Attention:
-        """Return the object itself: transformers refers to it by a name that a copied model retains."""
+        """Return the object itself, because transformers refers to it by a name that copies of the model share."""
         return self
 
     def before(
         self, model: Any, args: tuple[Any, ...], given: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Add the positions of this rank's rows, and gather the facts of all ranks, before the model runs."""
+        """Add the positions of this rank's rows and gather the facts of all ranks before the model runs."""
         signature = inspect.signature(model.forward)
         arguments = dict(signature.bind_partial(*args, **given).arguments)
         for name, parameter in signature.parameters.items():
@@ -141,24 +141,24 @@ class _Attention:
         is_token = None if padding is None else self._whole(padding, seq_len).bool()
         is_token = None if is_token is None or bool(is_token.all()) else is_token
         self.facts = _Facts(None if whole is None else _lengths(whole), is_token)
-        # A mask of ones stops transformers from detecting documents: gaps in the positions are not their ends.
+        # A mask of ones stops transformers from detecting documents: gaps in the positions are not document ends.
         ones = torch.ones_like(positions)
         arguments |= {"position_ids": positions if ids is None else ids, "attention_mask": ones}
         return (), arguments | ({"use_cache": False} if "use_cache" in signature.parameters else {})
 
     def after(self, model: Any, args: tuple[Any, ...], out: Any) -> None:
-        """Raise for an output that is one vector of this rank's rows only."""
+        """Raise if the model returns a pooled vector, which would cover only this rank's rows."""
         pooled = [name for name in _POOLED if getattr(out, name, None) is not None]
         if pooled:
             reason = f"{pooled[0]} is made of all tokens, of which each rank has a part"
             raise unsupported(type(model).__name__, [reason])
 
     def end(self, *_: object) -> None:
-        """Forget the facts of a call."""
+        """Discard the facts of the last model call."""
         self.facts = None
 
     def _whole(self, x: Tensor, seq_len: int) -> Tensor:
-        """Gather a table of whole numbers from the rows of all ranks."""
+        """Gather an integer tensor from the rows of all ranks."""
         return self.cp.unshard_sequence(x.double(), seq_len=seq_len).long()
 
     def _check(self, model: Any, arguments: dict[str, Any]) -> None:
@@ -185,8 +185,8 @@ class _Attention:
         device: torch.device | str = "cpu",
         **kwargs: Any,
     ) -> LazyMask:
-        """Return the mask of the whole sequence; the arguments are those of transformers' mask functions."""
-        del kwargs  # positions of this rank's rows as if they were the whole sequence
+        """Return the mask of the full sequence; the arguments are those of transformers' mask functions."""
+        del kwargs  # positions of this rank's rows as if they were the full sequence
         facts = self.facts
         if facts is None:
             hint = "call the model that was handed to parallelize, not a part of it, nor its forward"
@@ -217,7 +217,7 @@ class _Attention:
         dropout: float = 0.0,
         **facts: Any,
     ) -> tuple[Tensor, None]:
-        """Compute attention of this rank's rows; transformers calls it."""
+        """Compute the attention of this rank's rows, as called by transformers."""
         check_no_weights(module, facts)
         if not isinstance(attention_mask, LazyMask) or attention_mask.is_in_memory:
             reason = "its mask is a tensor of this rank's rows, and says nothing of others"
@@ -241,7 +241,7 @@ class _Attention:
 
 
 def _lengths(ids: Tensor) -> list[list[int]] | None:
-    """Return the lengths of documents whose positions restart at 0, or None if each item is one document."""
+    """Return the lengths of the documents whose positions restart at 0, or None if each batch item is one document."""
     if bool((ids == torch.arange(ids.shape[1], device=ids.device)).all()):
         return None
     items = []

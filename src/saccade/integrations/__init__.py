@@ -1,4 +1,4 @@
-"""Saccade's kernels in other people's models, and the capture of their attention: transformers, torch.nn, any SDPA."""
+"""Run saccade's kernels in third-party models and capture their attention: transformers, torch.nn, any SDPA call."""
 
 from saccade.integrations import transformers
 

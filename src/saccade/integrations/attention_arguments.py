@@ -1,4 +1,4 @@
-"""Arguments of transformers' attention functions: supported ones, unsupported ones, and ones without effect."""
+"""Arguments of transformers' attention functions: supported, unsupported, and without effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.integrations.lazy_mask import Placed
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_tracing
 
-# A test searches the sources of transformers for arguments that are in none of these.
+# A test searches the sources of transformers for arguments that are missing from these tables.
 SUPPORTED = frozenset(
     {
         "attention_mask",
@@ -30,13 +30,13 @@ SUPPORTED = frozenset(
         "query",
         "s_aux",
         "scaling",
-        "sliding_window",  # the mask has it, too
+        "sliding_window",  # the mask already contains it
         "softcap",
         "value",
     }
 )
 ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # ends of packed texts; supported if the mask separates the same texts
-# Facts of the whole model, and settings of kernels. Any other argument is searched for in the model's functions.
+# Facts about the full model and kernel settings. Any other argument is looked up in the model's functions.
 WITHOUT_EFFECT = frozenset(
     {
         "cache_position",
@@ -63,11 +63,11 @@ UNSUPPORTED = {
     "cache_seqlens": _PAGED,
     "sinks": "eager; the logit of a sink that depends on the query is not supported",
 }
-"""Arguments that change the matrix in an unsupported way, each with a hint."""
+"""Arguments that change the attention matrix in an unsupported way, each with a hint for the error message."""
 
 
 def check_supported(module: nn.Module, facts: Mapping[str, Any]) -> None:
-    """Raise if an argument changes the matrix in an unsupported way."""
+    """Raise if an argument of a transformers attention function changes the matrix in an unsupported way."""
     unknown = [name for name in facts if name not in SUPPORTED and name not in WITHOUT_EFFECT]
     if not unknown:
         return
@@ -80,7 +80,7 @@ def check_supported(module: nn.Module, facts: Mapping[str, Any]) -> None:
 
 
 def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) -> None:
-    """Raise if the ends of packed texts differ from those of the texts that the mask separates."""
+    """Raise if the given ends of packed texts differ from those of the texts that the mask separates."""
     texts = placed.texts or ((len(placed.kv_positions),),)
     wrong = [name for name, end in ends.items() if texts != (tuple(end.diff().tolist()),)]
     if wrong:
@@ -91,13 +91,13 @@ def check_ends(module: nn.Module, ends: Mapping[str, Tensor], placed: Placed) ->
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_read(files: tuple[str, ...], name: str) -> bool:
-    """Return whether an attention function reads the argument; a compiler need not trace the search."""
+    """Return whether an attention function in these files reads the argument, without being traced by the compiler."""
     return name in _read_by_functions(files)
 
 
 @functools.cache
 def _read_by_functions(files: tuple[str, ...]) -> frozenset[str]:
-    """Return the parameters of the attention functions in these Python modules, such as a model's eager one."""
+    """Return the parameter names of the attention functions in these files, such as a model's eager function."""
     names: set[str] = set()
     for file in set(files) & sys.modules.keys():
         if file.split(".")[0] in ("torch", "builtins"):
@@ -113,10 +113,10 @@ _FLAG = "output_attentions"
 
 
 def check_no_weights(module: nn.Module, facts: Mapping[str, Any]) -> None:
-    """Raise if a call asks for weights, which a kernel does not build.
+    """Raise if a call requests attention weights, which a kernel does not build.
 
     Args:
-        module: the attention layer that runs.
+        module: the attention layer.
         facts: the keyword arguments of its attention function.
 
     Raises:
@@ -130,11 +130,11 @@ def check_no_weights(module: nn.Module, facts: Mapping[str, Any]) -> None:
 
 
 def _is_collected() -> bool:
-    """Return whether transformers collects the weights that layers return, as it does for most models."""
+    """Return whether transformers is collecting the weights that layers return, as it does for most models."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collector = getattr(capturing, "_active_collector", None)
     is_compiling = is_tracing()
-    if is_compiling:  # a context variable cannot be traced; transformers then uses this attribute
+    if is_compiling:  # a context variable cannot be traced, so transformers uses this attribute instead
         collected = getattr(collector, "global_var", None)
     else:
         collected = None if collector is None else collector.get()
@@ -144,7 +144,7 @@ def _is_collected() -> bool:
 
 
 def _is_read_by_a_caller(frame: FrameType | None) -> bool:
-    """Return whether a calling model collects weights itself (PatchTST, Pix2Struct) and has the flag set."""
+    """Return whether a caller collects weights itself (PatchTST, Pix2Struct) and was called with the flag for them."""
     while frame is not None:
         is_theirs = str(frame.f_globals.get("__name__")).startswith("transformers.")
         if is_theirs and _FLAG in frame.f_code.co_varnames and frame.f_locals.get(_FLAG):

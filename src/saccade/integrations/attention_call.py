@@ -1,4 +1,4 @@
-"""AttentionCall: the arguments of a transformers attention function, as the inputs of a matrix."""
+"""AttentionCall: the arguments of a transformers attention function, converted to the inputs of a matrix."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PAGED = "paged caches have kernels of their own"
 
 
 class AttentionCall(NamedTuple):
-    """One call of a transformers attention function, as the inputs of a matrix.
+    """A call of a transformers attention function, converted to the inputs of an attention matrix.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
-        placed: the rule, and the positions of the tokens.
+        placed: the mask rule and the positions of the tokens.
         scale, softcap, bias, sink_logit: see `saccade.attention`.
-        position_ids: int ``[batch, q_len]`` of the tokens in their texts; None where the model passes none.
+        position_ids: int ``[batch, q_len]``, the position of each token in its text; None if the model passes none.
     """
 
     query: Tensor
@@ -51,21 +51,21 @@ class AttentionCall(NamedTuple):
         *,
         is_flash: bool = False,
     ) -> AttentionCall:
-        """Read a call.
+        """Convert the arguments of a transformers attention function.
 
         Args:
             module: the attention layer.
-            query, key: as the function gets them; key heads are not repeated.
+            query, key: as passed to the function, before key heads are repeated.
             attention_mask: a `LazyMask`; a bool or float tensor that broadcasts to ``[batch, heads, q_len, kv_len]``;
-                FlexAttention's BlockMask; or None, where a layer that is causal says so itself.
-            facts: the other keyword arguments. Unknown ones are ignored, as transformers' own functions ignore them,
-                unless the model's own attention function reads them.
-            is_flash: whether padding and window come instead of a mask, as flash attention takes them.
+                FlexAttention's BlockMask; or None, in which case the layer's own flag states whether it is causal.
+            facts: the other keyword arguments. Unknown ones are ignored, as in transformers' own functions, unless the
+                model's own attention function reads them.
+            is_flash: whether the call passes padding and a window instead of a mask, as for flash attention.
 
         Raises:
-            UnsupportedError: an argument that changes the matrix in a way that is not supported here.
+            UnsupportedError: an argument changes the matrix in an unsupported way.
         """
-        # The flag of the call comes before that of the layer; models leave it out where both agree.
+        # The flag of the call overrides that of the layer; models omit it where both agree.
         flag = facts.get("is_causal")
         is_causal = bool(getattr(module, "is_causal", True) if flag is None else flag)
         facts = {
@@ -73,7 +73,7 @@ class AttentionCall(NamedTuple):
         }
         ends = {name: facts.pop(name) for name in ENDS if name in facts}
         check_supported(module, facts)
-        if query.shape[0] != key.shape[0]:  # learned queries, the same for all items
+        if query.shape[0] != key.shape[0]:  # learned queries, shared by all batch items
             query = query.expand(key.shape[0], -1, -1, -1)
         if is_flash:
             window, ids, added = facts.get("sliding_window"), facts.get("position_ids"), None
@@ -95,7 +95,7 @@ class AttentionCall(NamedTuple):
         return cls(query, key, placed, scale, softcap, added, sink, facts.get("position_ids"))
 
     def matrix(self, mask: Mask | None = None) -> AttentionMatrix:
-        """Return the attention matrix of this call; its rule is joined with a pattern that counts inside each text."""
+        """Return the attention matrix of this call, restricted to a pattern whose positions start anew in each text."""
         rule, q, kv = self.placed[:3]
         if mask is not None:
             rule = with_pattern(self.placed, mask, self.position_ids)
@@ -113,18 +113,18 @@ class AttentionCall(NamedTuple):
 
 
 def _placed(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) -> tuple[Placed, Tensor | None]:
-    """Return the rule with its positions, and the terms that the mask adds to the scores."""
+    """Return the mask rule with its positions, and the terms that ``attention_mask`` adds to the scores."""
     q_len, kv_len = query.shape[2], key.shape[2]
-    # A rule that allows all does not read positions of queries, but a joined pattern may.
+    # A rule that allows everything ignores the positions of queries, but a pattern joined with it may need them.
     q, kv = range(kv_len - q_len, kv_len) if q_len <= kv_len else range(q_len), range(kv_len)
-    # Terms may have been written into a float mask, so it is read like any other tensor.
+    # Terms may have been written into a float mask, so it is treated like any other tensor.
     if isinstance(attention_mask, LazyMask) and not (
         attention_mask.is_in_memory and attention_mask.is_floating_point()
     ):
         placed = attention_mask.placed
         if (len(placed.q_positions), len(placed.kv_positions)) == (q_len, kv_len):
             return placed, None
-        if isinstance(placed.rule, Full):  # the mask of an encoder, of other lengths than this call
+        if isinstance(placed.rule, Full):  # the mask of an encoder, whose lengths differ from those of this call
             return Placed(Full(), q, kv), None
         reason = f"the mask was made for {list(attention_mask.shape[2:])}, and there are {[q_len, kv_len]}"
         raise unsupported("a mask", [reason])
@@ -145,11 +145,11 @@ def _placed(query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool) ->
 
 
 def _selected(placed: Placed, indices: Tensor) -> Placed:
-    """Return the same with the keys hidden that an indexer did not select.
+    """Hide the keys that an indexer did not select, as in DeepSeek-V3.2.
 
     Args:
         placed: the rule, and the positions of the tokens.
-        indices: int ``[batch, q_len, selected]`` of keys, as DeepSeek-V3.2 and its like pass them.
+        indices: int ``[batch, q_len, selected]``, the indices of the selected keys, as DeepSeek-V3.2 passes them.
     """
     q, kv = placed.q_positions, placed.kv_positions
     if indices.dim() != 3 or indices.shape[1] != len(q):
@@ -161,12 +161,12 @@ def _selected(placed: Placed, indices: Tensor) -> Placed:
 
 
 def _in_selected_blocks(placed: Placed, indices: Tensor, heads: int, size: int) -> Placed:
-    """Return the same with the keys hidden that are in none of the selected blocks.
+    """Hide the keys outside the selected blocks, as in MiniMax-M3.
 
     Args:
         placed: the rule, and the positions of the tokens.
-        indices: int ``[batch, key heads, q_len, selected]`` of blocks, -1 for none, as MiniMax-M3 passes them.
-        heads: number of query heads; those of one key head share its blocks.
+        indices: int ``[batch, key heads, q_len, selected]``, the indices of the selected blocks, -1 for unused entries.
+        heads: number of query heads; the query heads of one key head share its blocks.
         size: number of keys in a block.
     """
     q, kv = placed.q_positions, placed.kv_positions
@@ -189,17 +189,17 @@ def _placed_for_flash(
     *,
     is_causal: bool,
 ) -> Placed:
-    """Return the mask of a call of ``flash_attention_2`` and its like, which get padding and a window instead.
+    """Return the mask of a call of ``flash_attention_2`` or a similar function, which gets padding and a window.
 
     Args:
-        q_len, kv_len: lengths; the last query is at the position of the last key.
+        q_len, kv_len: numbers of queries and keys; the last query has the position of the last key.
         padding: ``[batch, kv_len]``, True or 1 at tokens; None for no padding.
-        sliding_window: how many keys back a query sees, itself included; None for all.
-        position_ids: ``[batch | 1, q_len]``, which separate packed documents if there is no padding.
+        sliding_window: number of most recent keys that a query sees, including its own; None for all.
+        position_ids: ``[batch | 1, q_len]``; they separate packed documents if there is no padding.
         is_causal: whether later keys are hidden.
 
     Raises:
-        UnsupportedError: packed documents.
+        UnsupportedError: the call contains packed documents.
     """
     packed = padding is None and position_ids is not None and position_ids.dim() == 2 and q_len > 1
     if packed and position_ids is not None and bool((position_ids.diff(dim=1) != 1).any()):

@@ -1,4 +1,4 @@
-"""Capture every attention call of a model."""
+"""capture_all: pass every attention matrix of a model to a callback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from saccade.integrations.torch_capture import capture_torch_layers
 from saccade.integrations.transformers_capture import capture_interface
 
 _CALLED_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
-# Suffixes of parts of an attention layer that do not attend.
+# Class-name suffixes of parts of attention layers that do not compute attention.
 _PARTS = re.compile(
     r"(output|norm|mlp|projection|bias|adapter(layer)?|structure|loss|mask|embeddings?)$", re.IGNORECASE
 )
@@ -32,20 +32,20 @@ def capture_all(model: nn.Module, callback: Callback) -> Iterator[Capture]:
 
     Args:
         model: any torch model.
-        callback: called as ``callback(name, make)`` after a layer's own kernel ran; ``make()`` returns the matrix. Its
-            tensors are those of the model and may change after the call.
+        callback: called as ``callback(name, make)`` after a layer's own kernel has run; ``make()`` returns the matrix.
+            Its tensors belong to the model and may change after the call.
 
     Yields:
-        The capture; its ``not_recorded`` names layers that seem to attend and cannot be recorded.
+        The capture. Its ``not_recorded`` lists layers that seem to compute attention but cannot be recorded.
 
-    Calls that begin and end within the block are captured, in any thread. Several captures of one model may overlap and
+    Calls that begin and end within the block are captured, in every thread. Several captures of a model may overlap and
     end in any order.
 
-    Cost: the callback, and for ``nn.MultiheadAttention`` a second projection of queries and keys.
+    Cost: the callback, plus a second projection of queries and keys for ``nn.MultiheadAttention``.
     """
     capture = Capture(callback)
     with ExitStack() as stack:
-        with PATCH_LOCK:  # proxies on one module are added and removed in the same order
+        with PATCH_LOCK:  # so that the proxies on a module are added and removed in the same order
             for capture_part in _CAPTURES:
                 stack.enter_context(capture_part(model, capture))
         try:
@@ -57,10 +57,10 @@ def capture_all(model: nn.Module, callback: Callback) -> Iterator[Capture]:
 
 
 def _note_not_recorded(model: nn.Module, capture: Capture) -> AbstractContextManager[None]:
-    """Note each module whose class is named attention and that ran a whole call of which no matrix was captured.
+    """Note each module with "attention" in its class name that ran a call without any matrix being captured.
 
-    The innermost of nested modules is noted. The class name is the only evidence: other names are missed, and a class
-    named attention need not have a matrix.
+    Of nested modules, the innermost is noted. The class name is the only evidence: modules with other names are missed,
+    and a class with this name need not compute an attention matrix.
     """
     modules = [(module, name, _note) for module, name in names_of(model).items() if _may_attend(module)]
     return capture_forwards(modules, capture)
@@ -85,7 +85,7 @@ def _note(call: CapturedCall) -> Any:
     return out
 
 
-# The last one goes on top: it notes the calls that no other has captured.
+# The last one is the outermost: it notes the calls that the others did not capture.
 _CAPTURES = (
     capture_interface,
     capture_products,

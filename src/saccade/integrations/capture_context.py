@@ -1,4 +1,4 @@
-"""Capture: collects attention calls while a model runs on its own kernels."""
+"""Capture: collect attention calls while a model runs on its own kernels."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_tracing
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 Make = Callable[[], Matrix]
-"""A function that makes the matrix of the call that has just run."""
+"""A function that returns the attention matrix of the call that has just run."""
 
 Callback = Callable[[str, Make], None]
-"""A function that takes the name of an attention layer and a function that makes the matrix."""
+"""A function that receives the name of an attention layer and a function that returns its matrix."""
 
 
 class Capture:
-    """The attention calls of one recording. Calls within a captured call are left out.
+    """A recording of attention calls. Calls nested in a captured call are left out.
 
-    Threads are independent: a call in one of them suppresses nothing in another.
+    Threads are independent: a call in one thread suppresses nothing in another.
 
     Args:
-        callback: receives each call, after the model's own kernel ran, in the thread that ran it.
+        callback: receives each call after the model's own kernel has run, in the same thread.
 
     Attributes:
-        is_active: whether the recording goes on; calls that end later are not emitted.
-        not_recorded: class names, by name, of modules that seem to attend and of which no matrix was recorded.
+        is_active: whether the recording is in progress; calls that end afterwards are not emitted.
+        not_recorded: modules that seem to compute attention but had no matrix recorded: class names by module name.
     """
 
     def __init__(self, callback: Callback):
@@ -45,17 +45,17 @@ class Capture:
 
     @property
     def is_suppressed(self) -> bool:
-        """Whether this thread is within a captured call."""
+        """Whether this thread is inside a captured call."""
         return self._thread.depth > 0
 
     @property
     def num_captured(self) -> int:
-        """The number of calls of this thread that were emitted, or noted as not recorded."""
+        """Number of calls in this thread that were emitted or noted as not recorded."""
         return self._thread.num_captured
 
     @contextmanager
     def suppressed(self) -> Iterator[None]:
-        """Emit nothing of this thread within the block: the calls within a captured call are part of it."""
+        """Suppress the calls of this thread within the block, because they are part of a captured call."""
         self._thread.depth += 1
         try:
             yield
@@ -63,7 +63,7 @@ class Capture:
             self._thread.depth -= 1
 
     def emit(self, name: str, make: Make) -> None:
-        """Pass a call to the callback, without gradient."""
+        """Pass a captured call to the callback, with gradients disabled."""
         if self.is_suppressed or not self.is_active or is_recomputed():
             return
         refuse_compiled()
@@ -72,18 +72,18 @@ class Capture:
             self._callback(name, make)
 
     def note_not_recorded(self, name: str, kind: str) -> None:
-        """Note a module of which no matrix was captured, unless it is part of a captured call."""
+        """Note that no matrix of a module was captured, unless the module is running inside a captured call."""
         if self.is_active and not self.is_suppressed:
             self._thread.num_captured += 1
             self.not_recorded.setdefault(name, kind)
 
 
 class Listener(NamedTuple):
-    """A capture that listens to a module.
+    """A capture that records the calls of a module.
 
     Attributes:
         name: the module's name in the recording.
-        capture: the recording's capture.
+        capture: the recording.
     """
 
     name: str
@@ -91,14 +91,14 @@ class Listener(NamedTuple):
 
 
 class _ThreadState(threading.local):
-    def __init__(self) -> None:  # no class attributes: Dynamo does not find these when it traces
+    def __init__(self) -> None:  # not class attributes, which Dynamo does not find when it traces
         self.depth = 0
         self.num_captured = 0
 
 
 @contextmanager
 def suppressed(listeners: Iterable[Listener]) -> Iterator[None]:
-    """Emit nothing to these listeners within the block: the calls within a captured call are part of it."""
+    """Suppress calls for these listeners within the block, because they are part of a captured call."""
     with ExitStack() as stack:
         for listener in listeners:
             stack.enter_context(listener.capture.suppressed())
@@ -106,7 +106,7 @@ def suppressed(listeners: Iterable[Listener]) -> Iterator[None]:
 
 
 def emit_all(calls: Sequence[tuple[Listener, Make]]) -> None:
-    """Emit a call to all listeners, even if one of them raises."""
+    """Emit each call to its listener, even if another listener raises."""
     if not calls:
         return
     (name, capture), make = calls[0]
@@ -117,7 +117,7 @@ def emit_all(calls: Sequence[tuple[Listener, Make]]) -> None:
 
 
 def refuse_compiled() -> None:
-    """Raise `UnsupportedError` if a layer is being compiled."""
+    """Raise `UnsupportedError` if a captured layer is being compiled."""
     if is_tracing():
         reason = "a compiled graph runs no Python between its kernels"
         hint = "record the model before it is compiled, or under torch.compiler.set_stance('force_eager')"
@@ -125,7 +125,7 @@ def refuse_compiled() -> None:
 
 
 def names_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return the name of each module; the model itself has the name of its class."""
+    """Return the name of each module of a model; the model itself is named after its class."""
     return {module: name or type(model).__name__ for name, module in model.named_modules()}
 
 
@@ -135,5 +135,5 @@ def uses_attention_interface(module: nn.Module) -> bool:
 
 
 def is_recomputed() -> bool:
-    """Return whether a backward pass runs: a checkpointed layer is recomputed, and was captured the first time."""
+    """Return whether a backward pass is running, which recomputes checkpointed layers that are already captured."""
     return torch._C._current_graph_task_id() != -1

@@ -1,4 +1,4 @@
-"""Make FlexAttention's BlockMask from the structure of a mask instead of from all pairs."""
+"""Build FlexAttention's BlockMask from the structure of a mask instead of evaluating all pairs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from saccade.masks import Mask
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
-CALLED_AS = "block_mask"  # in errors
+CALLED_AS = "block_mask"  # the name in error messages
 
 
 def block_mask(
@@ -24,20 +24,20 @@ def block_mask(
 ) -> BlockMask:
     """Return a BlockMask for ``flex_attention`` that equals the mask at default positions (bottom-right).
 
-    Blocks that no row needs are left out, blocks that are allowed for every row are marked full, and in the others
-    FlexAttention evaluates the mask. Exact for every mask; a mask without structure is evaluated in all blocks.
+    Blocks without allowed pairs are left out, blocks with only allowed pairs are marked full, and FlexAttention
+    evaluates the mask in the others. Exact for every mask; a mask without structure is evaluated in all blocks.
 
     Args:
         mask: any mask.
-        q_len, kv_len: lengths; ``kv_len`` is ``q_len`` when None.
-        batch: batch items; the mask's own number when None.
-        block_size: rows and columns of a block, ints of at least 1, or one for both; torch's flash backend needs
+        q_len, kv_len: numbers of queries and keys; ``kv_len`` defaults to ``q_len``.
+        batch: number of batch items; by default, that of the mask.
+        block_size: rows and columns of a block, each at least 1, or one int for both; torch's flash backend needs
             (256, 128).
         device: the device on which FlexAttention will run.
 
     Returns:
-        A BlockMask of ``batch`` items (1 if the mask is the same for all) and one head for all heads: a mask with
-        different heads is evaluated in every block in which the heads differ.
+        A BlockMask for ``batch`` items (1 if the mask is the same for all) and a single head that stands for all heads:
+        if the heads of the mask differ in a block, the mask is evaluated there.
 
     Cost: O(blocks²) bytes, without evaluating pairs; ``create_block_mask`` evaluates every pair.
 

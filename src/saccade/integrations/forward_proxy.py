@@ -1,4 +1,4 @@
-"""ForwardProxy: replaces a module's ``forward`` while its calls are captured."""
+"""ForwardProxy: replace a module's ``forward`` while its calls are captured."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from saccade.integrations.capture_context import Capture, Listener
 
 
 class CapturedCall(NamedTuple):
-    """A call of a module that has listeners.
+    """A call of a captured module.
 
     Attributes:
         module: the module.
         forward: its original forward pass.
-        listeners: the listeners when the call began.
+        listeners: the listeners at the start of the call.
         args, kwargs: the arguments of the call.
     """
 
@@ -31,38 +31,38 @@ class CapturedCall(NamedTuple):
     kwargs: dict[str, Any]
 
     def run(self) -> Any:
-        """Run the original forward pass."""
+        """Run the original forward pass of the captured module."""
         return self.forward(*self.args, **self.kwargs)
 
 
 Handler = Callable[[CapturedCall], Any]
-"""A function that runs a call and emits its matrices to the listeners."""
+"""A function that runs a captured call and emits its matrices to the listeners."""
 
 PATCH_LOCK = threading.RLock()
 """Lock for adding and removing the proxies and patches of any model."""
 
 
 class ForwardProxy:
-    """A replacement of a module's ``forward`` with listeners, which may be added and removed in any order.
+    """A replacement for a module's ``forward`` with listeners that may be added and removed in any order.
 
-    Listeners are looked up when a call begins, so one that is added during a call does not get that call. Without
-    listeners a proxy runs the original forward pass.
+    Listeners are looked up when a call begins, so a listener added during a call does not receive that call. Without
+    listeners, a proxy runs the original forward pass.
 
-    It is no hook, because torch's encoder layers leave their fast path when they have hooks (pytorch#82919), which
-    changes their output bits. It is no chain of wrappers, because the first one removed would remove the others.
+    It is not a hook, because torch's encoder layers leave their fast path when they have hooks (pytorch#82919), which
+    changes the bits of their output. It is not a chain of wrappers, because removing the first would remove the others.
 
     Args:
         module: the module whose ``forward`` is replaced.
         handler: runs a call and emits its matrices to the listeners.
 
     Attributes:
-        listeners: the listeners; replaced, never mutated.
+        listeners: the current listeners; the tuple is replaced, never mutated.
     """
 
     listeners: tuple[Listener, ...]
 
     def __init__(self, module: nn.Module, handler: Handler):
-        functools.update_wrapper(self, module.forward)  # first: it takes over the attributes of another proxy
+        functools.update_wrapper(self, module.forward)  # first, as it copies another proxy's attributes
         self._original = module.forward
         self._module, self._before = module, vars(module).get("forward")
         self.handler, self.listeners = handler, ()
@@ -74,17 +74,17 @@ class ForwardProxy:
         return self.handler(CapturedCall(self._module, self._original, listeners, args, kwargs))
 
     def __reduce__(self) -> Any:
-        """Copy the original ``forward``: copies of a recorded model are not recorded."""
+        """Copy and pickle as the original ``forward``, so that copies of a recorded model are not recorded."""
         return (getattr, (self._module, "forward")) if self._before is None else (copy.copy, (self._before,))
 
     def add(self, listener: Listener) -> None:
-        """Add a listener."""
+        """Add a listener for the module's calls."""
         self.listeners = (*self.listeners, listener)
 
     def remove(self, listener: Listener) -> None:
-        """Remove a listener, and with the last one restore the module's own ``forward``.
+        """Remove a listener, and restore the module's original ``forward`` if it was the last.
 
-        If other code has since wrapped the proxy, the proxy stays in place without listeners.
+        If other code has wrapped the proxy in the meantime, the proxy stays in place without listeners.
         """
         with PATCH_LOCK:
             self.listeners = tuple(other for other in self.listeners if other is not listener)
@@ -98,7 +98,7 @@ class ForwardProxy:
 
     @classmethod
     def at(cls, module: nn.Module, handler: Handler) -> ForwardProxy:
-        """Return the module's proxy with this handler; add it if there is none."""
+        """Return the module's proxy with this handler, adding one if there is none."""
         forward: object = vars(module).get("forward")
         while isinstance(forward, ForwardProxy):
             if forward.handler is handler:
@@ -110,14 +110,14 @@ class ForwardProxy:
 
 
 class Running(threading.local):
-    """The calls in progress of each thread, the innermost last."""
+    """A stack of the calls in progress for each thread, innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
 
     @contextmanager
     def within(self, *items: Any) -> Iterator[None]:
-        """Put these on the stack of this thread within the block."""
+        """Put these items on the stack of this thread within the block."""
         before = len(self.stack)
         self.stack.extend(items)
         try:
@@ -128,7 +128,7 @@ class Running(threading.local):
 
 @contextmanager
 def capture_forwards(modules: Iterable[tuple[nn.Module, str, Handler]], capture: Capture) -> Iterator[None]:
-    """Capture the forward calls of modules, each under its name and by its handler."""
+    """Capture the forward calls of modules, each with its given name and handler."""
     with ExitStack() as stack:
         for module, name, handler in modules:
             listener = Listener(name, capture)

@@ -1,4 +1,4 @@
-"""The matrix of a call of ``nn.MultiheadAttention``, or of the function that it calls."""
+"""Build the attention matrix of a call of ``nn.MultiheadAttention``, or of the function that it calls."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from saccade.integrations.mha_inputs import projected, rule_of
 from saccade.matrix import AttentionMatrix
 from saccade.support.errors import unsupported
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 _FUNCTION = inspect.signature(F.multi_head_attention_forward)
 
 
 def function_matrix(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionMatrix:
-    """Return the matrix of a call of ``F.multi_head_attention_forward``, from its arguments.
+    """Return the attention matrix of a call of ``F.multi_head_attention_forward``.
 
     Raises:
-        UnsupportedError: keys that are projected already.
+        UnsupportedError: the call passes keys that are already projected.
     """
     call = _FUNCTION.bind(*args, **kwargs)
     call.apply_defaults()
@@ -47,14 +47,14 @@ def layer_matrix(
     key_padding_mask: Tensor | None,
     norm: nn.Module | None = None,
 ) -> AttentionMatrix:
-    """Return the matrix of one call: queries and keys are projected once more.
+    """Return the matrix of a call of ``nn.MultiheadAttention``, projecting queries and keys once more.
 
     Args:
-        module: with the weights and options of an ``nn.MultiheadAttention``.
-        query, key: the arguments of the call; nested tensors too.
-        batch_first: whether their first dimension is the batch, or they have no batch.
+        module: an object with the weights and options of an ``nn.MultiheadAttention``.
+        query, key: the arguments of the call; nested tensors are allowed.
+        batch_first: whether the first dimension of the arguments is the batch, or they have no batch.
         attn_mask, key_padding_mask: the masks of the call.
-        norm: the norm that the surrounding layer applies first.
+        norm: the norm that the surrounding layer applies before the attention.
     """
     is_token = None
     if query.is_nested:
@@ -73,14 +73,14 @@ def layer_matrix(
     batch, heads, kv_len, _ = k.shape
     rule, bias = rule_of(attn_mask, key_padding_mask, (batch, heads, q.shape[2], kv_len))
     places: dict[str, Any] = {}
-    if is_token is not None:  # rows of padding do not exist
+    if is_token is not None:  # padding has no rows
         position = torch.arange(kv_len, device=k.device).expand(batch, -1)
         places = {"q_positions": torch.where(is_token, position, -1), "kv_positions": range(kv_len)}
     return AttentionMatrix(q, k, rule, bias=bias, **places)
 
 
 def _padded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a nested tensor as ``[batch, longest, width]``, and a mask that is True at tokens."""
+    """Pad a nested tensor to ``[batch, longest, width]``, and return it with a mask that is True at tokens."""
     lengths = torch.tensor([len(item) for item in x.unbind()], device=x.device)
     padded = x.to_padded_tensor(0.0)
     return padded, torch.arange(padded.shape[1], device=x.device) < lengths[:, None]

@@ -1,4 +1,4 @@
-"""LazyMask: a rule in the shape of a tensor, which passes through other people's models and takes no memory."""
+"""LazyMask: a mask rule in the form of a tensor that passes through third-party models without using memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_iter, tree_map
 from saccade.masks import Dense, Mask
 from saccade.support.errors import unsupported
 
-CALLED_AS = "LazyMask"  # in errors
+CALLED_AS = "LazyMask"  # the name in error messages
 
 _SAME = ("aten.detach.default", "aten.alias.default", "aten.lift_fresh.default")
-# Operations that change the memory or the shape of a tensor in place.
+# Operations that change the memory or shape of a tensor in place.
 _OTHER_FORM = ("aten.set_", "aten.resize", "aten.squeeze_", "aten.unsqueeze_")
 
 
@@ -28,13 +28,13 @@ _SUMS = ("aten.add", "aten.sub", "aten.rsub")
 
 
 class Placed(NamedTuple):
-    """A mask, and the positions of the tokens of one call.
+    """A mask rule together with the positions of the tokens of one attention call.
 
     Attributes:
-        rule: which query may attend to which key, read at positions.
-        q_positions, kv_positions: positions of queries and keys, step 1.
-        texts: lengths of the packed texts of each batch item (one item holds for all); None where none are known.
-        left_padding: number of padding tokens before the first token of each batch item; None where there are none.
+        rule: which query may attend to which key, evaluated at the positions below.
+        q_positions, kv_positions: consecutive positions of queries and keys.
+        texts: lengths of the packed texts of each batch item (a single item applies to all); None if unknown.
+        left_padding: number of padding tokens before the first token of each batch item; None if there are none.
     """
 
     rule: Mask
@@ -45,7 +45,7 @@ class Placed(NamedTuple):
 
 
 class _Content:
-    """The rule that a mask and its detached copies share, and the memory that operations may have written into."""
+    """The state that a lazy mask and its detached copies share: the rule, and any memory that was written into."""
 
     def __init__(self, placed: Placed, not_readable: str):
         self.placed, self.not_readable = placed, not_readable
@@ -53,28 +53,29 @@ class _Content:
         self.lock = threading.Lock()
 
 
-CALLED_AS = "LazyMask"  # in errors
+CALLED_AS = "LazyMask"  # the name in error messages
 
 
 class LazyMask(Tensor):
-    """A tensor ``[batch, 1, q_len, kv_len]`` without memory that represents a rule on positions.
+    """A tensor ``[batch, 1, q_len, kv_len]`` without memory that represents a mask rule on positions.
 
-    A bool mask is True at allowed pairs. A float mask is added to scores: 0 there, and the lowest number elsewhere.
+    A bool mask is True at allowed pairs. A float mask is added to scores: 0 at allowed pairs, and the lowest number of
+    the dtype elsewhere.
 
-    Passing it on costs nothing. Any operation on it runs on the mask written out, and returns an ordinary tensor:
-    slower, and never wrong. An operation that writes into it, or returns a view that could be written into, gives it
-    memory for good; from then on it represents the contents of that memory.
+    Passing it on costs nothing. Any operation on it runs on the dense mask and returns an ordinary tensor, which is
+    slower but always correct. An operation that writes into it, or returns a view that could be written into, gives it
+    memory permanently; from then on it represents the contents of that memory.
 
     Args:
-        placed: the rule, and the positions of the tokens.
+        placed: the rule and the positions of the tokens.
         batch: number of batch items.
-        device: where the model computes.
+        device: the device of the model.
         dtype: bool or floating point.
-        not_readable: the reason why operations must not read the mask; "" if they may.
+        not_readable: the reason why operations must not read the mask; empty if they may.
 
     Raises:
-        UnsupportedError: an operation that would give it another form in place, such as ``unsqueeze_``, or that adds
-            a bool mask to floating-point scores; any operation if ``not_readable``.
+        UnsupportedError: an operation would change its shape in place, such as ``unsqueeze_``, or would add a bool mask
+            to floating-point scores; any operation if ``not_readable`` is set.
 
     Cost: no memory. An operation costs batch × q_len × kv_len bytes.
     """
@@ -97,30 +98,30 @@ class LazyMask(Tensor):
 
     @property
     def placed(self) -> Placed:
-        """The rule and the positions; the contents of the memory of a bool mask, if these differ from the rule."""
+        """The rule and the positions; if a bool mask has memory that differs from the rule, the memory's contents."""
         content, memory = self._content, self._content.memory
         if memory is None or torch.equal(memory, self._from_rule()):
             return content.placed
         placed = content.placed
-        # A copy: the memory may be written into again, before the backward pass or a later question.
+        # A copy, because the memory may be written into again before the backward pass or a later access.
         return placed._replace(rule=dense_at(memory.clone(), placed.q_positions, placed.kv_positions))
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether an operation gave it memory."""
+        """Whether an operation has allocated memory for the mask."""
         return self._content.memory is not None
 
     @property
     def may_hold_terms(self) -> bool:
-        """Whether it is a float mask with memory, into which other terms of scores may have been written."""
+        """Whether the mask is a float mask with memory, which may contain other terms that are added to scores."""
         return self.is_in_memory and self.is_floating_point()
 
-    # A method of this name would run at every access of a shape.
+    # A method with this name would run at every access to a shape.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def data(self) -> Tensor:
-        """The same content, as `detach` returns it."""
+        """The mask detached from the graph, as `detach` returns it."""
         return self.detach()
 
     @data.setter
@@ -128,7 +129,7 @@ class LazyMask(Tensor):
         raise _refused("other data")
 
     def share_memory_(self) -> Self:
-        """Raise: sharing memory that does not exist would end the process."""
+        """Raise, because sharing memory that does not exist would crash the process."""
         raise _refused("sharing memory")
 
     @classmethod
@@ -142,7 +143,7 @@ class LazyMask(Tensor):
             raise _refused(str(func))
         _check_readable(str(func), [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)])
         reached = [x for value in _reached(func, args, kwargs) for x in tree_iter(value) if isinstance(x, LazyMask)]
-        with enable_reentrant_dispatch():  # a rule may be a user's function, which vmap calls
+        with enable_reentrant_dispatch():  # a rule may be a user's function, called by vmap
             owners = {id(mask._in_memory()): mask for mask in reached}
             args, kwargs = tree_map(_written_out, (args, kwargs))
         out = func(*args, **kwargs)
@@ -151,7 +152,7 @@ class LazyMask(Tensor):
         return tree_map(lambda x: owners.get(id(x), x), out)
 
     def written_out(self) -> Tensor:
-        """Return the mask as an ordinary tensor."""
+        """Return the lazy mask as an ordinary dense tensor."""
         memory = self._content.memory
         return self._from_rule() if memory is None else memory
 
@@ -167,7 +168,7 @@ class LazyMask(Tensor):
         return torch.zeros_like(allowed, dtype=self.dtype).masked_fill_(~allowed, torch.finfo(self.dtype).min)
 
     def _in_memory(self) -> Tensor:
-        """Return the memory, which the mask keeps from now on: other tensors may be views of it."""
+        """Return the mask's memory, allocated and kept from now on because other tensors may be views of it."""
         content = self._content
         with content.lock:
             if content.memory is None:
@@ -176,7 +177,7 @@ class LazyMask(Tensor):
             return content.memory
 
     def _again(self) -> LazyMask:
-        """Return another tensor that shares the content of this one."""
+        """Return a new lazy mask that shares the content of this one."""
         other = LazyMask(self._content.placed, self.shape[0], self.device, self.dtype)
         other._content = self._content
         return other
@@ -187,7 +188,7 @@ class LazyMask(Tensor):
 
 
 def _check_readable(operation: str, tensors: list[Tensor]) -> None:
-    """Raise if an operation reads a mask that must not be read, or adds a bool mask to scores."""
+    """Raise if an operation reads a lazy mask that must not be read, or adds a bool mask to scores."""
     masks = [x for x in tensors if isinstance(x, LazyMask)]
     reasons = [mask._content.not_readable for mask in masks if mask._content.not_readable]
     is_bool = any(mask.dtype == torch.bool for mask in masks)
@@ -198,7 +199,7 @@ def _check_readable(operation: str, tensors: list[Tensor]) -> None:
 
 
 def _reached(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """Yield the arguments that an operation writes into, or returns views of."""
+    """Yield the arguments that an operation on a lazy mask writes into or returns views of."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None:
             yield args[number] if number < len(args) else kwargs.get(argument.name)
@@ -209,10 +210,10 @@ def _written_out(x: object) -> object:
 
 
 def dense_at(allowed: Tensor, q: range, kv: range) -> Mask:
-    """Return a bool tensor ``[batch | 1, heads | 1, q_len | 1, kv_len]`` as a rule that is read at these positions."""
-    if allowed.shape[2] == 1 and len(q) > 1:  # one row for every query
+    """Convert a bool tensor ``[batch | 1, heads | 1, q_len | 1, kv_len]`` to a mask rule at the given positions."""
+    if allowed.shape[2] == 1 and len(q) > 1:  # one row for all queries
         return Dense(F.pad(allowed, (kv.start, 0)))
-    behind = kv.stop - q.stop  # `Dense` aligns the last row with the last column, and begins at position 0
+    behind = kv.stop - q.stop  # `Dense` aligns the last row with the last column, and starts at position 0
     return Dense(F.pad(allowed, (kv.start, max(-behind, 0), 0, max(behind, 0))))
 
 
@@ -222,14 +223,14 @@ def _refused(what: str) -> Exception:
 
 
 def mask_dtype(config: object, dtype: torch.dtype) -> torch.dtype:
-    """Return bool, or the model's ``dtype`` if its code may add the mask to its scores.
+    """Return the dtype of a model's lazy mask: bool, or ``dtype`` if the model's code may add the mask to scores.
 
-    Models that call the attention interface, and support "sdpa" or "flex_attention", pass a mask on unchanged. All
-    others get float masks from transformers, and read them: GIT and Falcon add them to their scores, DeepSeek-V4 joins
-    them with a bias, Gemma 4's audio encoder compares them with 0.
+    Models that call the attention interface and support "sdpa" or "flex_attention" pass a mask on unchanged. All others
+    get float masks from transformers and read them: GIT and Falcon add them to their scores, DeepSeek-V4 combines them
+    with a bias, and Gemma 4's audio encoder compares them with 0.
 
     Args:
-        config: the configuration for which a mask is made; None if it is not known.
+        config: the configuration for which a mask is made; None if unknown.
         dtype: the model's dtype.
     """
     return torch.bool if config is None or _takes_bool(type(config)) else dtype
@@ -242,7 +243,7 @@ def _takes_bool(kind: type) -> bool:
 
 @functools.cache
 def _all_support(kind: type, num_modules: int) -> bool:
-    """Return whether every model of a configuration passes its mask on; ``num_modules`` changes with later imports."""
+    """Return whether all models of a configuration class pass masks on; a new ``num_modules`` invalidates the cache."""
     del num_modules
     modeling: Any = sys.modules.get("transformers.modeling_utils")
     if modeling is None:

@@ -1,4 +1,4 @@
-"""LazyWeights: the weights that a call returns with its output, computed when they are read."""
+"""LazyWeights: attention weights that a call returns with its output but that are computed only when read."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_tracing
 
-CALLED_AS = "nn.MultiheadAttention"  # in errors
+CALLED_AS = "nn.MultiheadAttention"  # the name in error messages
 
-_LIMIT = 1 << 30  # maximum number of dense weights, 4 GB in float32
-# Properties of weights that do not need their values.
+_LIMIT = 1 << 30  # maximum number of dense weights: 4 GB in float32
+# Properties of the weights that do not require their values.
 _KNOWN = {
     getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_nested")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, Tensor.ndimension}
@@ -30,7 +30,7 @@ _SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 class _Content:
-    """The function that computes the weights, and the weights once they are computed."""
+    """The state of lazy weights: the function that computes them, and the weights after they are computed."""
 
     def __init__(self, shape: Any, dtype: Any, device: Any, make: Callable[[], Tensor], sources: Iterable[Tensor]):
         self.kind = (shape, dtype, device)
@@ -57,9 +57,9 @@ class _Content:
 
 
 class LazyWeights(Tensor):
-    """A tensor without memory that represents attention weights; any operation on it runs on the weights.
+    """A tensor without memory that represents attention weights. Any operation on it runs on the dense weights.
 
-    They are computed once, with gradient, when they are read. Operations return ordinary tensors.
+    The weights are computed once, with gradient, when they are first read. Operations return ordinary tensors.
 
     Args:
         shape, dtype, device: properties of the weights.
@@ -67,9 +67,9 @@ class LazyWeights(Tensor):
         sources: tensors that ``make`` reads.
 
     Raises:
-        UnsupportedError: on reading more than 2**30 weights, or if a source was written into since the call.
+        UnsupportedError: more than 2**30 weights are read, or a source has been written into since the call.
 
-    Cost: none until they are read; queries and keys stay alive.
+    Cost: none until the weights are read; queries and keys are kept alive.
     """
 
     _content: _Content
@@ -110,7 +110,7 @@ class LazyWeights(Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch leaves the last two out, too
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation that torch's own code calls, without gradient, on the weights."""
+        """Run an operation called by torch's internal code on the dense weights, without gradient."""
         if func in _SAME:
             return cls._of(args[0]._content)
         args, kwargs = tree_map(lambda x: _read(x).detach() if isinstance(x, LazyWeights) else x, (args, kwargs or {}))
@@ -134,16 +134,16 @@ def weights_of(
     is_single: bool = False,
     items: Nested | None = None,
 ) -> Tensor:
-    """Return the weights that a call of ``nn.MultiheadAttention`` returns; `LazyWeights` if they are many.
+    """Return the weights of a call of ``nn.MultiheadAttention``, as `LazyWeights` if there are many.
 
     Args:
         matrix: the matrix of the call, ``[batch, heads, q_len, kv_len]``.
         is_averaged: whether to average over the heads, which removes their axis.
         dtype: the dtype of the weights.
         sources: tensors that the matrix reads.
-        is_single: whether the call had no batch, so that the weights have none.
-        items: the nested tensors of the call, whose packed matrix this is; shorter items are filled with zeros, as in
-            torch.
+        is_single: whether the call had no batch dimension, so that the weights have none either.
+        items: the nested tensors of the call, if ``matrix`` is their packed matrix. The weights of shorter items are
+            filled with zeros, as in torch.
     """
 
     def make() -> Tensor:
@@ -164,7 +164,7 @@ def weights_of(
 
 
 def _averaged(matrix: Matrix) -> Tensor:
-    """Return the mean over the heads, ``[batch, q_len, kv_len]``, computed block by block."""
+    """Return the weights averaged over the heads, ``[batch, q_len, kv_len]``, computed block by block."""
     batch, heads, q_len, kv_len = matrix.shape
     weights = torch.zeros(batch, q_len, kv_len, dtype=wide_dtype(matrix.dtype), device=matrix.device)
     for block in matrix.blocks():
@@ -174,7 +174,7 @@ def _averaged(matrix: Matrix) -> Tensor:
 
 
 def _padded(weights: Tensor, items: Nested) -> Tensor:
-    """Return the weights of each item, ``[batch, ..., q_len, kv_len]``, from the weights of the packed sequence."""
+    """Split the weights of a packed sequence into padded weights of its items, ``[batch, ..., q_len, kv_len]``."""
     batch, q_len, kv_len = items.shape
     out = weights.new_zeros(batch, *weights.shape[:-2], q_len, kv_len)
     row = column = 0

@@ -1,4 +1,4 @@
-"""Convert the mask functions of transformers to masks: known ones by their structure, others by evaluation."""
+"""Convert the mask functions of transformers to masks: known functions by their structure, others by evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.integrations.tensor_masks import both
 from saccade.masks import Causal, Coarse, Documents, Full, Mask, Predicate, Window, from_key_padding_mask
 
 MaskFunction = Callable[..., Tensor]
-"""``(batch_idx, head_idx, q_idx, kv_idx) -> bool`` of absolute positions, like saccade's masks."""
+"""``(batch_idx, head_idx, q_idx, kv_idx) -> bool`` on absolute positions, like saccade's masks."""
 
 _HOME = "transformers.masking_utils"
 
@@ -30,16 +30,16 @@ def place(
     kv_offset: int = 0,
     one_by_one: bool = False,
 ) -> Placed:
-    """Return the rule and the positions for which a model calls its mask interface.
+    """Return the mask rule and the positions for the arguments that a model passes to transformers' mask interface.
 
     Args:
-        mask_function: the pattern.
-        attention_mask: bool ``[batch, tokens]``, True at tokens; None for no padding. Keys after its end are hidden.
-        q_length, kv_length, q_offset, kv_offset: positions of queries and keys.
-        one_by_one: whether the function takes single pairs alone (a user's function).
+        mask_function: the model's pattern.
+        attention_mask: bool ``[batch, tokens]``, True at tokens; None for no padding. Keys past its end are hidden.
+        q_length, kv_length, q_offset, kv_offset: number of queries and keys, and the position of the first of each.
+        one_by_one: whether the function accepts only single pairs (a user's function).
 
     Raises:
-        ValueError: documents or padding of a shape that does not fit.
+        ValueError: the shape of documents or padding does not match.
     """
     start = int(q_offset)
     q, kv = range(start, start + q_length), range(kv_offset, kv_offset + kv_length)
@@ -49,32 +49,32 @@ def place(
 
 
 def with_padding(placed: Placed, is_token: Tensor) -> Placed:
-    """Return the same with padding hidden, and with the number of padding tokens before each text.
+    """Hide padding in a mask rule, and store the number of padding tokens before each text.
 
     Args:
-        placed: a rule, and the positions of the tokens.
-        is_token: bool ``[batch, tokens]``, True at tokens. Keys after its end are hidden.
+        placed: a rule and the positions of the tokens.
+        is_token: bool ``[batch, tokens]``, True at tokens. Keys past its end are hidden.
     """
     rule = placed.rule
     is_token = F.pad(is_token, (0, max(placed.kv_positions.stop - is_token.shape[1], 0)))
     if bool(is_token.all()):
         return placed
-    # Positions of a causal text count from its first token, and of a bidirectional text from the first column.
+    # Positions of a causal text start at its first token, those of a bidirectional text at the first column.
     before = (is_token.cumsum(1) == 0).sum(1).tolist() if rule.is_causal and placed.texts is None else ()
     padded = both(rule, from_key_padding_mask(~is_token))
     return placed._replace(rule=padded, left_padding=tuple(before) if any(before) else None)
 
 
 def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
-    """Return a mask function of transformers as a mask.
+    """Convert a mask function of transformers to a mask.
 
     Args:
         function: the function that a model passes to its mask interface.
-        one_by_one: call unknown functions with single pairs, as ``torch.vmap`` does.
+        one_by_one: whether to call unknown functions with single pairs, as ``torch.vmap`` does.
 
-    Cost: a known pattern costs nothing and keeps its structure. Any other function becomes a `Predicate`: exact, and
-    computed for every pair, a few rows at a time. So does a window or chunk of no tokens, which `Window` and `Coarse`
-    do not support: some configurations name one that no layer uses.
+    Cost: a known pattern costs nothing and keeps its structure. Any other function becomes a `Predicate`, which is
+    exact and evaluated for every pair, a few rows at a time. So does an empty window or chunk, which `Window` and
+    `Coarse` do not support: some configurations contain one that no layer uses.
     """
     name, closure = _name(function), _closure(function)
     rule: Mask
@@ -106,12 +106,12 @@ def as_rule(function: MaskFunction, *, one_by_one: bool = False) -> Mask:
 
 @dataclasses.dataclass(frozen=True)
 class _OneByOne:
-    """A function of four numbers, called with tensors of them."""
+    """A mask function of four numbers that can be called with tensors of them."""
 
     function: MaskFunction
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        # indexing by numbers under vmap; brings the compiler along
+        # indexing by numbers under vmap; this imports the compiler
         from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex  # noqa: PLC0415
 
         numbers = torch.broadcast_tensors(b, h, q, kv)
@@ -131,7 +131,7 @@ def _all_of(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask:
 
 
 def _documents(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask | None:
-    """Return the mask of packed sequences with a rule that counts from each document's start; None for others."""
+    """Convert mask functions that restart a rule in each packed document to a mask; None for other functions."""
     if [_name(function) for function in functions] != [
         "packed_sequence_mask_function.inner_mask",
         "remap_positions_for_packed_sequence.inner_mask",
@@ -143,31 +143,31 @@ def _documents(functions: tuple[MaskFunction, ...], one_by_one: bool) -> Mask | 
     place = torch.arange(number.shape[1], device=number.device).expand_as(number)
     first = torch.where(starts, place, 0).cummax(1).values
     if positions.shape != number.shape or not torch.equal(positions, place - first):
-        return None  # the documents do not count from 0
+        return None  # positions do not restart at 0 in each document
     return Documents(_lengths(number), rule=as_rule(remapped["mask_function"], one_by_one=one_by_one))
 
 
 def _texts_of(rule: Mask) -> tuple[tuple[int, ...], ...] | None:
-    """Return the lengths of the documents in a rule, or None if there are none."""
+    """Return the lengths of the documents in a mask rule, or None if it has none."""
     if isinstance(rule, Documents):
         return rule.lengths
     return next((texts for texts in map(_texts_of, rule.made_of) if texts is not None), None)
 
 
 def _lengths(number: Tensor) -> list[list[int]]:
-    """Return the lengths of the documents from the number of each token's document, ``[batch, tokens]``."""
+    """Return the lengths of packed documents, given each token's document number, ``[batch, tokens]``."""
     return [row.unique_consecutive(return_counts=True)[1].tolist() for row in number]
 
 
 def _name(function: Any) -> str:
-    """Return the name of a function of transformers, such as ``and_masks.and_mask``; "" for any other."""
+    """Return the name of a mask function of transformers, such as ``and_masks.and_mask``; "" for any other function."""
     if getattr(function, "__module__", None) != _HOME:
         return ""
     return str(getattr(function, "__qualname__", "")).replace(".<locals>", "")
 
 
 def _closure(function: Any) -> dict[str, Any]:
-    """Return the variables that a function closes over, by name."""
+    """Return the variables that a mask function closes over, by name."""
     cells = getattr(function, "__closure__", None) or ()
     code = getattr(function, "__code__", None)
     return dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True)) if code else {}

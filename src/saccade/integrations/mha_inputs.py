@@ -1,4 +1,4 @@
-"""The inputs of ``nn.MultiheadAttention`` as heads, a rule and a bias."""
+"""Convert the inputs of ``nn.MultiheadAttention`` to heads, a mask rule and a bias."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from saccade.integrations.tensor_masks import both, mask_of_tensor, rule_of_tens
 from saccade.masks import Dense, Full, Mask, from_key_padding_mask
 from saccade.support.validation import check_holds_values
 
-CALLED_AS = "nn.MultiheadAttention"  # in errors
+CALLED_AS = "nn.MultiheadAttention"  # the name in error messages
 
 
 class Projected(NamedTuple):
-    """Heads ``[batch, heads, len, head_dim]``, with the keys and values that the layer adds; value may be None."""
+    """Projected heads ``[batch, heads, len, head_dim]``, with the keys and values that the layer adds."""
 
     query: Tensor
     key: Tensor
@@ -24,10 +24,10 @@ class Projected(NamedTuple):
 
 
 def projected(module: Any, query: Tensor, key: Tensor, value: Tensor | None = None) -> Projected:
-    """Project queries, keys and values ``[batch, len, width]``, and split them into heads.
+    """Project queries, keys and values ``[batch, len, width]`` and split them into heads.
 
     Args:
-        module: has the weights and options of an ``nn.MultiheadAttention``.
+        module: an object with the weights and options of an ``nn.MultiheadAttention``.
         query, key, value: the arguments of the call, with the batch first.
     """
     biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
@@ -52,10 +52,10 @@ def projected(module: Any, query: Tensor, key: Tensor, value: Tensor | None = No
 def rule_of(
     attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int]
 ) -> tuple[Mask, Tensor | None]:
-    """Return torch's masks, where True means *ignore* and floats are added, as a rule and a bias.
+    """Convert the masks of ``nn.MultiheadAttention``, where True means *ignore*, to a mask rule and a bias.
 
     Raises:
-        TypeError: an ``attn_mask`` without values, whose uninitialized memory torch's layers would add.
+        TypeError: ``attn_mask`` has no values: torch's layers would add its uninitialized memory.
     """
     batch, heads, _, kv_len = shape
     rule: Mask = Full()
@@ -77,13 +77,13 @@ def rule_of(
 
 
 def with_added_keys(pattern: Mask, q_len: int, kv_len: int, num_added: int) -> Mask:
-    """Return a pattern for ``kv_len`` keys and added keys that every query may attend to; dense, since it is rare."""
+    """Extend a pattern for ``kv_len`` keys by added keys that every query may attend to, as a dense mask."""
     if not num_added:
         return pattern
     return Dense(F.pad(pattern.to_dense(q_len, kv_len), (0, num_added), value=True))
 
 
 def _wider(mask: Tensor, kv_len: int) -> Tensor:
-    """Return a mask with the keys that the layer adds, which every query may attend to."""
+    """Extend a mask tensor by the keys that the layer adds, which every query may attend to."""
     more = kv_len - mask.shape[-1]
     return F.pad(mask, (0, more), value=mask.dtype == torch.bool) if more else mask

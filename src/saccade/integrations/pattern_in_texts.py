@@ -1,4 +1,4 @@
-"""Apply a layer's pattern inside each text of a call: packed texts, and texts after padding."""
+"""Apply a layer's pattern within each text of a call: packed texts, and texts after padding."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from saccade.support.errors import unsupported
 
 
 def with_pattern(placed: Placed, pattern: Mask, position_ids: Tensor | None = None) -> Mask:
-    """Return the rule of a call joined with a pattern that counts from the first token of each text.
+    """Return the mask rule of a call joined with a pattern whose positions start at the first token of each text.
 
-    The texts are the ones that the model's mask separates; if it separates none, a text starts where ``position_ids``
-    restart at 0. (transformers ignores restarts with a cache, which models create unless they get
-    ``use_cache=False``.) A pattern that describes the batch itself, such as `Documents` or `Padding`, counts on the
-    whole row.
+    The texts are those that the model's mask separates. If it separates none, a text starts where ``position_ids``
+    restart at 0. (transformers ignores restarts if there is a cache, which models create unless called with
+    ``use_cache=False``.) A pattern that describes the batch itself, such as `Documents` or `Padding`, applies to the
+    full row.
 
     Args:
-        placed: the rule of the call, and the positions of its tokens.
+        placed: the rule of the call and the positions of its tokens.
         pattern: the mask of the layer.
         position_ids: int ``[batch, q_len]``, as the model passes them to its layers.
 
     Raises:
-        UnsupportedError: position ids show that the cache holds other texts, and the pattern depends on where this
-            one starts.
+        UnsupportedError: ``position_ids`` show that the cache contains other texts, and the pattern depends on where
+            the current text starts.
     """
     if _is_of_batch(pattern):
         return both(placed.rule, pattern)
@@ -53,22 +53,22 @@ def with_pattern(placed: Placed, pattern: Mask, position_ids: Tensor | None = No
     return both(placed.rule, pattern)
 
 
-@functools.lru_cache(16)  # the same for all layers of a model
+@functools.lru_cache(16)  # shared by all layers of a model
 def _inside(texts: tuple[tuple[int, ...], ...], pattern: Mask) -> Mask:
     return Documents(texts, pattern)
 
 
 def _is_of_batch(pattern: Mask) -> bool:
-    """Return whether a pattern describes the rows of one batch: texts, padding, or a rule for each item."""
+    """Return whether a pattern describes the rows of a specific batch: texts, padding, or a rule for each item."""
     is_of_batch = isinstance(pattern, Documents | Padding | PerItem) or pattern.shape[0] != 1
     return is_of_batch or any(map(_is_of_batch, pattern.made_of))
 
 
 def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tuple[int, ...], ...] | None:
-    """Return the lengths of packed texts, if positions restart at 0 and otherwise increase by 1.
+    """Return the lengths of packed texts if positions restart at 0 and otherwise increase by 1, else None.
 
     Positions of image patches may do the same, so only causal rules and dense masks are considered. Keys after the
-    queries are the free places of a static cache.
+    queries are the unused slots of a static cache.
     """
     rule, q, kv = placed[:3]
     is_whole = q.start == kv.start == 0 and len(q) <= len(kv)
@@ -76,14 +76,14 @@ def _texts_by_position(placed: Placed, position_ids: Tensor | None) -> tuple[tup
         return None
     restarts = position_ids[:, 1:] == 0
     is_packed = bool(restarts.any()) and bool((restarts | (position_ids.diff(dim=1) == 1)).all())
-    if not is_packed or not bool(position_ids.any()):  # all 0: a model without positions
+    if not is_packed or not bool(position_ids.any()):  # all 0 in a model without positions
         return None
     starts = [[0, *(row.nonzero()[:, 0] + 1).tolist(), len(q), len(kv)] for row in restarts]
     return tuple(tuple(stop - start for start, stop in itertools.pairwise(row)) for row in starts)
 
 
 def _check_start(placed: Placed, pattern: Mask, position_ids: Tensor | None) -> None:
-    """Raise if the queries continue one of several texts in a cache, so that its first position is unknown."""
+    """Raise if the queries continue one of several texts in a cache, because its first position is unknown."""
     q, kv = placed.q_positions, placed.kv_positions
     if not placed.rule.is_causal or len(q) == len(kv) or not _are_of_row(position_ids, len(q)):
         return
@@ -94,7 +94,7 @@ def _check_start(placed: Placed, pattern: Mask, position_ids: Tensor | None) -> 
 
 
 def _are_of_row(position_ids: Tensor | None, length: int) -> TypeGuard[Tensor]:
-    """Return whether these are the positions of the queries, and have values that can be read."""
+    """Return whether ``position_ids`` has one position for each query, with values that can be read."""
     if not isinstance(position_ids, Tensor) or position_ids.is_meta or isinstance(position_ids, FakeTensor):
         return False
     return position_ids.dim() == 2 and position_ids.shape[1] == length

@@ -1,4 +1,4 @@
-"""Convert the calls of recurrences in models of transformers to saccade's queries, keys and gates."""
+"""Convert the recurrence calls of transformers models to saccade's queries, keys and gates."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 Arguments = Mapping[str, Any]
-"""The arguments of a call, by name."""
+"""The arguments of a recurrence call, by name."""
 
 _DELTA, _LINEAR = Delta(), GatedLinear(scale=1.0)
 
 
 class Tokens(NamedTuple):
-    """The queries, keys and gates of tokens in a recurrence.
+    """The queries, keys and gates of the tokens in a recurrence.
 
     Attributes:
-        rule: the mechanism.
-        query: ``[batch, heads, q_len, head_dim]``, of the last tokens.
+        rule: the mechanism that computes the recurrence.
+        query: ``[batch, heads, q_len, head_dim]``, the queries of the last ``q_len`` tokens.
         key: ``[batch, key_heads, kv_len, head_dim]``.
         decay: log decay, ``[batch, kv_heads, kv_len]``, or ``[..., head_dim]``.
         beta: write strength, ``[batch, kv_heads, kv_len]``; None for 1.
@@ -41,7 +41,7 @@ class Tokens(NamedTuple):
     beta: Tensor | None
 
     def matrix(self) -> RecurrenceMatrix:
-        """Return the matrix, in float32 or wider, in which these models compute for weights of any dtype."""
+        """Return the matrix of the recurrence in float32 or wider, as these models compute it for any weight dtype."""
         query, key, decay = (x.detach().to(wide_dtype(x.dtype)) for x in (self.query, self.key, self.decay))
         beta = None if self.beta is None else self.beta.detach()
         matrix: RecurrenceMatrix = self.rule(query, key, decay=decay, beta=beta, mask=Causal())
@@ -49,13 +49,13 @@ class Tokens(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function that models call for a recurrence.
+    """A function that models call to compute a recurrence.
 
     Attributes:
         names: the names of its first arguments.
-        state: the argument that holds the state before the tokens.
-        tokens: makes `Tokens` of a call's arguments.
-        last: returns the state after the call, from its arguments and result; None if it is unknown.
+        state: the name of the argument with the state before the tokens.
+        tokens: converts the arguments of a call to `Tokens`.
+        last: returns the state after the call from its arguments and result; None if the state is unknown.
     """
 
     names: tuple[str, ...]
@@ -65,7 +65,7 @@ class Function(NamedTuple):
 
 
 def _delta_tokens(arguments: Arguments) -> Tokens:
-    """Read the arguments of a delta rule, ``[batch, len, heads, ...]``."""
+    """Convert the arguments of a delta rule, ``[batch, len, heads, ...]``, to tokens."""
     if arguments.get("cu_seqlens") is not None:
         raise _packed("cu_seqlens")
     query, key, decay, beta = (arguments[name].transpose(1, 2) for name in ("query", "key", "g", "beta"))
@@ -80,7 +80,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _scan_tokens(arguments: Arguments) -> Tokens:
-    """Read Mamba-2's ``B, C [batch, len, groups, state]`` and ``dt [batch, len, heads]``."""
+    """Convert Mamba-2's ``B, C [batch, len, groups, state]`` and ``dt [batch, len, heads]`` to tokens."""
     if arguments.get("seq_idx") is not None:
         raise _packed("seq_idx")
     low, high = arguments.get("dt_limit") or (0.0, float("inf"))
@@ -89,7 +89,7 @@ def _scan_tokens(arguments: Arguments) -> Tokens:
 
 
 def _step_tokens(arguments: Arguments) -> Tokens:
-    """Read a single token: ``B, C [batch, groups, state]``, ``dt [batch, heads, head_dim]``, ``A [heads, ...]``."""
+    """Convert a Mamba-2 token: ``B, C [batch, groups, state]``, ``dt [batch, heads, head_dim]``, ``A [heads, ...]``."""
     bias = arguments.get("dt_bias")
     step = _step(arguments["dt"][..., 0], None if bias is None else bias[..., 0], arguments)[..., None]
     return _ssd(arguments["C"][:, :, None], arguments["B"][:, :, None], step, arguments["A"][:, 0, 0])
@@ -101,12 +101,12 @@ def _step(raw: Tensor, bias: Tensor | None, arguments: Arguments) -> Tensor:
 
 
 def _ssd(query: Tensor, key: Tensor, step: Tensor, rate: Tensor) -> Tokens:
-    """Return the tokens of `saccade.mechanisms.SSD` with this rate, below 0, ``[heads]``."""
+    """Return the tokens for `saccade.mechanisms.SSD` with the given negative rate, ``[heads]``."""
     return Tokens(_LINEAR, query, key, step * rate[:, None].to(step), step)
 
 
 def lightning_tokens(projected: Tensor, slopes: Tensor) -> Tokens:
-    """Return the tokens of lightning attention.
+    """Convert the projections of lightning attention to tokens.
 
     Args:
         projected: queries, keys and values of each head, ``[batch, len, heads, 3 * head_dim]``, after the activation
@@ -133,7 +133,7 @@ _DELTA_RULE = Function(("query", "key", "value", "g", "beta"), "initial_state", 
 _TOKENS = ("hidden_states", "dt", "A", "B", "C")
 
 _SCAN = Function(_TOKENS, "initial_states", _scan_tokens, _second)
-# This function writes into the state.
+# This function modifies the state in place.
 _STEP = Function(("state", *_TOKENS), "state", _step_tokens, lambda arguments, _: arguments["state"])
 
 FUNCTIONS = {
@@ -144,7 +144,7 @@ FUNCTIONS = {
     "mamba2_chunk_scan": _SCAN,
     "mamba2_selective_state_update": _STEP,
 }
-"""Functions by their names in the files of models; fast kernels have the same names."""
+"""Recurrence functions by their names in model source files; fast kernels have the same names."""
 
 ATTRIBUTES = {"chunk_gated_delta_rule": _DELTA_RULE, "recurrent_gated_delta_rule": _DELTA_RULE}
-"""Functions by the names of the attributes of layers in older versions."""
+"""Recurrence functions by the names of the layer attributes that refer to them in older versions."""

@@ -1,4 +1,4 @@
-"""Capture recurrences in transformers: the functions that layers call, and lightning attention's forward pass."""
+"""Capture recurrences in transformers models: the functions that layers call, and lightning attention's forward."""
 
 from __future__ import annotations
 
@@ -22,47 +22,48 @@ from saccade.integrations.recurrence_calls import ATTRIBUTES, FUNCTIONS, Functio
 from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 _LIGHTNING = "MiniMaxLightningAttention"
 
 
 class _State(NamedTuple):
-    """A state, and all tokens that it was made of."""
+    """A recurrent state and all tokens that it was computed from."""
 
     state: Tensor
     tokens: Tokens
 
     def of(self, rows: list[int]) -> _State:
-        """Return the chosen batch items, after beams were reordered."""
+        """Return the state of the selected batch items, for reordered beams."""
         chosen = (x if x is None or not isinstance(x, Tensor) else x[rows] for x in self.tokens)
         return _State(self.state[rows], Tokens(*chosen))  # type: ignore[arg-type]
 
 
 class History:
-    """The tokens that the states of a model's caches were made of, for one recording.
+    """The tokens that the states in a model's caches were computed from, for one recording.
 
-    The weights of a decoding step need the keys of earlier tokens, and a recurrent layer's cache holds none. So they
-    are stored here as long as the cache lives. A state is recognised by its contents, so a changed state is refused.
+    The weights of a decoding step need the keys of earlier tokens, but a recurrent layer's cache does not contain them.
+    So they are stored here as long as the cache exists. A state is recognised by its contents, so a state that other
+    code changed is refused.
 
-    Cost: memory of the keys, like a cache of softmax attention; each call compares a state.
+    Cost: memory for the keys, like a cache of softmax attention; each call compares states.
     """
 
     def __init__(self) -> None:
         self._states: WeakKeyDictionary[Any, dict[str, _State]] = WeakKeyDictionary()
-        self._lock = threading.Lock()  # other threads may generate, each with another cache
+        self._lock = threading.Lock()  # other threads may be generating, each with its own cache
 
     def whole(self, name: str, cache: Any, new: Tokens, before: Tensor | None, after: Tensor | None) -> Tokens:
-        """Return all tokens up to the end of a call, and remember them for the next one.
+        """Return all tokens up to the end of a recurrence call, and remember them for the next call.
 
         Args:
             name: the layer's name.
-            cache: the cache that holds the state; None for no cache.
+            cache: the cache that contains the state; None for no cache.
             new: the tokens of this call.
-            before, after: the states before and after the call; None for none.
+            before, after: the states before and after the call; None if there is none.
 
         Raises:
-            UnsupportedError: no recorded call left the state ``before``.
+            UnsupportedError: no recorded call produced the state ``before``.
         """
         with self._lock:
             earlier = None if before is None else self._earlier(name, cache, before)
@@ -90,7 +91,7 @@ class History:
 
 
 def _rows(known: Tensor, state: Tensor) -> list[int] | None:
-    """Return the index in ``known`` of each batch item of ``state``; None if one is missing."""
+    """Return the index in ``known`` of each batch item of ``state``, or None if an item is missing."""
     if known.shape[1:] != state.shape[1:]:
         return None
     rows = [next((i for i, item in enumerate(known) if torch.equal(item, one)), -1) for one in state]
@@ -98,14 +99,14 @@ def _rows(known: Tensor, state: Tensor) -> list[int] | None:
 
 
 def _appended(earlier: Tokens, new: Tokens) -> Tokens:
-    """Return the new queries with all keys."""
+    """Return the new tokens' queries with the keys of the earlier and new tokens."""
     key, decay = torch.cat([earlier.key, new.key], 2), torch.cat([earlier.decay, new.decay], 2)
     beta = None if earlier.beta is None or new.beta is None else torch.cat([earlier.beta, new.beta], 2)
     return new._replace(key=key, decay=decay, beta=beta)
 
 
 def _detached(tokens: Tokens) -> Tokens:
-    """Return tokens without gradient and without queries, which no later call needs."""
+    """Detach tokens from the graph and drop their queries, which later calls do not need."""
     beta = None if tokens.beta is None else tokens.beta.detach()
     key = tokens.key.detach()
     return Tokens(tokens.rule, key[:, :, :0], key, tokens.decay.detach(), beta)
@@ -118,10 +119,10 @@ _proxies: dict[tuple[int, str], _FunctionProxy] = {}
 
 @contextmanager
 def capture_recurrences(model: nn.Module, capture: Capture) -> Iterator[None]:
-    """Capture each call of a recurrence that a layer of transformers makes: delta rules, Mamba-2, lightning attention.
+    """Capture the recurrence calls of transformers layers: delta rules, Mamba-2 and lightning attention.
 
-    The layers run on their own functions or fast kernels. The matrix is made of the arguments of these, so it treats
-    padding as the layer does: tokens that the layer zeroes write nothing.
+    The layers run on their own functions or fast kernels. The matrix is built from the arguments of these functions, so
+    it treats padding as the layer does: tokens that the layer sets to zero write nothing.
     """
     modules = list(_captured_modules(names_of(model)))
     namespaces = {(id(one), name): one for module, _, _ in modules for one, name in _namespaces(module)}
@@ -153,7 +154,7 @@ def _is_lightning(kind: Any) -> bool:
 
 
 def _namespaces(module: nn.Module) -> tuple[tuple[dict[str, Any], str], ...]:
-    """Return namespace and name of each function that a module calls: globals of its class, or its attributes."""
+    """Return the namespace (class globals or attributes) and name of each recurrence function that a module calls."""
     in_files, attributes = _namespaces_of_class(cast("Hashable", type(module))), vars(module)
     names = [name for name in ATTRIBUTES if name in attributes]
     return (*in_files, *((attributes, name) for name in names)) if names else in_files
@@ -172,20 +173,20 @@ def _namespaces_of_class(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:
 
 
 class _Layer(NamedTuple):
-    """A running recurrent layer: its listeners, and the cache that it was called with."""
+    """A running recurrent layer: its listeners and the cache that it was called with."""
 
     listeners: tuple[Listener, ...]
     cache: Any
 
 
 class _FunctionProxy:
-    """A replacement of a function, which captures the calls that recorded layers make.
+    """A replacement for a recurrence function that captures calls made by recorded layers.
 
-    Called by any other layer, or after the last recording, it runs the original function.
+    When called by any other layer, or after the last recording, it runs the original function.
 
     Attributes:
-        original: the function.
-        users: the number of recordings that use the replacement.
+        original: the original function.
+        users: number of recordings that use the replacement.
     """
 
     def __init__(self, original: Callable[..., Any], function: Function):
@@ -198,13 +199,13 @@ class _FunctionProxy:
             return self.original(*args, **kwargs)
         function, arguments = self._function, dict(zip(self._function.names, args, strict=False)) | kwargs
         before = arguments.get(function.state)
-        before = None if before is None else before.detach().clone()  # decoding steps may write into it
+        before = None if before is None else before.detach().clone()  # decoding steps may modify it in place
         out = self.original(*args, **kwargs)
         _emit_call(layer, lambda: function.tokens(arguments), before, function.last(arguments, out))
         return out
 
     def __reduce__(self) -> Any:
-        """Copy the original function: copies of a recorded model are not recorded."""
+        """Copy and pickle as the original function, so that copies of a recorded model are not recorded."""
         return copy.copy, (self.original,)
 
 
@@ -258,7 +259,7 @@ def _capture_lightning(call: CapturedCall) -> Any:
 
 @dataclass
 class _Projection:
-    """The projection of a running lightning attention, and its output."""
+    """The projection module of a running lightning attention, and its output."""
 
     module: nn.Module
     out: Tensor | None = None
@@ -273,12 +274,12 @@ def _note_projection(call: CapturedCall) -> Any:
 
 
 def _cache_of(call: CapturedCall) -> Any:
-    """Return the cache among the arguments of a layer, by any name; None if there is none."""
+    """Return the cache among the arguments of a recurrent layer, under any name, or None if there is none."""
     return next((x for x in (*call.args, *call.kwargs.values()) if hasattr(x, "get_seq_length")), None)
 
 
 def _emit_call(layer: _Layer, tokens: Callable[[], Tokens], before: Tensor | None, after: Tensor | None) -> None:
-    """Emit a call to all listeners; the capture of each holds the tokens that came before."""
+    """Emit a recurrence call to all listeners, adding the earlier tokens that each capture has stored."""
 
     def making(listener: Listener) -> Make:
         def make() -> Matrix:

@@ -24,15 +24,15 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, shown, type_error, unsupported, value_error
 from saccade.support.validation import check_type
 
-_TAKEN = ("attn_mask", "is_causal")  # supported arguments of a timm-style attention, besides its input
+_TAKEN = ("attn_mask", "is_causal")  # supported arguments of a timm-style attention besides its input
 _names = (f"saccade-{number}" for number in itertools.count(1))
 
 
 class Replaced(NamedTuple):
-    """One attention that was replaced.
+    """An attention module that was replaced.
 
     Attributes:
-        name: the module's name in its model.
+        name: the module's name in the model.
         before, after: descriptions of the attention before and after.
     """
 
@@ -50,40 +50,42 @@ def replace_attention(
     leave: Collection[str] | None = None,
     cross_attention: Collection[str] | None = None,
 ) -> tuple[Replaced, ...]:
-    """Run a model's attention on saccade, with the same weights, names and outputs, in less time and memory.
+    """Run a model's attention on saccade with the same weights, names and outputs, in less time and memory.
 
-    Supported are ``nn.MultiheadAttention`` with all its flags, by itself and in ``nn.Transformer*``; attentions with
-    one projection ``qkv``, as timm's; and models of transformers, as `saccade.integrations.transformers.install` runs
-    them. The modules are the same objects as before, each of a subclass of its class: ``isinstance``, parameters,
-    ``state_dict()``, hooks and attributes stay, so that optimizers, checkpoints and wrappers fit.
+    Supported are ``nn.MultiheadAttention`` with all its flags, by itself and in ``nn.Transformer*``; attention modules
+    with a single ``qkv`` projection, like timm's; and transformers models, which run as with
+    `saccade.integrations.transformers.install`. The modules remain the same objects, but their class becomes a subclass
+    of the original: ``isinstance``, parameters, ``state_dict()``, hooks and attributes are unchanged, so optimizers,
+    checkpoints and wrappers still work.
 
-    A mask holds for self-attention. An ``nn.MultiheadAttention`` is cross-attention, and gets no mask, as
-    ``multihead_attn`` of torch's decoder layers, where ``cross_attention`` names it, and in calls whose query and key
-    differ in length. It is self-attention where they are one tensor, or hold the same values in the first call
-    (``attn(norm(x), norm(x), norm(x))``). If they differ there, the call is refused, unless ``cross_attention`` is
-    given: all modules that it does not name are self-attention.
+    A mask applies to self-attention only. An ``nn.MultiheadAttention`` counts as cross-attention, and gets no mask, if
+    it is the ``multihead_attn`` of a torch decoder layer, if ``cross_attention`` names it, or in calls whose query and
+    key differ in length. It counts as self-attention if query and key are the same tensor, or have equal values in the
+    first call (``attn(norm(x), norm(x), norm(x))``). If their values differ there, the call is refused, unless
+    ``cross_attention`` is given: then all modules that it does not name are self-attention.
 
     Args:
         model: any module tree; changed in place.
-        mask: a pattern for every self-attention, joined with what each call brings by ``&``. In models of
-            transformers it counts from the first token of each text; see `saccade.integrations.transformers.install`.
-        mechanism: which matrix; exact softmax when None. Each attention gets a copy. Not for models of transformers.
-        leave: names of modules whose attention stays as it is, with ``*`` for any characters: ``["decoder.pool"]``.
-        cross_attention: names of the ``nn.MultiheadAttention`` that are cross-attention, with ``*`` for any characters:
-            ``["decoder.*.cross"]``. None leaves it to each call.
+        mask: a pattern for every self-attention, joined with the mask of each call by ``&``. In transformers models,
+            its positions start at the first token of each text; see `saccade.integrations.transformers.install`.
+        mechanism: the mechanism to use; exact softmax when None. Each attention gets a copy. Not supported for
+            transformers models.
+        leave: names of modules whose attention is not replaced, with ``*`` for any characters: ``["decoder.pool"]``.
+        cross_attention: names of the ``nn.MultiheadAttention`` modules that are cross-attention, with ``*`` for any
+            characters: ``["decoder.*.cross"]``. When None, each call decides.
 
     Returns:
-        The attentions that were replaced, in the order of the model's modules.
+        The attention modules that were replaced, in the order of the model's modules.
 
     Raises:
-        TypeError: no module, mask, mechanism or names.
-        ValueError: a name in ``leave`` that no module of the model has, or one in ``cross_attention`` that no
-            ``nn.MultiheadAttention`` has.
-        UnsupportedError: an attention in it is of none of these kinds, or there is none: all are named, and nothing is
-            replaced. An attention that a module writes out is one too: its ``forward`` multiplies the result of a
-            softmax, or calls torch's attention functions.
+        TypeError: an argument has the wrong type.
+        ValueError: no module of the model matches a name in ``leave``, or no ``nn.MultiheadAttention`` matches a name
+            in ``cross_attention``.
+        UnsupportedError: the model contains unsupported attention, or none at all. The error lists all such modules,
+            and nothing is replaced. This includes modules whose own ``forward`` computes attention: it multiplies the
+            result of a softmax, or calls torch's attention functions.
 
-    Cost: nothing; timm-style attentions are run once on a few random numbers, before and after.
+    Cost: none, except that timm-style modules are run on a few random numbers, once before and once after.
 
     Example:
         >>> from saccade.masks import Window
@@ -125,12 +127,12 @@ def replace_attention(
         replaced.append(Replaced(name, before, f"{type(part).__name__}, {type(part.mechanism).__name__}"))
     for part in model.modules():
         if isinstance(part, nn.TransformerEncoder):
-            part.use_nested_tensor = False  # its fast path makes nested tensors, which replaced layers do not take
+            part.use_nested_tensor = False  # its fast path makes nested tensors, which replaced layers do not accept
     return tuple(replaced)
 
 
 def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield attentions and whole models of transformers: name, module, and why it cannot be replaced, or ""."""
+    """Yield attention modules and transformers models: name, module, and why it cannot be replaced ("" if it can)."""
     inside: list[str] = []
     for name, part in model.named_modules():
         if any(name.startswith(outer) for outer in inside):
@@ -157,7 +159,7 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def _written_out(model: nn.Module, known: list[str]) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield modules that write attention out, other than the known ones, and within models of transformers."""
+    """Yield modules that compute attention in their own code, except known ones and parts of transformers models."""
     within = tuple(f"{name}." for name in known if not is_pretrained(model.get_submodule(name)))
     for name, part in model.named_modules():
         why = "" if name in known or f"{name}.".startswith(within) else written_out(part)
@@ -166,10 +168,10 @@ def _written_out(model: nn.Module, known: list[str]) -> Iterator[tuple[str, nn.M
 
 
 def _left(model: nn.Module, leave: Collection[str] | None) -> set[str]:
-    """Return the names of the modules that are left unchanged, and of all modules within them.
+    """Return the names of the modules to leave unreplaced, and of all modules within them.
 
     Raises:
-        TypeError, ValueError: no names of modules.
+        TypeError, ValueError: ``leave`` does not consist of names of modules.
     """
     rule = "be a list of names, or None"
     if isinstance(leave, str) or not isinstance(leave, Collection | None):
@@ -189,12 +191,12 @@ def _is_known(part: nn.Module) -> bool:
 
 
 def is_pretrained(part: nn.Module) -> bool:
-    """Return whether a module is a model of transformers, which need not be installed."""
+    """Return whether a module is a transformers model, even if transformers is not installed."""
     return any(kind.__name__ == "PreTrainedModel" for kind in type(part).__mro__)
 
 
 def _against_object(part: nn.Module) -> str:
-    """Return why a module cannot run on saccade although its class could; "" if it can."""
+    """Return why an attention module of a supported class cannot run on saccade, or "" if it can."""
     if is_parametrized(part):
         return "its weights are computed from others, by parametrizations"
     if "forward" in vars(part):
@@ -204,7 +206,7 @@ def _against_object(part: nn.Module) -> str:
 
 
 def _against_model(model: Any) -> str:
-    """Return why a model of transformers cannot run on saccade's attention; "" if it can."""
+    """Return why a transformers model cannot run on saccade's attention, or "" if it can."""
     if not any(uses_attention_interface(part) for part in model.modules()):
         return "it computes its attention itself, without transformers' attention interface"
     if getattr(model, "_supports_sdpa", True):
@@ -215,7 +217,7 @@ def _against_model(model: Any) -> str:
 
 
 def _is_by_hand(kind: type[nn.Module]) -> bool:
-    """Return whether an attention of transformers computes its softmax without the attention interface."""
+    """Return whether an attention class of transformers computes its softmax without the attention interface."""
     if "attention" not in kind.__name__.lower() or not kind.__module__.startswith("transformers."):
         return False
     source = inspect.getsource(kind)
@@ -223,7 +225,7 @@ def _is_by_hand(kind: type[nn.Module]) -> bool:
 
 
 def _against_fused(module: Any) -> str:
-    """Compare both on random numbers, since names do not prove what a module computes; "" if they agree."""
+    """Compare a timm-style module with its replacement on random numbers; return why it cannot be replaced, or ""."""
     against = _against_object(module)
     if against:
         return against
@@ -253,10 +255,10 @@ def _against_fused(module: Any) -> str:
 def _cross(
     model: nn.Module, attentions: list[tuple[str, nn.Module, str]], cross_attention: Collection[str] | None
 ) -> dict[nn.Module, bool]:
-    """Return whether each attention is cross-attention, as far as that is known without a call.
+    """Return whether each attention module is cross-attention, if that is known without a call.
 
     Raises:
-        TypeError, ValueError: no names of attentions.
+        TypeError, ValueError: ``cross_attention`` does not consist of names of attention modules.
     """
     known: dict[nn.Module, bool] = {}
     names = {name: part for name, part, _ in attentions if isinstance(part, nn.MultiheadAttention)}
@@ -279,7 +281,7 @@ def _installed(name: str, model: Any, mask: Mask | None) -> Iterator[Replaced]:
     before = model.config._attn_implementation
     after = transformers.install(next(_names), mask=mask)
     model.set_attn_implementation(after)
-    # The innermost attention computes: BertAttention holds a BertSelfAttention.
+    # The innermost module computes the attention: BertAttention contains a BertSelfAttention.
     attentions = {path: part for path, part in model.named_modules() if _is_attention(part)}
     for path, part in attentions.items():
         if not any(inner.startswith(f"{path}.") for inner in attentions):

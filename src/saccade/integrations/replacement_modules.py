@@ -1,4 +1,4 @@
-"""Classes of other people's attention modules that run on saccade: the same objects, called as before."""
+"""Replacement classes that make third-party attention modules run on saccade as the same objects, called as before."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_plain, is_tracing
 from saccade.support.validation import check_holds_values, is_causal_bias
 
-CALLED_AS = "nn.MultiheadAttention"  # in errors
+CALLED_AS = "nn.MultiheadAttention"  # the name in error messages
 
-_FUSED = ("qkv", "proj", "num_heads")  # timm's names for the parts of its attentions
+_FUSED = ("qkv", "proj", "num_heads")  # timm's names for the parts of its attention modules
 
 
 class TorchAttention(StandIn):
-    """An ``nn.MultiheadAttention`` that runs on saccade: the same parameters and flags, called in the same way.
+    """An ``nn.MultiheadAttention`` that runs on saccade with the same parameters, flags and signature.
 
-    Its mask applies to self-attention: calls whose query and key are one tensor or have equal values.
+    Its mask applies to self-attention: calls whose query and key are the same tensor or have equal values.
 
     Attributes:
-        is_cross: whether the module is cross-attention; None until that is known.
+        is_cross: whether the module is cross-attention; None while unknown.
 
-    Cost: the mechanism's. Weights are built if ``need_weights`` is True, up to a limit.
+    Cost: that of the mechanism. Weights are built if ``need_weights`` is True, up to a limit.
     """
 
     is_cross: bool | None = None
 
     def set_up(self) -> None:
-        """Keep torch's encoder layers in Python: they leave their fused code if a module has a hook."""
+        """Add a hook that makes torch's encoder layers call this module instead of their fused code."""
         self.register_forward_pre_hook(_keep_in_python)
 
     def merge_masks(self, *_: Any) -> Any:
-        """Raise; torch's encoder layer calls this before its fused code, if the hook was removed."""
+        """Raise: torch's encoder layer calls this before its fused code, which only runs if the hook was removed."""
         reason = "its fused code leaves out what replace_attention put in, and the hook that prevents it was removed"
         hint = "torch.backends.mha.set_fastpath_enabled(False)"
         raise unsupported("nn.TransformerEncoderLayer", [reason], hint=hint)
@@ -59,7 +59,7 @@ class TorchAttention(StandIn):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run like ``nn.MultiheadAttention``: in its layouts, with its masks, in which True means *ignore*."""
+        """Run like ``nn.MultiheadAttention``, with its layouts and its masks, where True means *ignore*."""
         if is_causal and attn_mask is None:
             reason = "is_causal is a hint about attn_mask, which is not given"
             raise unsupported("is_causal=True", [reason], hint="mask=masks.Causal() is a pattern")
@@ -72,7 +72,7 @@ class TorchAttention(StandIn):
         ]
         is_self = self.mask is not None and self._is_self(x[0], x[0] if key is query else x[1])
         q, k, v = projected(self, *x)
-        assert v is not None  # it was asked for
+        assert v is not None  # values were passed
         kv_len = x[1].shape[1]
         num_added = k.shape[2] - kv_len
         q_len, patterns = q.shape[2], [self.mask] if self.mask is not None and is_self else []
@@ -93,15 +93,15 @@ class TorchAttention(StandIn):
     def _of_nested(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average_attn_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Run a call on nested tensors, ``[batch, len, width]`` whatever `batch_first` is, as one packed sequence."""
-        if is_tracing():  # a graph cannot read lengths
+        """Run a call on nested tensors ``[batch, len, width]`` as one packed sequence, for any `batch_first`."""
+        if is_tracing():  # a compiled graph cannot read lengths
             outside: Any = torch.compiler.disable(self._of_nested)
             return outside(query, key, value, need_weights, average_attn_weights)
         items = Nested.of(query, key, value, axis=0)
         is_alike = self.mask is not None and items.q_lengths == items.kv_lengths
         is_self = is_alike and self._is_self(items.query, items.query if key is query else items.key)
         q, k, v = projected(self, *items[:3])
-        assert v is not None  # it was asked for
+        assert v is not None  # values were passed
         rule = items.mask(self.mask if is_self else None, self.num_heads)
         out, matrix = self.attend(q, k, v, rule, None, self.dropout, **items.positions)
         out = items.unpacked(self.out_proj(out))
@@ -111,22 +111,22 @@ class TorchAttention(StandIn):
         return out, weights_of(matrix, average_attn_weights, out.dtype, sources, items=items)
 
     def _is_self(self, query: Tensor, key: Tensor) -> bool:
-        """Return whether a call is self-attention, and remember it if that was not known.
+        """Return whether a call is self-attention, and remember the result if it was unknown before.
 
-        From the second call on query and key may differ, as in an audit that changes the query alone.
+        From the second call on, query and key may differ, as in an audit that changes only the query.
 
         Args:
             query, key: ``[batch, len, width]``.
 
         Raises:
-            UnsupportedError: the kind of the module is not known, and the tensors are equally long and differ.
+            UnsupportedError: the kind of the module is unknown, and the tensors have equal lengths but unequal values.
         """
         if self.is_cross or query.shape[1] != key.shape[1]:
             return False
         if query is key or self.is_cross is False:
             return True
         if _hold_the_same(query, key):
-            # Constant inputs, as in a dry run on zeros, do not show the kind of the module.
+            # Constant inputs, as in a dry run on zeros, do not reveal the kind of the module.
             is_constant = query.numel() == 0 or bool((query == query.flatten()[0]).all())
             self.is_cross = None if is_constant else False
             return True
@@ -136,14 +136,14 @@ class TorchAttention(StandIn):
 
 
 class FusedAttention(StandIn):
-    """A self-attention with one projection ``qkv``, as timm's vision transformers have, that runs on saccade.
+    """A self-attention with a single ``qkv`` projection, as in timm's vision transformers, that runs on saccade.
 
-    It has ``qkv``, ``proj`` and ``num_heads``; and maybe ``q_norm``, ``k_norm``, ``attn_drop``, ``norm``, ``proj_drop``
-    and ``scale``.
+    It has the attributes ``qkv``, ``proj`` and ``num_heads``, and optionally ``q_norm``, ``k_norm``, ``attn_drop``,
+    ``norm``, ``proj_drop`` and ``scale``.
     """
 
     def set_up(self) -> None:
-        """Take over the module's scale."""
+        """Pass the module's scale on to the mechanism."""
         scale = getattr(self, "scale", None)
         if isinstance(self.mechanism, Softmax) and self.mechanism.scale is None and isinstance(scale, float | int):
             self.mechanism.scale = float(scale)
@@ -175,7 +175,7 @@ class FusedAttention(StandIn):
 
 
 def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> None:
-    """Raise for options that need one matrix for all items."""
+    """Raise for options of a call on nested tensors that need one matrix for all items."""
     masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
     reasons = [
         f"{name}= does not go with nested tensors, whose items have a matrix each"
@@ -189,11 +189,11 @@ def _check_nested(module: Any, attn_mask: Tensor | None, key_padding_mask: Tenso
 
 
 def _keep_in_python(module: nn.Module, args: Any) -> None:
-    """Do nothing; see `TorchAttention.set_up`."""
+    """Do nothing: only the presence of this hook matters, see `TorchAttention.set_up`."""
 
 
 def _hold_the_same(query: Tensor, key: Tensor) -> bool:
-    """Return whether two tensors have the same bits, as two runs of one layer on one input do; NaN included."""
+    """Return whether query and key are equal bit by bit, NaN included, as after two runs of a layer on one input."""
     if query.shape != key.shape or query.dtype != key.dtype or query.device != key.device:
         return False
     if query.is_meta or not (is_plain(query) and is_plain(key)):
@@ -203,7 +203,7 @@ def _hold_the_same(query: Tensor, key: Tensor) -> bool:
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Return whether a module has the parts of a timm-style attention, and is called with one tensor."""
+    """Return whether a module has the parts of a timm-style attention and is called with a single tensor."""
     if not all(hasattr(module, name) for name in _FUSED) or not isinstance(module.num_heads, int):
         return False
     parameters = inspect.signature(type(module).forward).parameters.values()

@@ -1,4 +1,4 @@
-"""Capture saccade's own modules: each matrix that a mechanism makes."""
+"""Capture saccade's own modules: each attention matrix that a mechanism returns."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 from saccade.support.errors import unsupported
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 
 @contextmanager
 def capture_mechanisms(model: nn.Module, capture: Capture) -> Iterator[None]:
-    """Capture each matrix that a mechanism makes, under the name of the layer that holds the mechanism.
+    """Capture each matrix that a saccade mechanism returns, under the name of the layer that contains the mechanism.
 
-    If several layers share a mechanism, the name is that of the running layer; if the mechanism was called directly, it
+    If several layers share a mechanism, the name is that of the running layer. If the mechanism was called directly, it
     is the mechanism's own name.
     """
     names = names_of(model)
@@ -48,7 +48,7 @@ def capture_mechanisms(model: nn.Module, capture: Capture) -> Iterator[None]:
 
 
 class _Holder(NamedTuple):
-    """A running layer that holds a mechanism, and one of its listeners."""
+    """A running layer that contains a mechanism, and one of its listeners."""
 
     holder: nn.Module
     listener: Listener
@@ -75,7 +75,7 @@ def _check_cache(module: nn.Module, name: str, cache: object) -> None:
 
 
 class _Hook:
-    """A forward hook that emits each matrix that a mechanism made."""
+    """A forward hook that emits each matrix that a mechanism returns."""
 
     def __init__(self, listener: Listener, holders: list[nn.Module]):
         self._ear, self._holders = listener, holders
@@ -88,12 +88,12 @@ class _Hook:
             capture.emit(default if layer is None else layer.listener.name, lambda: matrix)
 
     def __reduce__(self) -> Any:
-        """Copy a hook that does nothing: copies of a recorded model are not recorded."""
+        """Copy and pickle as a hook that does nothing, so that copies of a recorded model are not recorded."""
         return functools.partial, (_do_nothing,)
 
 
 def _runs_above(frame: FrameType | None, holders: list[nn.Module]) -> bool:
-    """Return whether one of these layers is in a call that began before the recording did."""
+    """Return whether one of these layers is running in a call that began before the recording."""
     codes = {inspect.unwrap(type(holder).forward).__code__ for holder in holders}
     while frame is not None:
         if frame.f_code in codes and frame.f_locals.get("self") in holders:

@@ -1,4 +1,4 @@
-"""Capture modules that call torch's attention functions themselves (timm, diffusers, …), or write attention out."""
+"""Capture modules that call torch's attention functions directly (timm, diffusers, …), and note handwritten ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from saccade.matrix.functions import OBSERVERS
 from saccade.support.errors import unsupported
 from saccade.support.validation import is_causal_bias
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 _NAMED = frozenset({"softmax", "Softmax", "scaled_dot_product_attention", "multi_head_attention_forward"})
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -44,9 +44,9 @@ def capture_products(model: nn.Module, capture: Capture) -> Iterator[None]:
     """Capture each call of an attention function that a module of ``model`` makes, under the module's name.
 
     The functions are ``F.scaled_dot_product_attention``, ``F.multi_head_attention_forward``, `saccade.attention` and
-    `saccade.attention_with_lse`. A second call within the same call of a module gets the module's name and ":1", and so
-    on. A module that multiplies the result of a softmax is noted as one that cannot be recorded. Layers of torch and of
-    this library are captured elsewhere.
+    `saccade.attention_with_lse`. If a module calls them several times in one forward pass, the second call is named
+    after the module with ":1" appended, and so on. A module that multiplies the result of a softmax is noted as not
+    recordable. Layers of torch and of this library are captured elsewhere.
     """
     modules = [(module, name, _capture_calls) for module, name in names_of(model).items() if not _is_known(module)]
     with capture_forwards(modules, capture):
@@ -59,12 +59,12 @@ def capture_products(model: nn.Module, capture: Capture) -> Iterator[None]:
 
 
 def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function run as if nothing was captured: torch's layers leave their fast path if a mode is on."""
+    """Wrap a function to run without the capture's mode, because torch's layers leave their fast path under a mode."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         stack = reversed(torch.overrides._get_current_function_mode_stack())
-        # Only the modes on top can be taken off. Below another library's mode ours has no further effect.
+        # Only the topmost modes can be removed. If another library's mode is above ours, the fast path is off anyway.
         modes = list(itertools.takewhile(lambda mode: isinstance(mode, _Mode), stack))
         for mode in modes:
             mode.__exit__(None, None, None)
@@ -79,12 +79,12 @@ def without_mode(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass
 class _Caller:
-    """A running module, and one of its listeners.
+    """A running module and one of its listeners.
 
     Attributes:
-        listener: the capture, and the module's name in it.
+        listener: the capture and the module's name in it.
         kind: the name of the module's class.
-        calls: the number of calls of attention functions so far.
+        calls: number of calls of attention functions so far.
     """
 
     listener: Listener
@@ -103,7 +103,8 @@ _PRODUCTS = frozenset(
         *(Tensor.baddbmm, Tensor.addbmm, Tensor.addmm, Tensor.addmv),
     }
 )
-# Functions that select, join or repeat weights. The result of any other holds weights if it has as many numbers.
+# Functions that select, join or repeat weights. The result of any other function counts as weights if it has the
+# same number of elements.
 _PARTS = frozenset(
     {
         *("__getitem__", "select", "narrow", "index_select", "gather", "take_along_dim", "chunk", "split", "unfold"),
@@ -114,19 +115,19 @@ _PARTS = frozenset(
 
 
 class SoftmaxProducts:
-    """A tracker of softmax results through casts, views, dropout, masking and other elementwise operations.
+    """A tracker that follows softmax results through casts, views, dropout, masking and other elementwise operations.
 
-    Each thread tracks its own results, by weak references. A classifier's or router's softmax, whose weights are
-    multiplied elementwise, enters no product.
+    Each thread tracks its own results by weak references. The softmax of a classifier or router is not reported,
+    because its weights are multiplied elementwise and do not enter a matrix product.
 
-    Cost: a lookup of the arguments of each operation while a tracked tensor lives.
+    Cost: a lookup of the arguments of each operation while a tracked tensor is alive.
     """
 
     def __init__(self) -> None:
         self._thread = _ThreadState()
 
     def is_one(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
-        """Track an operation that has run; return whether it was a product of a softmax's result."""
+        """Track an operation that has run, and return whether it was a matrix product with a softmax result."""
         weights = self._thread.weights
         if func in _SOFTMAX:
             weights[out] = True
@@ -166,7 +167,7 @@ _softmax_products = SoftmaxProducts()
 
 
 class _Mode(TorchFunctionMode):
-    """A mode that captures the calls of torch's attention functions while a recorded module runs."""
+    """A torch function mode that captures the calls of torch's attention functions while a recorded module runs."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -187,7 +188,7 @@ _MODE = _Mode()
 
 @contextmanager
 def capture_products_of(module: nn.Module, listeners: Iterable[Listener]) -> Iterator[None]:
-    """Capture the calls of torch's attention functions within the block as calls of a module."""
+    """Capture the calls of torch's attention functions within the block as calls by a module."""
     is_on = _MODE in torch.overrides._get_current_function_mode_stack()
     kind = type(module).__name__
     with _running.within(*(_Caller(listener, kind) for listener in listeners)), nullcontext() if is_on else _MODE:
@@ -195,7 +196,7 @@ def capture_products_of(module: nn.Module, listeners: Iterable[Listener]) -> Ite
 
 
 def _capture_attention(capture: Capture, inputs: AttentionInputs, impl: Impl) -> None:
-    """Capture a call of `saccade.attention` that a module made; calls that the library makes are part of a layer."""
+    """Capture a call of `saccade.attention` by a third-party module; this library's layers are captured elsewhere."""
     if not _called_by_library(sys._getframe(1)):
         emit_all([(listener, lambda: matrix_from_inputs(inputs, impl)) for listener in _listeners(capture)])
 
@@ -214,7 +215,7 @@ def _capture_calls(call: CapturedCall) -> Any:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Return whether a kernel of saccade runs, whose matrix is captured already."""
+    """Return whether a saccade kernel is running, whose matrix is already captured."""
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith("saccade.engine."):
             return True
@@ -223,12 +224,12 @@ def _is_ours(frame: FrameType | None) -> bool:
 
 
 def _innermost_callers() -> list[_Caller]:
-    """Return the innermost running module of each capture."""
+    """Return the innermost running module for each capture."""
     return list({one.listener.capture: one for one in _running.stack}.values())
 
 
 def _listeners(only: Capture | None = None) -> list[Listener]:
-    """Return a listener for each capture, or for one, with the innermost running module's name for this call."""
+    """Return a listener for each capture (or only the given one), named after the innermost running module and call."""
     listeners = []
     for one in _innermost_callers():
         name, capture = one.listener
@@ -239,7 +240,7 @@ def _listeners(only: Capture | None = None) -> list[Listener]:
 
 
 def _matrix(arguments: dict[str, Any]) -> AttentionMatrix:
-    """Return the matrix of a call of torch's SDPA; leading dimensions become batch items."""
+    """Return the matrix of a call of torch's SDPA, with leading dimensions flattened into the batch."""
     query, key = arguments["query"], arguments["key"]
     if is_nested(query, key):
         return _nested_matrix(query, key, arguments)
@@ -250,7 +251,7 @@ def _matrix(arguments: dict[str, Any]) -> AttentionMatrix:
     mask, scale = arguments.get("attn_mask"), arguments.get("scale")
     is_causal_object = is_causal_bias(mask)
     if arguments.get("is_causal") or (is_causal_object and starts_at_first_key(mask)):
-        # torch's flag allows query 0 key 0 alone, whatever the lengths.
+        # With torch's flag, query 0 may attend only to key 0, whatever the lengths.
         rows, columns = range(q_len), range(kv_len)
         return AttentionMatrix(query, key, Causal(), scale=scale, q_positions=rows, kv_positions=columns)
     if mask is None or is_causal_object:
@@ -264,7 +265,7 @@ def _matrix(arguments: dict[str, Any]) -> AttentionMatrix:
 
 
 def _nested_matrix(query: Tensor, key: Tensor, arguments: dict[str, Any]) -> AttentionMatrix:
-    """Return the matrix of a call of torch's SDPA on nested tensors, packed; torch takes no mask with them."""
+    """Return the packed matrix of a call of torch's SDPA on nested tensors, for which torch accepts no mask."""
     items, is_causal = Nested.of(query, key, key, axis=1), bool(arguments.get("is_causal"))
     if is_causal and items.q_lengths != items.kv_lengths:
         reason = "is_causal=True with nested queries and keys of different lengths depends on torch's kernel"
@@ -279,7 +280,7 @@ def _nested_matrix(query: Tensor, key: Tensor, arguments: dict[str, Any]) -> Att
 
 
 def _four(x: Tensor, shape: torch.Size) -> Tensor:
-    """Return ``[..., heads, len, head_dim]`` with the leading dimensions flattened into one."""
+    """Flatten the leading dimensions of an SDPA input ``[..., heads, len, head_dim]`` into one."""
     x = x if x.dim() > 2 else x[None]
     return x.expand(*shape, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
 
@@ -294,7 +295,7 @@ def _is_known(module: nn.Module) -> bool:
 
 
 def _may_attend_itself(module: nn.Module) -> bool:
-    """Return whether a class names a softmax or a torch function, although its file has the attention interface."""
+    """Return whether a class uses a softmax or a torch function directly, although its file uses the interface."""
     bases = itertools.takewhile(lambda base: base is not nn.Module, type(module).__mro__)
     functions = (inspect.unwrap(one) for base in bases for one in vars(base).values() if inspect.isfunction(one))
     has_softmax = any(isinstance(part, nn.Softmax) for part in module.children())

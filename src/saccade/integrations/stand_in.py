@@ -1,4 +1,4 @@
-"""StandIn: the base class of other people's modules that run on saccade, as instances of subclasses of their class."""
+"""StandIn: base class for third-party attention modules that are made to run on saccade."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.support.errors import unsupported
 
-CALLED_AS = "replace_attention"  # in errors
+CALLED_AS = "replace_attention"  # the name in error messages
 
 
 class StandIn(nn.Module):
-    """Attention of saccade on the parameters of the module whose class it extends; made by `put_in`.
+    """Saccade's attention on the parameters of the module whose class it extends; created by `put_in`.
 
     Attributes:
-        mask: a pattern for self-attention, joined with the masks of each call by ``&``.
+        mask: a pattern for self-attention, combined with the masks of each call by ``&``.
         mechanism: the mechanism.
     """
 
@@ -33,15 +33,15 @@ class StandIn(nn.Module):
         return super().__getattr__(name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle by the two classes that the module's class was made of."""
+        """Copy and pickle by the two classes that the module's class combines."""
         if "stand_in_of" not in vars(type(self)):  # a further subclass
             return super().__reduce_ex__(protocol)
         reduced = super().__reduce_ex__(protocol)
-        assert not isinstance(reduced, str)  # the name of a global, which no module is
+        assert not isinstance(reduced, str)  # the name of a global variable, whose value is never a module
         return (_blank, type(self).stand_in_of, *reduced[2:])
 
     def set_up(self) -> None:
-        """Adapt the module after `mask` and `mechanism` were set."""
+        """Adapt the replaced module after `mask` and `mechanism` have been set."""
 
     def attend(
         self,
@@ -53,7 +53,7 @@ class StandIn(nn.Module):
         dropout_p: float,
         **positions: Tensor,
     ) -> tuple[Tensor, Matrix]:
-        """Return the output ``[batch, len, width]``, and its matrix."""
+        """Return the attention output ``[batch, len, width]`` and its matrix."""
         joined = None if isinstance(rule, Full) else rule
         reasons = self.mechanism.reasons(joined) if joined is not None else ()
         if reasons:
@@ -68,13 +68,14 @@ class StandIn(nn.Module):
 
 
 def put_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism: Mechanism | None) -> None:
-    """Make a module run on saccade. It stays the same object, and becomes an instance of a subclass of its class.
+    """Make a module run on saccade by changing its class to a subclass of the original class.
 
-    So ``isinstance``, parameters, buffers, hooks, attributes and references to the module stay as they are.
+    The module remains the same object, so ``isinstance``, parameters, buffers, hooks, attributes and references to it
+    are unaffected.
 
     Args:
         module: changed in place.
-        kind: the class with its new forward pass.
+        kind: the class with the new forward pass.
         mask: a pattern.
         mechanism: the mechanism, which is copied; `saccade.mechanisms.Softmax` when None.
     """
@@ -89,7 +90,7 @@ def put_in(module: nn.Module, kind: type[StandIn], mask: Mask | None, mechanism:
 
 @contextmanager
 def tried(module: nn.Module, kind: type[StandIn]) -> Iterator[None]:
-    """Make a module run on saccade within the block; ``kind`` registers no hooks."""
+    """Make a module run on saccade within the block, with a ``kind`` that registers no hooks."""
     before = type(module)
     put_in(module, kind, None, None)
     try:

@@ -1,4 +1,4 @@
-"""Capture torch's own layers: project the inputs of ``nn.MultiheadAttention`` once more."""
+"""Capture torch's own layers by projecting the inputs of ``nn.MultiheadAttention`` a second time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.integrations.layer_matrix import layer_matrix
 from saccade.integrations.sdpa_capture import without_mode
 from saccade.matrix import AttentionMatrix
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 _ATTENTION = inspect.signature(nn.MultiheadAttention.forward)
 _LAYER = inspect.signature(nn.TransformerEncoderLayer.forward)
@@ -25,23 +25,23 @@ _FAST_PATH = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.T
 
 
 def capture_torch_layers(model: nn.Module, capture: Capture) -> AbstractContextManager[None]:
-    """Capture each call of an ``nn.MultiheadAttention``, even if an encoder layer's fast path never calls it.
+    """Capture each call of an ``nn.MultiheadAttention``, even if an encoder layer's fast path bypasses it.
 
-    The layers run unchanged: training, evaluation, fast path, nested tensors. Queries and keys are projected once more
-    for the matrix, because the fast path does not return them.
+    The layers run unchanged: training, evaluation, fast path, nested tensors. Queries and keys are projected a second
+    time for the matrix, because the fast path does not return them.
     """
     return capture_forwards(_captured_modules(names_of(model)), capture)
 
 
 def _captured_modules(names: dict[nn.Module, str]) -> Iterator[tuple[nn.Module, str, Handler]]:
-    """Yield torch's modules with their names and handlers; subclasses that override ``forward`` are left out."""
+    """Yield torch's attention and encoder modules with their names and the handlers of their calls."""
     for module, name in names.items():
         forward = type(module).forward
         if isinstance(module, nn.MultiheadAttention):
             yield module, name, _capture_attention if forward is nn.MultiheadAttention.forward else _note_attention
         elif isinstance(module, nn.TransformerEncoderLayer) and forward is nn.TransformerEncoderLayer.forward:
             yield module, names.get(module.self_attn, name), _capture_layer
-            if not isinstance(module.self_attn, nn.MultiheadAttention):  # a replacement, which is captured by itself
+            if not isinstance(module.self_attn, nn.MultiheadAttention):  # a replacement, which is captured separately
                 yield module.self_attn, names.get(module.self_attn, name), _note_attention
         elif isinstance(module, _FAST_PATH):
             yield module, name, _run
@@ -49,7 +49,7 @@ def _captured_modules(names: dict[nn.Module, str]) -> Iterator[tuple[nn.Module, 
 
 @dataclass
 class _Layer:
-    """A running encoder layer: its attention, and whether that was called."""
+    """A running encoder layer: its attention module, and whether that module was called."""
 
     attention: nn.Module
     was_called: bool = False
@@ -80,10 +80,10 @@ def _capture_attention(call: CapturedCall) -> Any:
 
 
 def _note_attention(call: CapturedCall) -> Any:
-    """Run an attention whose class overrides ``forward``, and note that its layer called it.
+    """Run an attention module whose class overrides ``forward``, and note that its layer called it.
 
-    Nothing of such a layer is emitted: only the fast path, which reads the weights and calls nothing, computes what
-    torch's own attention would.
+    If the layer called the module, nothing is emitted. Only the fast path, which reads the weights without calling the
+    module, computes the same as torch's own attention.
     """
     _note(call.module)
     return call.run()

@@ -1,4 +1,4 @@
-"""Run saccade's exact kernels, with any mask, inside the models of Hugging Face transformers."""
+"""Run saccade's exact kernels, with any mask, inside Hugging Face transformers models."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from saccade.support.validation import check_type
 
 __all__ = ["MaskOfLayer", "from_transformers", "install"]
 
-CALLED_AS = "install"  # in errors
+CALLED_AS = "install"  # the name in error messages
 
 MaskOfLayer = Callable[[nn.Module], Mask | None]
-"""A function from the attention module to the pattern of this layer."""
+"""A function that takes an attention module and returns the mask pattern of its layer, or None."""
 
-# Parts of names that transformers interprets, and that only its own functions support.
+# Parts of names with a special meaning in transformers that only its own functions support.
 _TAKEN = ("sdpa", "flash", "paged", "/", "|", ":", "@")
 _OWN_NAMES = ("eager", "flex_attention")
 
@@ -35,32 +35,33 @@ def install(name: str = "saccade", *, mask: Mask | MaskOfLayer | None = None) ->
     """Register saccade's exact attention with transformers: then ``model.set_attn_implementation("saccade")``.
 
     The model keeps its pattern (causal, sliding window, bidirectional, packed documents, padding), which reaches the
-    kernel as a rule and is never written out. Scale, softcap, sinks, position bias, grouped heads and dropout are
-    supported. Other arguments that change attention raise, such as ``output_attentions=True``; arguments that no
-    attention function reads are ignored, as transformers ignores them. Logits and gradients equal those of the eager
-    implementation. A token that may attend to nothing (padding on the left) gets 0 where eager gives it the mean of
-    all values. Code that reads the mask itself (GIT, Falcon) gets the float mask of transformers, and runs as in eager.
+    kernel as a rule and is never expanded to a dense mask. Scale, softcap, sinks, position bias, grouped heads and
+    dropout are supported. Other arguments that change attention raise an error, such as ``output_attentions=True``;
+    arguments that no attention function reads are ignored, as in transformers. Logits and gradients equal those of the
+    eager implementation, except that a token that may attend to nothing (padding on the left) gets 0, where eager
+    returns the mean of all values. Models whose code reads the mask itself (GIT, Falcon) get transformers' float mask
+    and run as in eager.
 
     Args:
-        name: the name of the implementation. Several names may be registered, each with its mask; registering a name
-            again replaces its implementation.
-        mask: a pattern that is joined with the model's by ``&`` in every layer; or a function that takes the
-            attention module and returns its mask, or None. The pattern counts from the first token of each text, so
-            that packed texts, and texts padded on the left, give what each gives alone. Texts are packed where the
-            model's mask keeps them apart, or where ``position_ids`` restart at 0, with a cache too. A mask of one
-            batch (`Documents`, `Padding`, `PerItem`) counts on the whole row. A model with cross-attention needs the
-            function: one pattern would apply between two texts, too.
+        name: the name of the implementation. Several names may be registered, each with its own mask; registering a
+            name again replaces its implementation.
+        mask: a pattern that is joined with the model's own by ``&`` in every layer; or a function that takes the
+            attention module and returns its mask, or None. Positions of the pattern start at the first token of each
+            text, so that packed or left-padded texts give the same results as each text alone. Texts count as packed
+            if the model's mask separates them, or if ``position_ids`` restart at 0, even with a cache. A mask that
+            describes a specific batch (`Documents`, `Padding`, `PerItem`) applies to the full row. A model with
+            cross-attention requires a function, because a single pattern would also apply between two texts.
 
     Returns:
         The name, for ``set_attn_implementation`` or ``from_pretrained(..., attn_implementation=...)``.
 
     Raises:
         ImportError: transformers is not installed.
-        TypeError: ``mask`` is neither a mask nor a function, or ``name`` is no str.
-        ValueError: a name with a special meaning in transformers.
-        UnsupportedError: when the model runs, if its code reads the mask itself, which would lack ``mask``.
+        TypeError: ``mask`` is neither a mask nor a function, or ``name`` is not a str.
+        ValueError: the name has a special meaning in transformers.
+        UnsupportedError: raised when the model runs, if its own code reads the mask, which would lack ``mask``.
 
-    Cost: nothing. Each call of a layer costs what `saccade.attention` does.
+    Cost: none. Each call of a layer costs the same as `saccade.attention`.
 
     Example:
         >>> from saccade import masks
@@ -103,13 +104,14 @@ def lazy_mask(
     has_pattern: bool = False,
     **kwargs: Any,
 ) -> LazyMask | None:
-    """Return the rule instead of a tensor; the arguments are those of transformers' mask functions.
+    """Return a lazy mask instead of a dense tensor; the arguments are those of transformers' mask functions.
 
-    Like them, it returns None for a mask that hides nothing, for code that reads its mask.
+    Like these functions, it returns None for a mask that hides nothing if the model's code reads its mask.
 
-    ``has_pattern``: the attention function joins a pattern with the mask, so code that reads the mask would miss it.
+    ``has_pattern``: whether the attention function joins a pattern with the mask, which code that reads the mask would
+    not see.
     """
-    del kwargs  # conditions for leaving out a causal mask, which is never done here
+    del kwargs  # transformers' conditions for omitting a causal mask, which never happens here
     if mask_function is None:
         raise value_error("mask_function", "be given", None)
     placed = place(
@@ -130,7 +132,7 @@ def lazy_mask(
 
 
 class Attention:
-    """The attention function, as transformers calls it."""
+    """Saccade's attention function, as transformers calls it."""
 
     def __init__(self, name: str, mask: Mask | MaskOfLayer | None):
         self.__name__, self._mask = name, mask
@@ -164,7 +166,7 @@ class Attention:
 
 
 def check(name: str, mask: object) -> None:
-    """Raise unless these are a valid name of an implementation and a valid mask argument."""
+    """Raise unless ``name`` and ``mask`` are valid arguments of `install`."""
     check_type("name", name, str, "be a str")
     taken = [part for part in _TAKEN if part in name]
     if taken or name in _OWN_NAMES or not name:

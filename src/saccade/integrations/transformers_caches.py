@@ -1,4 +1,4 @@
-"""Use saccade's caches in the generate of Hugging Face transformers: constant memory, chosen blocks, known prefixes."""
+"""Use saccade's caches in transformers' ``generate``: constant memory, block selection, stored prefixes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 _NAME = "saccade-cache"
 _WITHOUT_CACHE = Attention(_NAME, None)
-_softmax = functools.lru_cache(Softmax)  # the same for each pass of a model
+_softmax = functools.lru_cache(Softmax)  # the same for each forward pass of a model
 
 
 def install_caches(name: str = _NAME) -> str:
-    """Register attention that runs on a cache of saccade: then ``model.set_attn_implementation("saccade-cache")``.
+    """Register attention that runs on a saccade cache: then ``model.set_attn_implementation("saccade-cache")``.
 
-    A cache that chooses the keys it reads must see the query, which transformers does not pass to caches. So the layers
-    of `transformers_cache` return the new keys alone, with a reference to the cache, and this implementation lets the
-    cache attend. Without such a cache it works like `install`.
+    A cache that selects which keys to read needs the query, which transformers does not pass to caches. So the layers
+    of `transformers_cache` return only the new keys, with a reference to the cache, and this implementation lets the
+    cache compute the attention. Without such a cache it works like `install`.
 
     Args:
         name: the name of the implementation.
@@ -40,7 +40,7 @@ def install_caches(name: str = _NAME) -> str:
 
     Raises:
         ImportError: transformers is not installed.
-        TypeError, ValueError: an invalid name, or one with a special meaning in transformers.
+        TypeError, ValueError: the name is invalid, or has a special meaning in transformers.
 
     Example:
         >>> install_caches()
@@ -53,20 +53,21 @@ def install_caches(name: str = _NAME) -> str:
 def transformers_cache(cache: Cache) -> TransformersCache:
     """Wrap a `saccade.caches.Cache` for transformers, for ``model.generate(..., past_key_values=...)``.
 
-    The model needs the attention of `install_caches`. The tokens equal those with transformers' own cache if the cache
-    is exact: a `KVCache`, a `saccade.caches.BlockSelectCache` or an evicting cache as long as its budget holds the
-    text, a `SinkWindowCache` as long as its window does. Beams, crops and assisted generation call ``reorder`` and
-    ``crop`` of the cache, which raise if it cannot do this.
+    The model must use the attention of `install_caches`. The tokens equal those with transformers' own cache if the
+    cache is exact: a `KVCache`, a `saccade.caches.BlockSelectCache` or an evicting cache while the text fits in its
+    budget, or a `SinkWindowCache` while the text fits in its window. Beam search, cropping and assisted generation call
+    ``reorder`` and ``crop`` of the cache, which raise if it does not support them.
 
-    Columns count as positions, as in transformers, so left padding is part of the mask: all caches support it but the
+    Columns are positions, as in transformers, so left padding is part of the mask. All caches support it except
     `SinkWindowCache`, whose first tokens would be padding.
 
     Args:
-        cache: one cache for each layer; it is filled, and may be saved or put in a `saccade.caches.PrefixStore`.
+        cache: contains one cache for each layer. It is filled in place, and may be saved or put in a
+            `saccade.caches.PrefixStore`.
 
     Raises:
         ImportError: transformers is not installed.
-        TypeError: not a Cache, or a layer that holds several caches (cross-attention).
+        TypeError: ``cache`` is not a `Cache`, or a layer has several caches (cross-attention).
 
     Example:
         >>> from saccade.caches import BlockSelectCache, Cache
@@ -90,7 +91,7 @@ def _attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Run attention with the signature of transformers' attention functions."""
+    """Run attention on a saccade cache, with the signature of transformers' attention functions."""
     cache = getattr(key, "saccade_cache", None)
     if cache is None:
         return _WITHOUT_CACHE(module, query, key, value, attention_mask, dropout, **kwargs)
@@ -114,7 +115,7 @@ def _attend(
 
 
 class _Layer:
-    """A cache of saccade with the interface of transformers' cache layers."""
+    """A saccade cache with the interface of transformers' cache layers."""
 
     is_croppable = True
     is_sliding = False
@@ -128,7 +129,7 @@ class _Layer:
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Return the new keys and values alone; the keys have a reference to the cache, which attends later."""
+        """Return only the new keys and values; the keys carry a reference to the cache, which attends later."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.rows = len(key_states)
@@ -173,7 +174,7 @@ class _Layer:
 
 @functools.cache
 def _classes() -> tuple[Any, Any]:
-    """Return subclasses of transformers' classes, made when they are first needed."""
+    """Return subclasses of transformers' cache classes, created when they are first needed."""
     try:
         from transformers import Cache as TransformersCache  # noqa: PLC0415  imported when used
         from transformers.cache_utils import CacheLayerMixin  # noqa: PLC0415

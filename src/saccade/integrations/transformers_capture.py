@@ -1,4 +1,4 @@
-"""Capture models of transformers: wrap the function that a layer gets from the attention interface."""
+"""Capture transformers models by wrapping the function that a layer gets from the attention interface."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from saccade.matrix import AttentionMatrix, Matrix
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_tracing
 
-CALLED_AS = "record"  # in errors
+CALLED_AS = "record"  # the name in error messages
 
 _REMEMBERED = 8
 _SMALL = 1 << 20
-_STANDARD = ("eager", "sdpa", "flex_attention")  # these, and names with "flash", honour their arguments
+_STANDARD = ("eager", "sdpa", "flex_attention")  # these, and names with "flash", follow their arguments
 _model_captures: tuple[_ModelCapture, ...] = ()  # replaced, never mutated: other threads may iterate over it
 _restore: list[Callable[[], None]] = []
 
 
 @contextmanager
 def capture_interface(model: nn.Module, capture: Capture) -> Iterator[None]:
-    """Capture each call of an attention function that a module of ``model`` makes, for any implementation.
+    """Capture each attention call that a module of ``model`` makes through transformers' attention interface.
 
-    Configuration, masks and kernels stay unchanged. Masks are read from the function that made them, not from the
-    tensor. Nothing happens if no model of transformers has been imported.
+    Configuration, masks and kernels stay unchanged, for any implementation. Masks are derived from the function that
+    built them, not from the tensor. Nothing happens if no transformers model has been imported.
     """
     if sys.modules.get("transformers.modeling_utils") is None:
         yield
@@ -70,18 +70,18 @@ class _ModelCapture:
     def __init__(self, names: dict[nn.Module, str], capture: Capture):
         self.names, self.capture = names, capture
         self._known: dict[int, _Known] = {}
-        self._latest: tuple[Placed, ...] = ()  # replaced, never changed: several threads may make masks
+        self._latest: tuple[Placed, ...] = ()  # replaced, never mutated: several threads may build masks
 
     def learn(self, mask: Any, placed: Placed) -> None:
-        """Remember the rule of a mask as long as the mask lives, and the latest rules for copies of masks."""
+        """Remember the rule of a mask while the mask is alive, and the latest rules for copies of masks."""
         number = id(mask)
         self._latest = (placed, *self._latest[: _REMEMBERED - 1])
         self._known[number] = _Known(weakref.ref(mask, lambda _: self._known.pop(number, None)), placed, _version(mask))
 
     def meaning_of(self, mask: Any, batch: int, device: torch.device) -> Any:
-        """Return the rule that a mask was made of, if it is known; else the mask.
+        """Return the rule that a mask was built from if it is known, else the mask itself.
 
-        The rule does not hold for a mask that was modified in place. `generate` copies masks for a static cache: small
+        The rule is not used for a mask that was modified in place. `generate` copies masks for a static cache: small
         copies are recognised by their contents, and so are masks without a version counter.
         """
         known = self._known.get(id(mask))
@@ -104,14 +104,14 @@ class _Known(NamedTuple):
 
 
 def _version(mask: Any) -> int | None:
-    """Return how often a mask was modified in place; None if torch does not count (in inference mode)."""
+    """Return how often a mask tensor was modified in place, or None if torch does not count (in inference mode)."""
     if not isinstance(mask, Tensor):
         return 0
     return None if mask.is_inference() else mask._version
 
 
 def _says_the_same(lazy: LazyMask, mask: Any) -> bool:
-    """Return whether a mask hides the same pairs as a rule; compares a few rows at a time."""
+    """Return whether a mask tensor hides the same pairs as a lazy mask, comparing a few rows at a time."""
     placed, q_len = lazy.placed, mask.shape[2]
     if (len(placed.q_positions), len(placed.kv_positions)) != mask.shape[2:]:
         return False
@@ -126,7 +126,7 @@ def _says_the_same(lazy: LazyMask, mask: Any) -> bool:
 
 
 def _patch_interfaces() -> Callable[[], None]:
-    """Wrap the two interfaces; return a function that removes the wrappers."""
+    """Wrap transformers' attention and mask interfaces, and return a function that removes the wrappers."""
     from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415  imported by the model
 
     get_interface, get_mask = AttentionInterface.get_interface, AttentionMaskInterface.__getitem__
@@ -139,7 +139,7 @@ def _patch_interfaces() -> Callable[[], None]:
     def get_mask_captured(self: Any, name: str) -> Callable[..., Any]:
         return _capturing_mask(get_mask(self, name))
 
-    # The classes are patched, not their mappings, so the implementation names of models do not change.
+    # The classes are patched instead of their mappings, so the implementation names of models do not change.
     setattr(AttentionInterface, "get_interface", get_interface_captured)  # noqa: B010
     setattr(AttentionMaskInterface, "__getitem__", get_mask_captured)  # noqa: B010
 
@@ -158,7 +158,7 @@ def _patch_interfaces() -> Callable[[], None]:
 
 
 def _is_foreign(name: str, function: Callable[..., Any]) -> bool:
-    """Return whether an attention function is third-party: it may add a mask or terms to its arguments."""
+    """Return whether an attention function is third-party, so that it may add a mask or terms to its arguments."""
     home = str(getattr(function, "__module__", None) or type(function).__module__)
     return not (name in _STANDARD or "flash" in name or home.startswith(("transformers.", "saccade.")))
 
@@ -185,7 +185,7 @@ def _capturing(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool
         ):
             run = function if is_foreign else without_mode(function)
             out = run(module, query, key, value, attention_mask, *args, **kwargs)
-        if matrices:  # a function of saccade reports the matrix that it multiplied by
+        if matrices:  # a saccade function reports the matrix that it multiplied by
             _emit_matrices(listeners, matrices)
             return out
         if [listener.capture.num_captured for listener in listeners] != before:  # a third-party function called SDPA
@@ -216,7 +216,7 @@ def _capturing(function: Callable[..., Any], *, is_flash: bool, is_foreign: bool
 
 
 def _is_product(make: Make, value: Tensor, out: Any, dropout_p: float | None) -> bool:
-    """Return whether a function returned the matrix of its arguments times the values; False with dropout."""
+    """Return whether a function's output is the matrix of its arguments times the values; always False with dropout."""
     if dropout_p or not (isinstance(out, tuple) and isinstance(out[0], Tensor)):
         return False
     with torch.no_grad():
@@ -227,7 +227,7 @@ def _is_product(make: Make, value: Tensor, out: Any, dropout_p: float | None) ->
 
 
 def _emit_matrices(listeners: list[Listener], matrices: list[Matrix]) -> None:
-    """Emit the matrices of one call; those after the first under the layer's name and ":1", and so on."""
+    """Emit the matrices of one call; from the second on, ":1", ":2" and so on is appended to the layer's name."""
 
     def making(matrix: Matrix) -> Make:
         return lambda: matrix

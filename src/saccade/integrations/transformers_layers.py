@@ -1,4 +1,4 @@
-"""Convert attentions of transformers to saccade's layers: latent and differential attention, with the same weights."""
+"""Convert transformers' latent and differential attention to saccade layers with the same weights."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output":
 
 
 def from_transformers(module: nn.Module) -> LatentAttention | DifferentialAttention:
-    """Return a layer of saccade with copies of the weights of an attention of transformers, and equal outputs.
+    """Convert a transformers attention module to a saccade layer with copied weights and equal outputs.
 
     ================================================ =================================
     ``DeepseekV2Attention``, ``DeepseekV3Attention`` `saccade.nn.LatentAttention`
     ``DiffLlamaAttention``                           `saccade.nn.DifferentialAttention`
     ================================================ =================================
 
-    Saccade's layers take tokens alone: positions, rotation and the causal mask are part of them. The heads of a pair
-    are neighbours in saccade, and half of all heads apart in DiffLlama.
+    Saccade's layers take only tokens: positions, rotation and the causal mask are part of them. The two heads of a pair
+    are adjacent in saccade, but half of all heads apart in DiffLlama.
 
     Args:
-        module: an attention of a model, for instance ``model.model.layers[0].self_attn``.
+        module: an attention module of a model, for instance ``model.model.layers[0].self_attn``.
 
     Raises:
-        TypeError: another module.
-        UnsupportedError: a rotation that changes with the length, or projections that are no plain linear layers.
+        TypeError: the module has a different class.
+        UnsupportedError: the rotation changes with the length, or the projections are not plain linear layers.
     """
     kind = type(module).__name__
     check_type("module", module, nn.Module, "be a module")
@@ -59,7 +59,7 @@ def _rotary(config: Any, head_dim: int, layout: Any) -> Rotary:
 
 def _latent(module: Any) -> LatentAttention:
     config = module.config
-    # DeepSeek-V2 always rotates neighbouring channels.
+    # DeepSeek-V2 always rotates adjacent channels.
     is_interleaved = type(module).__name__ == "DeepseekV2Attention" or config.rope_interleave
     ours = LatentAttention(
         config.hidden_size,
@@ -116,5 +116,5 @@ def _differential(module: Any) -> DifferentialAttention:
 
 
 def _paired(rows: Tensor, width: int) -> Tensor:
-    """Reorder rows of heads, of which h and h + half are a pair, so that pairs are neighbours."""
+    """Reorder the weight rows of DiffLlama's heads, where h and h + half are a pair, so that pairs are adjacent."""
     return torch.stack(rows.unflatten(0, (2, -1, width)).unbind(0), 1).flatten(0, 2)

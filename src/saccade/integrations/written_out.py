@@ -1,4 +1,4 @@
-"""Find modules whose own code attends: it multiplies the result of a softmax, or calls torch's attention functions."""
+"""Find modules whose own code computes attention, by a softmax and a matrix product or torch's attention functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FUNCTIONS = frozenset({"scaled_dot_product_attention", "multi_head_attention_fo
 _MULTIPLIES = "it multiplies the result of a softmax in operations of its own"
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 _DEPTH = 4  # maximum depth of function calls that are followed
-# Functions and modules whose result is weights if their input is.
+# Functions and modules that return weights if their input is weights.
 _KEEPING = re.compile(
     r"dropout|drop|identity|to|float|half|bfloat16|double|type|type_as|contiguous|clone|detach|view|reshape|"
     r"view_as|reshape_as|transpose|permute|movedim|swapaxes|moveaxis|t|unsqueeze|squeeze|expand|expand_as|flatten|"
@@ -31,19 +31,19 @@ _CALLED_ATTENTION = re.compile("att(e)?n", re.IGNORECASE)
 _WEIGHTS = re.compile(r"att|weight|prob|score|alpha|coef|^[aAwWpP]$")  # usual names of weights
 
 Shape = bool | tuple[bool, ...]
-"""Whether a value is weights; of each element of a tuple."""
+"""Whether a value is attention weights, or for a tuple, whether each element is."""
 
 
 def written_out(module: nn.Module) -> str:
-    """Return how a module's ``forward`` computes attention itself; "" if it does not.
+    """Return how a module's ``forward`` computes attention in its own code, or "" if it does not.
 
-    It multiplies the result of a softmax, by matmul, ``@``, bmm or einsum; or it calls torch's attention functions. The
-    source is followed from the softmax through assignments, casts, views, masking and dropout, and through called
-    functions and methods. Weights that are multiplied elementwise, such as a router's, do not count. Without source it
-    is enough that the code names both.
+    It either multiplies the result of a softmax by matmul, ``@``, bmm or einsum, or calls torch's attention functions.
+    The source is followed from the softmax through assignments, casts, views, masking and dropout, and through called
+    functions and methods. Weights that are multiplied elementwise, such as a router's, do not count. If there is no
+    source, it is enough that the code mentions both a softmax and a product.
 
-    Modules of torch and saccade, and modules that use transformers' attention interface, return "". Of transformers'
-    modules, only those with attention in their name that multiply are reported.
+    The result is "" for modules of torch and saccade, and for modules that use transformers' attention interface. Of
+    transformers' modules, only those that multiply and have "attention" in their name are reported.
     """
     forward, kind = inspect.unwrap(type(module).forward), type(module)
     if kind.__module__.startswith(("torch.", "saccade.")) or not isinstance(forward, FunctionType):
@@ -61,17 +61,17 @@ def written_out(module: nn.Module) -> str:
 
 
 class _Reader:
-    """A reader of one function, which follows weights through it.
+    """A reader that follows attention weights through the source of one function.
 
     Args:
-        module: the module of a method; None for a function of a file.
+        module: the module of a method; None for a plain function.
         function: the function.
         weights: the names of its parameters that are weights.
-        depth: the number of functions on the path of calls to it.
+        depth: number of nested calls that led to it.
 
     Attributes:
-        attends: how it attends; "" if it does not.
-        returned: whether it returns weights.
+        attends: how the function computes attention; "" if it does not.
+        returned: whether the function returns weights.
     """
 
     def __init__(self, module: nn.Module | None, function: FunctionType, weights: frozenset[str], depth: int):
@@ -81,7 +81,7 @@ class _Reader:
         self.returned: Shape = False
 
     def read(self, tree: ast.FunctionDef) -> None:
-        """Read the body of a function."""
+        """Follow the weights through the body of a function."""
         for statement in tree.body:
             self._statement(statement)
 
@@ -108,7 +108,7 @@ class _Reader:
             self._body(node)
 
     def _loop(self, node: ast.AST) -> None:
-        """Read a body twice, since weights may be used above the line that makes them."""
+        """Read a loop body twice, since weights may be used above the line that computes them."""
         self._body(node)
         self._body(node)
 
@@ -190,7 +190,7 @@ class _Reader:
         return self._followed(node.func, inputs, named)
 
     def _part(self, func: ast.expr) -> object:
-        """Return the attribute of the module that is called, as in ``self.attend(x)``; None for anything else."""
+        """Return the attribute of the module that a call refers to, as in ``self.attend(x)``; None for other calls."""
         is_attribute = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "self"
         if not is_attribute or self._module is None:
             return None
@@ -201,7 +201,7 @@ class _Reader:
         return is_constructed or isinstance(self._part(func), nn.Softmax | nn.Softmax2d)
 
     def _followed(self, func: ast.expr, inputs: list[bool], named: dict[str, bool]) -> Shape:
-        """Read the method, module or function that is called."""
+        """Follow the weights into the method, module or function that is called."""
         part = self._part(func)
         module, called = self._module, getattr(part, "__func__", part)
         if isinstance(part, nn.Module):
@@ -231,7 +231,7 @@ def _any(value: Shape) -> bool:
 
 
 def _is_multiplied(node: ast.expr) -> bool:
-    """Return whether an expression is an elementwise product of two terms."""
+    """Return whether an expression is an elementwise product."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         return _is_multiplied(node.left) or _is_multiplied(node.right)
     is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
@@ -240,7 +240,7 @@ def _is_multiplied(node: ast.expr) -> bool:
 
 @functools.lru_cache(1024)
 def _tree(function: FunctionType) -> ast.FunctionDef | None:
-    """Return the syntax tree of a function; None if there is no source."""
+    """Return the syntax tree of a function, or None if it has no source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError, IndexError):
