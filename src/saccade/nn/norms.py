@@ -1,4 +1,4 @@
-"""Norm layers by name."""
+"""Construction of norm layers by name."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def make_norm(norm: str, embed_dim: int, norm_eps: float) -> nn.Module:
     """Build a layer norm, one without a bias, or a root-mean-square norm, over the last axis.
 
     Raises:
-        ValueError: another name, or ``norm_eps`` is not a number above 0.
+        ValueError: the name is unknown, or ``norm_eps`` is not a number above 0.
     """
     return NORMS[check_choice("norm", norm, NORMS)](embed_dim, check_number("norm_eps", norm_eps, above=0))

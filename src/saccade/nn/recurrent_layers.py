@@ -72,8 +72,8 @@ class RecurrentLayer(AttentionLayer):
 
         Args:
             query: ``[batch, len, embed_dim]``; with a cache, the new tokens only.
-            mask: the mask of this batch, such as packed documents or padding; joined with the layer's by ``&``.
-            positions: positions of the tokens, in order; -1 marks padding. Only their order matters.
+            mask: the mask of this batch, such as packed documents or padding; combined with the layer's by ``&``.
+            positions: ascending positions of the tokens; -1 marks padding. Only their order matters.
             bias: must be None: there are no scores.
             cache: the cache of earlier calls, from `new_cache`.
 
@@ -140,12 +140,12 @@ class Recurrence(RecurrentLayer):
         mechanism: a `saccade.mechanisms.Delta`, `GatedLinear` or `SSD`; ``Delta()`` when None.
         decay: "token" for one decay per token and head, "channel" for one per channel too, None for none or for
             mechanisms that define one (`SSD`, ``GatedLinear.retnet``).
-        mask: joined with Causal and with the mask of each call by ``&``.
+        mask: combined with Causal and with the mask of each call by ``&``.
         projection_bias: whether the output projection has a bias.
 
     Raises:
         TypeError: another mechanism.
-        ValueError: sizes that do not divide, a decay for a mechanism that defines one, or inputs of another width.
+        ValueError: sizes that do not divide, a decay for a mechanism that defines one, or inputs of the wrong width.
         UnsupportedError: a mask that a recurrence cannot apply, or a bias.
 
     Cost: O(n head_dim^2) for each head, and five projections.
@@ -241,11 +241,11 @@ class StateSpace(RecurrentLayer):
     Args:
         embed_dim: width, and number of channels.
         state_dim: size of each channel's state; see `saccade.mechanisms.S4D`.
-        mask: joined with Causal and with the mask of each call by ``&``.
+        mask: combined with Causal and with the mask of each call by ``&``.
         projection_bias: whether the output projection has a bias.
 
     Raises:
-        ValueError: sizes out of range, or inputs of another width.
+        ValueError: sizes out of range, or inputs of the wrong width.
         UnsupportedError: a mask that a recurrence cannot apply, or a bias.
 
     Cost: O(n log n) for each channel, and one projection.

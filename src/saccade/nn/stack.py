@@ -147,7 +147,7 @@ class DecoderStack(ArgumentHints, Layer):
         """Return an empty cache for all layers of the stack.
 
         Args:
-            max_len: number of tokens to allocate at once; None to grow.
+            max_len: number of tokens to allocate at once; if None, the cache grows as needed.
         """
         return Cache(cast(DecoderLayer, layer).new_cache(max_len) for layer in self.layers)
 

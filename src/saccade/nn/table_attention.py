@@ -146,7 +146,8 @@ class RowAttention(TableAttention):
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
             pairs: ``[batch, columns, columns, pair_dim]``, entry (i, j) for a query in column i and a key in column j.
-            valid: bool ``[batch, rows, columns]``: False at padding, which is not attended to; None for no padding.
+            valid: bool ``[batch, rows, columns]``: False marks padding, which no token attends to; None if there is no
+                padding.
 
         Returns:
             ``[batch, rows, columns, embed_dim]``. In a row without tokens it is the output's bias.
@@ -204,7 +205,8 @@ class ColumnAttention(TableAttention):
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
-            valid: bool ``[batch, rows, columns]``: False at padding, which is not attended to; None for no padding.
+            valid: bool ``[batch, rows, columns]``: False marks padding, which no token attends to; None if there is no
+                padding.
 
         Returns:
             ``[batch, rows, columns, embed_dim]``. In a column without tokens it is the output's bias.
@@ -270,7 +272,7 @@ class TriangleAttention(TableAttention):
 
         Args:
             pairs: ``[batch, n, n, embed_dim]``.
-            valid: bool ``[batch, n, n]``: False at padding, which is not attended to; None for no padding.
+            valid: bool ``[batch, n, n]``: False marks padding, which no token attends to; None if there is no padding.
 
         Returns:
             ``[batch, n, n, embed_dim]``. It is the output's bias if a row has no tokens.

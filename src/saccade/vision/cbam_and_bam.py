@@ -44,7 +44,7 @@ class CBAM(ArgumentHints, nn.Module):
         projection_bias: whether the channel gate's two layers have a bias; the paper's formula has none.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit, or features of another shape or dtype.
+        ValueError, TypeError: sizes that do not fit, or features of the wrong shape or dtype.
 
     Cost: the sum of its two parts, `ChannelAttention` with two poolings and `SpatialAttention`.
 
@@ -120,7 +120,7 @@ class BAM(ArgumentHints, nn.Module):
         dilation: dilation of the two 3×3 convolutions; their field of view is ``4 · dilation + 1`` positions.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit, features of another shape or dtype, or a batch of one in
+        ValueError, TypeError: sizes that do not fit, features of the wrong shape or dtype, or a batch of one in
             training, where the batch norm has no variance.
 
     Cost: O(batch · channels² / ratio · (H · W + 1)) and the two 3×3 convolutions on the reduced channels.

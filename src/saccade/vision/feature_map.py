@@ -36,7 +36,7 @@ def check_features(features: Tensor, channels: int | None, parameter: Tensor | N
 
     Raises:
         TypeError: not a tensor.
-        ValueError: another shape, an empty map, or another dtype or device.
+        ValueError: a wrong shape, an empty map, or another dtype or device.
     """
     hint = "features[None] adds the batch" if isinstance(features, Tensor) and features.dim() == 3 else None
     known = {} if channels is None else {"channels": channels}

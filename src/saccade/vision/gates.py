@@ -33,7 +33,7 @@ class ChannelAttention(ArgumentHints, nn.Module):
         projection_bias: whether the two layers have a bias.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit, or features of another shape or dtype.
+        ValueError, TypeError: sizes that do not fit, or features of the wrong shape or dtype.
 
     Cost: O(batch · channels · H · W) for the pooling, O(batch · channels² / ratio) for the layers.
 
@@ -103,7 +103,7 @@ class ECA(ArgumentHints, nn.Module):
         offset: b.
 
     Raises:
-        ValueError, TypeError: an even kernel, or features of another shape or dtype.
+        ValueError, TypeError: an even kernel, or features of the wrong shape or dtype.
 
     Cost: O(batch · channels · H · W) for the pooling, O(batch · channels · kernel_size) for the gates.
 
@@ -157,7 +157,7 @@ class SpatialAttention(ArgumentHints, nn.Module):
         norm: whether a batch norm follows the convolution, as in the authors' code; the paper's formula has none.
 
     Raises:
-        ValueError, TypeError: an even kernel, features of another shape or dtype, or a single position in training
+        ValueError, TypeError: an even kernel, features of the wrong shape or dtype, or a single position in training
             with ``norm``.
 
     Cost: O(batch · (channels + kernel_size²) · H · W).

@@ -41,7 +41,7 @@ class NonLocal(ArgumentHints, nn.Module):
             "concatenation".
 
     Raises:
-        ValueError, TypeError: sizes that do not fit, an unknown kind, features of another shape or dtype, or a
+        ValueError, TypeError: sizes that do not fit, an unknown kind, features of the wrong shape or dtype, or a
             single position in training, where the batch norm has no variance.
         UnsupportedError: `matrix` for a kind without softmax.
 

@@ -52,7 +52,7 @@ def non_local_means(
 
     Raises:
         TypeError: an image that is not a float tensor.
-        ValueError: another shape, an image smaller than half a patch, or a number out of its range.
+        ValueError: a wrong shape, an image smaller than half a patch, or a number out of its range.
 
     Cost: time O(H · W · (2 · search_radius + 8)² · channels · patch_size²) in products of matrices, memory
     O(W · channels · patch_size²) besides the images: a few rows at a time, and never a matrix of pixels by pixels.

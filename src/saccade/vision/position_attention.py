@@ -24,7 +24,7 @@ class PositionAttention(ArgumentHints, nn.Module):
         ratio: queries and keys have ``channels / ratio`` channels; divides ``channels``.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit, or features of another shape or dtype.
+        ValueError, TypeError: sizes that do not fit, or features of the wrong shape or dtype.
 
     Cost: O(batch · (H·W)² · channels) time, O(batch · H·W · channels) memory.
 

@@ -39,7 +39,7 @@ def bipartite(
     be compared. It is made for cross-attention between two texts.
 
     Args:
-        weights: ``[q_len, kv_len]``, at most 80 each way: a tensor, an array or nested lists.
+        weights: ``[q_len, kv_len]``, at most 80 in each direction: a tensor, an array or nested lists.
         y_labels: one for each query, shown as text, never as mathematics.
         x_labels: one for each key.
         least: the smallest weight that is drawn, above 0 and below 1.
@@ -48,11 +48,11 @@ def bipartite(
         x_name: name of the keys.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers, or labels are one string.
-        ValueError: not a matrix, too many words, labels of another length, or ``least`` out of range.
+        ValueError: not a matrix, too many words, a wrong number of labels, or ``least`` out of range.
         ImportError: matplotlib is not installed.
 
     Cost: one line for each weight of at least ``least``.

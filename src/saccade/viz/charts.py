@@ -67,11 +67,11 @@ def profile(
         log: both axes are logarithmic, and only numbers above 0 are drawn.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: not real numbers, or names are one string.
-        ValueError: other axes, too many lines, lengths that do not fit, or nothing to show.
+        ValueError: the wrong number of axes, too many lines, lengths that do not fit, or nothing to show.
         ImportError: matplotlib is not installed.
 
     Cost: O(lines * points).
@@ -172,11 +172,11 @@ def channel_weights(
         limits: the values at the axis's ends; 0 to 1 if all weights lie between, else from the weights.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers, or labels are one string.
-        ValueError: not one axis, nothing finite, or labels of another length.
+        ValueError: not one axis, nothing finite, or a wrong number of labels.
         ImportError: matplotlib is not installed.
 
     Cost: O(channels).
@@ -225,10 +225,10 @@ def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
         title: text above the figure.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
-        TypeError: no comparison.
+        TypeError: the argument is not a comparison.
         ValueError: no mechanism in it has an error.
         ImportError: matplotlib is not installed.
     """

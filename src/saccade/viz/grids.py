@@ -39,7 +39,7 @@ def head_grid(
         shared_scale: one colour scale for all grids.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: not real numbers.

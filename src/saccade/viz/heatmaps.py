@@ -66,16 +66,16 @@ def heatmap(
         x_name: name of the columns.
         y_name: name of the rows.
         limits: the values at the two ends of the colour scale; from the matrix when None.
-        allowed: bool, broadcastable to the weights: the pairs that may attend; all when None. A lazy matrix knows them.
+        allowed: bool, broadcastable to the weights: the visible pairs; all when None. A lazy matrix knows them.
         log: a logarithmic colour scale of four decades, or of ``limits``; smaller values are white. It shows weights
             besides a strong sink.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers, or labels are one string.
-        ValueError: not a matrix, nothing finite in it, labels of another length, or a head that does not exist.
+        ValueError: not a matrix, nothing finite in it, a wrong number of labels, or a head that does not exist.
         ImportError: matplotlib is not installed.
 
     Cost: O(q_len * kv_len) time, and memory for dense weights; a lazy matrix takes one sweep over one head, and

@@ -54,11 +54,11 @@ def mosaic(
         log: a logarithmic colour scale of four decades below the largest weight; smaller values are white.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers.
-        ValueError: other axes, nothing finite, or a ``highlight`` that is no map.
+        ValueError: the wrong number of axes, nothing finite, or a ``highlight`` that is no map.
         ImportError: matplotlib is not installed.
 
     Cost: O(layers * heads * q_len * kv_len) time, and memory for dense weights; lazy matrices take a sweep each, and

@@ -45,11 +45,11 @@ def spatial_map(
         limits: the values at the two ends of the colour scale; from the weights when None.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: not real numbers.
-        ValueError: other axes, values that are not finite, or an opacity outside of [0, 1].
+        ValueError: the wrong number of axes, values that are not finite, or an opacity outside of [0, 1].
         ImportError: matplotlib is not installed.
 
     Cost: O(H * W + h * w).
