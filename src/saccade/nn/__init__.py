@@ -1,4 +1,4 @@
-"""Neural network layers with parameters: attention, feed-forward, recurrent and pooling layers, and stacks of layers."""
+"""Neural network layers with parameters: attention, feed-forward, recurrent and pooling layers, and stacks of them."""
 
 from saccade.nn.attention import MultiHeadAttention
 from saccade.nn.attention_block import AttentionBlock

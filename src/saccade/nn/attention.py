@@ -119,8 +119,9 @@ class MultiHeadAttention(AttentionLayer):
         """Apply attention to `query`.
 
         Args:
-            query: ``[batch, q_len, embed_dim]``, or a nested tensor. Each item of a nested tensor attends only to itself;
-                all inputs are then nested, positions and cache are None, and the output is nested in the same way.
+            query: ``[batch, q_len, embed_dim]``, or a nested tensor. Each item of a nested tensor attends only to
+                itself; all inputs are then nested, positions and cache are None, and the output is nested in the same
+                way.
             key: ``[batch, kv_len, context_dim]``; the query if None.
             value: ``[batch, kv_len, context_dim]``; the key if None.
             mask: the mask of this batch, as in `saccade.attention`; combined with the module's by ``&``.
@@ -131,8 +132,8 @@ class MultiHeadAttention(AttentionLayer):
             bias: added to the scores of this call, as in `saccade.attention`; with a cache it must be a bias
                 on positions, not a tensor.
             cache: the cache of earlier calls of this layer. With a `saccade.caches.KVCache`, the query contains
-                only new tokens, which attend to all tokens so far; their positions follow the cache unless ``positions``
-                is passed. With a `saccade.caches.CrossCache`, the context is projected only once.
+                only new tokens, which attend to all tokens so far; their positions follow the cache unless
+                ``positions`` is passed. With a `saccade.caches.CrossCache`, the context is projected only once.
 
         Returns:
             ``[batch, q_len, embed_dim]``.
@@ -246,7 +247,7 @@ class MultiHeadAttention(AttentionLayer):
         if kv_places is not None and joined is not None:
             checks.check_document_positions(joined, kv_places)
         numbers_tokens = q_places is None and self.rotary is None and joined is not None and joined.is_causal
-        if cache is not None and not is_cross and not numbers_tokens:  # otherwise the cache computes the positions that only it reads
+        if cache is not None and not is_cross and not numbers_tokens:  # otherwise only the cache uses and computes them
             q_places = kv_places = checks.check_causal(
                 joined, cache.positions(q_len) if q_places is None else q_places.given, cache
             )

@@ -37,14 +37,15 @@ class AttentionPool(ArgumentHints, Layer):
         query_dim: width of queries that are passed with each call; None for learned queries.
         mechanism: computes the matrix from its score; `saccade.mechanisms.Softmax` if None.
         dropout_p: dropout of the weights, in training only.
-        output_projection: whether the multi-head attention has an output projection; otherwise the heads are only concatenated.
+        output_projection: whether the multi-head attention has an output projection; otherwise the heads are only
+            concatenated.
 
     Attributes:
         query: the learned queries, ``[num_queries or 1, width]``, or None.
 
     Raises:
-        ValueError, TypeError: incompatible sizes, or a call that passes a query although it is learned or lacks one although it is
-            not.
+        ValueError, TypeError: incompatible sizes, or a call that passes a query although it is learned or lacks one
+            although it is not.
 
     Cost: O(len · embed_dim) for each query, plus the score.
 

@@ -63,9 +63,9 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
     ``TransformerDecoder``      `DecoderStack`
     =========================== ====================
 
-    Our modules always take ``[batch, len, embed_dim]``. Masks are inverted: True means "ignore" in torch's modules and "may
-    attend" in ours (`saccade.masks.from_key_padding_mask` converts); ``mask=masks.Causal()`` replaces ``tgt_mask`` and
-    ``is_causal``.
+    Our modules always take ``[batch, len, embed_dim]``. Masks are inverted: True means "ignore" in torch's modules and
+    "may attend" in ours (`saccade.masks.from_key_padding_mask` converts); ``mask=masks.Causal()`` replaces ``tgt_mask``
+    and ``is_causal``.
 
     Args:
         module: one of the torch modules above.
@@ -76,10 +76,11 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
     Raises:
         TypeError: this type of module is not supported.
         ValueError: ``batch_first`` is False.
-        UnsupportedError: our module would compute something different; every reason is listed. Examples are mixed
-            ``batch_first`` settings, a subclass or part that overrides ``forward``, an attention with ``add_bias_kv``,
-            ``add_zero_attn`` or different widths of key and value, and a layer with an activation that `FeedForward`
-            lacks or with different dropout probabilities.
+        UnsupportedError: our module would compute something different; every reason is listed. The possible
+            reasons are: the module, or some of its parts, takes the length first (without ``batch_first=True``); a
+            subclass or part overrides ``forward``; an attention has ``add_bias_kv``, ``add_zero_attn`` or different
+            widths of key and value; a layer has an activation that `FeedForward` lacks, or different dropout
+            probabilities.
 
     Example:
         >>> from_torch(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)).norm_first
@@ -114,9 +115,9 @@ def to_torch(module: nn.Module) -> nn.Module:
 
     Raises:
         TypeError: this type of module is not supported.
-        UnsupportedError: torch's module lacks a feature of ours; every reason is listed. Examples are a mask in the
-            module, rotary positions, a mechanism other than plain softmax, a gate, root-mean-square norms, biases in
-            only some parts, and a subclass that overrides ``forward``.
+        UnsupportedError: torch's module lacks a feature of ours; every reason is listed. The possible reasons are a
+            mask in the module, rotary positions, a mechanism other than plain softmax, a gate, root-mean-square norms,
+            biases in only some parts, and a subclass that overrides ``forward``.
     """
     rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
     check_type("module", module, _OURS, rule)
@@ -183,7 +184,7 @@ def _attention_from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
 
 
 def _reasons_against_torch(module: AttentionLayer) -> list[str]:
-    """Return why torch's module cannot be converted to ours; empty if it can."""
+    """Return the reasons why torch has no equivalent of our attention layer; empty if it has one."""
     if not isinstance(module, MultiHeadAttention):
         return [f"it is a {type(module).__name__}; torch has multi-head attention only"]
     reasons = []
@@ -340,7 +341,7 @@ def _stack_to_torch(module: EncoderStack | DecoderStack) -> TorchStack:
 
 
 def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
-    """Return why torch's layer cannot be converted to ours; empty if it can."""
+    """Return the reasons why torch has no equivalent of our encoder or decoder layer; empty if it has one."""
     attentions, norms = _ENCODER if isinstance(module, EncoderLayer) or module.cross_attention is None else _DECODER
     reasons = []
     if isinstance(module, DecoderLayer) and module.cross_attention is None:

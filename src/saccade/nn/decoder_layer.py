@@ -84,8 +84,8 @@ class DecoderLayer(ResidualLayer):
             x: ``[batch, len, embed_dim]``; with a cache, only the new tokens.
             context: the encoder's output, ``[batch, context_len, context_dim]``.
             mask: the mask of this batch; combined with the attention's by ``&``.
-            context_mask: which tokens of ``context`` each token of x may attend to; positions in x start at 0, or at the end
-                of the cache.
+            context_mask: which tokens of ``context`` each token of x may attend to; positions in x start at 0, or at
+                the end of the cache.
             positions: positions of the tokens of x; see `MultiHeadAttention.forward`.
             context_positions: positions of the tokens of ``context``.
             bias: added to the scores of the self-attention, as in `saccade.attention`; with a cache it must be a
@@ -141,7 +141,7 @@ class DecoderLayer(ResidualLayer):
         """Return an empty cache for this decoder layer: for its attention, and for cross-attention if it has one.
 
         Args:
-            max_len: number of tokens to allocate at once; if None, the cache grows as needed.
+            max_len: number of tokens to allocate memory for at once; if None, the cache grows as needed.
         """
         cache = self.attention.new_cache(max_len)
         return cache if self.cross_attention is None else Cache([cache, CrossCache()])

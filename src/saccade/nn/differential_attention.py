@@ -19,9 +19,9 @@ class DifferentialAttention(MultiHeadAttention):
     .. math:: \mathrm{head}_h = (1 - \lambda_{\mathrm{init}})\,
               \mathrm{norm}\big((A_1^h - \lambda A_2^h)\, V_h\big)
 
-    The norm divides each head by its root mean square and has no weights. As in the authors' layout, a head contains the
-    queries (and keys) of both maps side by side, each half as wide as the values. Calls, caches and masks work as in
-    `MultiHeadAttention`; ``matrix(x)`` is the lazy difference, whose rows sum to 1 - λ.
+    The norm divides each head by its root mean square and has no weights. As in the authors' layout, a head contains
+    the queries (and keys) of both maps side by side, each half as wide as the values. Calls, caches and masks work as
+    in `MultiHeadAttention`; ``matrix(x)`` is the lazy difference, whose rows sum to 1 - λ.
 
     Args:
         embed_dim: width of queries and of the output.

@@ -36,8 +36,9 @@ class LatentAttention(AttentionLayer):
 
     Two forms compute the same matrix. *Expanded*: keys and values of all heads are computed from the latents of all
     tokens. *Absorbed*: since :math:`q \cdot W_K c = W_K^\top q \cdot c`, transformed queries attend directly to the
-    latents, as heads that share one key head, and :math:`W_V` is applied to the result. The expanded form is cheaper for
-    a prompt, the absorbed form for decoding one token; "auto" uses the form with fewer multiplications (see `explain`).
+    latents, as heads that share one key head, and :math:`W_V` is applied to the result. The expanded form is cheaper
+    for a prompt, the absorbed form for decoding one token; "auto" uses the form with fewer multiplications (see
+    `explain`).
 
     Args:
         embed_dim: width of the tokens.
@@ -174,7 +175,8 @@ class LatentAttention(AttentionLayer):
     ) -> Matrix:
         """Return the lazy attention matrix of this call, ``[batch, num_heads, len, len]``, in the chosen form.
 
-        The matrix has one key head, the latents, in the absorbed form, and ``num_heads`` key heads in the expanded form.
+        The matrix has one key head, the latents, in the absorbed form, and ``num_heads`` key heads in the expanded
+        form.
         """
         heads, latents, joined, positions = self._project(query, mask, positions, None)
         mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 def weight_of(layer: nn.Module) -> Tensor | None:
     """Return the weight that determines the dtype and device of a projection's input, or None.
 
-    It is None for 8-bit layers, whose weights are integer codes, and for adapters, which hide the layer with the weights.
-    Both check their inputs themselves.
+    It is None for 8-bit layers, whose weights are integer codes, and for adapters, which hide the layer with the
+    weights. Both check their inputs themselves.
     """
     weight = getattr(layer, "weight", None)
     return weight if isinstance(weight, Tensor) and weight.is_floating_point() else None
