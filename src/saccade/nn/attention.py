@@ -247,7 +247,7 @@ class MultiHeadAttention(AttentionLayer):
         if kv_places is not None and joined is not None:
             checks.check_document_positions(joined, kv_places)
         numbers_tokens = q_places is None and self.rotary is None and joined is not None and joined.is_causal
-        if cache is not None and not is_cross and not numbers_tokens:  # otherwise only the cache uses and computes them
+        if cache is not None and not is_cross and not numbers_tokens:  # otherwise the cache sets them, for its own use
             q_places = kv_places = checks.check_causal(
                 joined, cache.positions(q_len) if q_places is None else q_places.given, cache
             )

@@ -97,7 +97,7 @@ class RecurrentLayer(AttentionLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the lazy matrix that is equivalent to the recurrence, ``[batch, num_heads, len, len]``; see `forward`."""
+        """Return the lazy matrix equivalent to the recurrence, ``[batch, num_heads, len, len]``; see `forward`."""
         joined, positions = self._checked_options(query, mask, positions, bias, None)
         make, heads, key, _, _ = self._read(query)
         return make(heads, key, mask=joined, q_positions=positions, kv_positions=positions)
@@ -193,7 +193,7 @@ class Recurrence(RecurrentLayer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize with Xavier-uniform weights, zero biases and step sizes spaced logarithmically from 0.001 to 0.1."""
+        """Initialize with Xavier-uniform weights, zero biases and log-spaced step sizes from 0.001 to 0.1."""
         super().reset_parameters()
         for gate in (self.fade, self.step):
             if gate is not None:

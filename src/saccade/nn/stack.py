@@ -62,7 +62,7 @@ class EncoderStack(ArgumentHints, Layer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Tensor:
-        """Return the output of the encoder stack, ``[batch, len, embed_dim]``; arguments as in `EncoderLayer.forward`."""
+        """Return the encoder stack's output, ``[batch, len, embed_dim]``; arguments as in `EncoderLayer.forward`."""
         for layer in self.layers:
             x = layer(x, mask=mask, positions=positions, bias=bias)
         return x if self.final_norm is None else self.final_norm(x)

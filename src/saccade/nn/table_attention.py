@@ -46,7 +46,7 @@ class TableAttention(ArgumentHints, Layer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize table attention as in AlphaFold: with open gates and zero outputs, so that a new layer adds nothing."""
+        """Initialize table attention as in AlphaFold, with open gates and zero outputs: a new layer adds nothing."""
         self.attention.reset_parameters()
         gate, output = self.attention.gate_projection, self.attention.output_projection
         assert isinstance(gate, nn.Linear)
@@ -80,7 +80,7 @@ class TableAttention(ArgumentHints, Layer):
         return attention.output_projection(merged if gate is None else merged * torch.sigmoid(gate(x)))
 
     def _matrix(self, x: Tensor, bias: Tensor | None, valid: Tensor | None) -> Matrix:
-        """Return the attention matrix of each row of a normalized table, ``[rows, batch * num_heads, columns, columns]``.
+        """Return a normalized table's attention matrices by row, ``[rows, batch * num_heads, columns, columns]``.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
@@ -296,7 +296,7 @@ class TriangleAttention(TableAttention):
         return f"{super().extra_repr()}, around={self.around!r}"
 
     def _prepare(self, pairs: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the inputs of triangle attention: normalized pairs, with one row per shared node, bias and ``valid``."""
+        """Return the inputs of triangle attention: normalized pairs (one row per shared node), bias and ``valid``."""
         self._check(pairs, valid, _NODE_PAIRS)
         x = self._around(self.norm(pairs))
         return x, self.bias_projection(x), None if valid is None else self._around(valid)
