@@ -24,15 +24,15 @@ class NonLocal(ArgumentHints, nn.Module):
 
     ``kind`` selects the similarity f and its normalizer C:
 
-    - ``"embedded"``: :math:`\exp(\theta_i^\top \phi_j)` divided by its sum, which is softmax attention of two projections;
-    - ``"gaussian"``: :math:`\exp(x_i^\top \hat x_j)` divided by its sum, which is softmax attention without projections;
-    - ``"dot"``: :math:`\theta_i^\top \phi_j` divided by the number of positions, computed as :math:`\Theta(\Phi^\top G)`;
-    - ``"concatenation"``: :math:`\mathrm{ReLU}(w^\top [\theta_i; \phi_j])` divided by the number of
-      positions, computed by sorting.
+    - ``"embedded"``: :math:`\exp(\theta_i^\top \phi_j)` over its sum (softmax attention of two projections);
+    - ``"gaussian"``: :math:`\exp(x_i^\top \hat x_j)` over its sum (softmax attention without projections);
+    - ``"dot"``: :math:`\theta_i^\top \phi_j` over the number of positions, computed as :math:`\Theta(\Phi^\top G)`;
+    - ``"concatenation"``: :math:`\mathrm{ReLU}(w^\top [\theta_i; \phi_j])` over the number of positions,
+      computed by sorting.
 
-    The first two have a row-stochastic `matrix`; the weights of the others can be negative and have any sum. The matrix of
-    all pairs is never stored, in either the forward or the backward pass. The norm starts at 0, so a new block is the
-    identity.
+    The first two have a row-stochastic `matrix`; the weights of the others can be negative and have any sum. The matrix
+    of all pairs is never stored, in either the forward or the backward pass. The norm starts at 0, so a new block is
+    the identity.
 
     Args:
         channels: channels of the feature map.
@@ -90,7 +90,7 @@ class NonLocal(ArgumentHints, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize the norm with 0, so that the non-local block starts as the identity; keep torch's defaults elsewhere."""
+        """Initialize the norm to 0, so that the block starts as the identity; use torch's defaults elsewhere."""
         nn.init.zeros_(self.norm.weight)
         nn.init.zeros_(self.norm.bias)
         if self.joint is not None:
@@ -103,7 +103,7 @@ class NonLocal(ArgumentHints, nn.Module):
         value = as_tokens(self.value(context))
         if self.kind in _SOFTMAX:
             matrix = self._matrix(features, context)
-            gathered = matrix @ value.to(matrix.dtype)  # dtypes differ under autocast, where "gaussian" does not project x
+            gathered = matrix @ value.to(matrix.dtype)  # autocast: "gaussian" does not project x
         else:
             gathered = self._pairwise(features, context, value[:, 0])[:, None]
         return features + self.norm(self.output(as_map(gathered, *features.shape[2:])))
@@ -163,8 +163,8 @@ def rectified_sum_mean(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     r"""Return the mean over keys j of :math:`\mathrm{ReLU}(a_i + b_j)\, v_j`, with one a per query and one b per key.
 
     If keys are sorted by b, those with a positive sum form a prefix, and the total over them is
-    :math:`a_i \sum_j v_j + \sum_j b_j v_j`. These are two running sums, looked up at one index, so no pairs are computed.
-    The running sums are float64, because the two terms cancel if a and b have opposite signs.
+    :math:`a_i \sum_j v_j + \sum_j b_j v_j`. These are two running sums, looked up at one index, so no pairs are
+    computed. The running sums are float64, because the two terms cancel if a and b have opposite signs.
 
     Args:
         query: a, ``[batch, q_len]``.

@@ -30,9 +30,9 @@ def non_local_means(
     .. math:: \hat{x}_i = \sum_j \frac{w_{ij}}{\sum_k w_{ik}} x_j, \qquad
               w_{ij} = \exp\left(-\frac{\max(d_{ij}^2 - 2 \sigma^2, 0)}{h^2}\right)
 
-    where j runs over the pixels at most ``search_radius`` rows and columns away, and :math:`d_{ij}^2` is the mean squared
-    difference of the patches around i and j over all channels, weighted by a Gaussian around the patch's centre (its
-    standard deviation is ``(patch_size - 1) / 4``). This is attention with the score `saccade.scores.Gaussian`
+    where j runs over the pixels at most ``search_radius`` rows and columns away, and :math:`d_{ij}^2` is the mean
+    squared difference of the patches around i and j over all channels, weighted by a Gaussian around the patch's centre
+    (its standard deviation is ``(patch_size - 1) / 4``). This is attention with the score `saccade.scores.Gaussian`
     between patches and the mask `saccade.masks.Neighborhood` over pixels; the values are the pixels. Beyond the
     border, the image is mirrored without repeating the border pixels.
 
@@ -91,7 +91,8 @@ class _Band(NamedTuple):
     """A band of image rows that is denoised at a time, with the rows around it.
 
     Attributes:
-        padded: ``[batch, channels, rows, W]``: the rows to denoise, the rows within the search radius, and half a patch around them.
+        padded: ``[batch, channels, rows, W]``: the rows to denoise, the rows within the search radius, and half a patch
+            around them.
         first: index of the first row among those within the search radius.
         rows: number of rows to denoise.
     """
@@ -131,7 +132,7 @@ def _denoise(band: _Band, patch_size: int, search_radius: int, h: float, sigma: 
 
 
 def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
-    """Return factors for a patch's pixels that turn half of a squared patch distance into the exponent of its weight."""
+    """Return factors for a patch's pixels that turn half of a squared patch distance into an exponent."""
     channels, deviation = like.shape[1], (patch_size - 1) / 4
     if patch_size == 1:
         return like.new_full((channels,), math.sqrt(2 / channels) / h)
@@ -143,7 +144,7 @@ def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
 
 
 class _Excess(Score):
-    """A Gaussian patch score that subtracts a threshold from half of each squared distance and clips the result at 0."""
+    """A Gaussian patch score that subtracts a threshold from half of each squared distance, clipping at 0."""
 
     def __init__(self, threshold: float):
         super().__init__()

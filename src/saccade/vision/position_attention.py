@@ -16,8 +16,8 @@ class PositionAttention(ArgumentHints, nn.Module):
     .. math:: \mathrm{out} = x + \gamma\, A V, \qquad A = \mathrm{softmax}(Q^\top K),\quad
               Q = W_q x,\ K = W_k x,\ V = W_v x
 
-    The scores are not scaled, as in both papers. γ is learned and starts at 0, so a new module is the identity. The full
-    matrix is never stored, so memory is linear in the number of positions.
+    The scores are not scaled, as in both papers. γ is learned and starts at 0, so a new module is the identity. The
+    full matrix is never stored, so memory is linear in the number of positions.
 
     Args:
         channels: channels of the feature map and of the values.
