@@ -11,7 +11,7 @@ from saccade.support.errors import type_error, value_error
 
 DECADES = 4  # length of a logarithmic scale without limits: down to 1/10,000 of the largest value
 Array = npt.NDArray[np.floating[Any]]
-_FEWEST = 4  # a sink is a column visible to at least this number of rows
+_FEWEST = 4  # fewest rows that must see a column for it to be a sink
 _SINK = 5.0  # a sink's median weight is at least this multiple of the mean weight
 _ROWS = 95.0  # percentage of rows whose largest weight, ignoring sinks, is within the scale
 _WORTH_IT = 0.5  # a scale that would end above this fraction of the largest weight ends at the largest
@@ -29,7 +29,7 @@ def as_matrix(weights: object) -> Array:
 
 
 def as_maps(weights: object) -> Array:
-    """Convert weights to an array of attention maps, ``[layers, heads, q_len, kv_len]`` or ``[heads, q_len, kv_len]``."""
+    """Convert weights to an array of maps, ``[layers, heads, q_len, kv_len]`` or ``[heads, q_len, kv_len]``."""
     return _checked(weights, "[heads, q_len, kv_len] or [layers, heads, q_len, kv_len]", axes=(3, 4))
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PROFILE_WIDTH, _PROFILE_HEIGHT = 6.4, 2.8  # inches
-_POINTS, _LOG_POINTS = 960, 160  # most points to draw for the width in pixels; fewer on a logarithmic axis, where lines blur
+_POINTS, _LOG_POINTS = 960, 160  # most points for the width in pixels; fewer on a log axis, where lines blur
 
 
 @argument_hints({})
@@ -146,7 +146,7 @@ def _name(axes: "Axes", x_name: str, y_name: str, *, legend: bool) -> None:
             text.set_fontfamily(drawable_title(text.get_text())[1])
 
 
-_BAR, _NARROWEST, _WIDEST, _BAR_HEIGHT = 0.16, 2.4, 9.0, 1.5  # inches: width of a bar, limits of the chart's width, its height
+_BAR, _NARROWEST, _WIDEST, _BAR_HEIGHT = 0.16, 2.4, 9.0, 1.5  # inches: a bar's width, limits of the chart's width, its height
 _GATE = (0.0, 1.0)
 
 
@@ -218,9 +218,9 @@ _EXACT = "#7a1f5c"
 def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
     """Draw a tradeoff chart of mechanisms: points further left are faster, and points further down more accurate.
 
-    Points are numbered, with their names listed at the side. A dashed line marks the time of exact attention, and dotted
-    lines mark the largest errors that count as "close" and as "rough". Mechanisms without an error (because they do not
-    support the inputs) are omitted. Both axes are logarithmic; an error of 0 is drawn at the bottom.
+    Points are numbered, with their names listed at the side. A dashed line marks the time of exact attention, and
+    dotted lines mark the largest errors that count as "close" and as "rough". Mechanisms without an error (because they
+    do not support the inputs) are omitted. Both axes are logarithmic; an error of 0 is drawn at the bottom.
 
     Args:
         comparison: the result of `saccade.compare`.

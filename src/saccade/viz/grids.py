@@ -29,11 +29,12 @@ def head_grid(
 ) -> "Figure":
     """Draw a grid with one cell per head (rows are layers, columns are heads), or several such grids side by side.
 
-    Each grid has its own colour scale, and shows its smallest and largest number below its name. With ``shared_scale`` or
-    ``limits``, equal colours mean equal numbers in all grids. NaN is grey.
+    Each grid has its own colour scale, and shows its smallest and largest number below its name. With ``shared_scale``
+    or ``limits``, equal colours mean equal numbers in all grids. NaN is grey.
 
     Args:
-        values: ``[layers, heads]``, or a mapping from names to such arrays (tensors, arrays or nested lists) of equal shape.
+        values: ``[layers, heads]``, or a mapping from names to such arrays (tensors, arrays or nested lists) of equal
+            shape.
         title: text above the figure.
         limits: the values at the two ends of all colour scales; computed from ``values`` if None.
         shared_scale: whether all grids share one colour scale.
@@ -107,5 +108,5 @@ def _grids_by_name(values: object) -> dict[str, Array]:
 
 
 def _every(count: int, least: int) -> int:
-    """Return the interval between numbered rows or columns of a grid: 1 if there are few, else 4."""
+    """Return the interval between numbered rows or columns of a grid: ``least`` if there are at most 16, else 4."""
     return least if count <= 16 else 4
