@@ -102,7 +102,7 @@ class Expanding(nn.Module):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> Expanded:
-        """Return matrix and values, given ``query [batch, heads, q_len, head]`` and ``key [batch, 1, kv_len, cached]``."""
+        """Return matrix and values for ``query [batch, heads, q_len, head]`` and ``key [batch, 1, kv_len, cached]``."""
         sizes = self.sizes
         latents, rotated = key[:, 0].split([sizes.latent, sizes.rotated], -1)
         both = self.expansion(latents).unflatten(-1, (sizes.heads, -1)).transpose(1, 2)

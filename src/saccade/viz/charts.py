@@ -146,7 +146,7 @@ def _name(axes: "Axes", x_name: str, y_name: str, *, legend: bool) -> None:
             text.set_fontfamily(drawable_title(text.get_text())[1])
 
 
-_BAR, _NARROWEST, _WIDEST, _BAR_HEIGHT = 0.16, 2.4, 9.0, 1.5  # inches: a bar's width, limits of the chart's width, its height
+_BAR, _NARROWEST, _WIDEST, _BAR_HEIGHT = 0.16, 2.4, 9.0, 1.5  # inches: a bar, limits of the width, and the height
 _GATE = (0.0, 1.0)
 
 

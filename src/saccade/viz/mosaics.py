@@ -16,8 +16,8 @@ from saccade.viz.pooled_maps import maps_of, refuse_choice
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# All in pixels: the longer side of a map, its shorter side at least, what is between maps, what is above each
-# for its name, and the frame of the chosen one.
+# All in pixels: the longer side of a map, the least shorter side, the gap between maps, the space above each
+# for its name, and the frame of the highlighted map.
 _TILE, _SLIMMEST, _GAP, _NAME, _EDGE = 112, 32, 16, 26, 4
 _FEW = 4  # up to this number, maps are always in one row
 _TINY = 1e-30  # stands for 0 on a logarithmic scale

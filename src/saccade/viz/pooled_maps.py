@@ -27,7 +27,7 @@ _SURELY_HIDDEN = -500.0  # logs of hidden pairs are below this, those of visible
 
 
 def chosen(matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
-    """Check and return the batch item and head of a matrix to draw; a single head is the default.
+    """Check and return the batch item and head of a matrix to draw; the head may be omitted if there is only one.
 
     Raises:
         TypeError: an index is not an int.
