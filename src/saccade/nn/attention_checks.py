@@ -144,7 +144,7 @@ def _has_documents(mask: Mask) -> bool:
 
 
 def checked_bias(bias: object) -> Bias:
-    """Return a bias if it is defined on positions; raise for a tensor, which covers only one attention call."""
+    """Return an attention bias if it is defined on positions; raise for a tensor, which covers only one call."""
     hint = "for instance positions.ALiBi(num_heads), or a saccade.positions.Bias of your own"
     return check_type("bias", bias, Bias, "be a rule on positions with a cache", hint=hint)
 

@@ -41,7 +41,7 @@ def document(title: str, parts: Mapping[str, str]) -> str:
         ),
     }
     page = _BROWSER.joinpath("page.html").read_text("utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], page)  # one pass, so inserted text is not substituted again
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], page)  # one pass: insertions are not searched
 
 
 @cache

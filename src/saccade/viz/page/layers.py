@@ -233,7 +233,7 @@ class Kept(Source):
         if self._pooled is None or self._best is None:
             return None
         cells = self._pooled[item].float().cpu().numpy()
-        is_whole = cells.shape[2] == self.shape[3] <= bins  # if so, a column without its key is empty; else it is unknown
+        is_whole = cells.shape[2] == self.shape[3] <= bins  # then columns without their key are empty
         return Map(cells, np.zeros((*cells.shape[:2], len(columns) if is_whole else 0), np.float32), (), self._best.how)
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:

@@ -13,7 +13,7 @@ from saccade.text.labels import legible
 
 Text = Sequence[str]
 Tokens = Text | tuple[Text, Text] | Mapping[str, Text | tuple[Text, Text]] | None
-"""Tokens of one text, a pair of query and key tokens, or a dict of either by layer names, where ``*`` matches anything."""
+"""Tokens of one text, a pair of query and key tokens, or a dict of either by layer name; ``*`` matches anything."""
 
 
 class Labels(NamedTuple):
