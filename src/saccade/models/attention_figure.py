@@ -28,7 +28,7 @@ def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int |
     Args:
         matrices: attention matrices of one batch item, one for each layer.
         words: the words of the tokens.
-        layer, head: the head to draw; None for the one with the most unexplained information.
+        layer, head: the head to draw; if None, the one with the most unexplained information.
 
     Raises:
         ValueError: the layer or head does not exist, or there are no words.

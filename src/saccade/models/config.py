@@ -174,12 +174,12 @@ class DecoderConfig(TextConfig):
 
     @property
     def kv_heads(self) -> int:
-        """Return the number of key and value heads: ``num_kv_heads``, or ``num_heads``."""
+        """Number of key and value heads: ``num_kv_heads``, or ``num_heads`` if that is None."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def causal_mask(self) -> Mask:
-        """Return the decoder's ``mask``, restricted so that later tokens stay hidden."""
+        """The decoder's ``mask``, restricted so that later tokens stay hidden."""
         if self.mask is None:
             return Causal()
         parts = self.mask.parts if isinstance(self.mask, And) else (self.mask,)
@@ -290,18 +290,18 @@ class VisionTransformerConfig(Config):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Return the number of rows and columns of patches in an image."""
+        """Numbers of rows and columns of patches in an image."""
         height, width = self.image_size
         return height // self.patch_size, width // self.patch_size
 
     @property
     def patch_len(self) -> int:
-        """Return the number of values in a flattened image patch."""
+        """Number of values in a flattened image patch."""
         return self.channels * self.patch_size**2
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of image patches, plus one for a class token."""
+        """Number of tokens of an image: its patches, plus one for a class token."""
         rows, columns = self.grid
         return rows * columns + self.class_token
 
@@ -314,7 +314,7 @@ class SetDecoderConfig(Config):
     Attributes:
         channels: number of channels of the feature map.
         num_classes: number of object classes, not counting "no object".
-        num_queries: the largest number of objects in an image.
+        num_queries: number of queries, which is the largest number of objects in an image.
         embed_dim: width of the hidden states, a multiple of 4.
         num_heads: heads per attention; divides ``embed_dim``.
         num_encoder_layers, num_decoder_layers: number of layers of each stack.

@@ -38,8 +38,9 @@ class Decoder(SavedText):
         config: sizes and options of the model.
         tokenizer: stored as ``decoder.tokenizer`` and saved with the weights; not used by the model itself.
 
-    Cost: O(num_layers * (len * embed_dim ** 2 + pairs * embed_dim)) time, where pairs counts those that the mask
-    allows; memory linear in len, plus ``len * vocab_size`` for the logits, which `hidden` does not compute.
+    Cost: O(num_layers * (len * embed_dim ** 2 + pairs * embed_dim)) time, where pairs is the number of pairs
+    that the mask allows; memory linear in len, plus ``len * vocab_size`` for the logits, which `hidden` does not
+    compute.
 
     Example:
         >>> config = DecoderConfig(

@@ -38,7 +38,7 @@ class _Features(NamedTuple):
 
 
 class SetDecoder(Pretrained):
-    """An object detector: each of its learned queries predicts one object of an image, or none.
+    """An object detector: each learned query predicts one object in an image, or no object.
 
     The encoder's tokens are the cells of a feature map, and the decoder's tokens are the queries. Queries start as
     zeros and differ only in their learned position vectors. They attend to the image and to each other, so that no
@@ -142,7 +142,7 @@ class SetDecoder(Pretrained):
         """Detect objects in images.
 
         Args:
-            images: images for the backbone; without one, feature maps ``[batch, channels, H, W]``.
+            images: images for the backbone, or feature maps ``[batch, channels, H, W]`` if there is no backbone.
             valid: bool ``[batch, H, W]`` of any height and width, False at padding; it is resized to the feature map.
                 No cell attends to padding, and positions are relative to the image without padding.
 

@@ -17,7 +17,7 @@ _TARGETS = ShapeSpec("classes [objects]", "boxes [objects, 4]")
 
 
 class Targets(NamedTuple):
-    """The true objects of one image, for the detection loss.
+    """The true objects in an image, for the detection loss.
 
     Attributes:
         classes: int64 ``[objects]``.
@@ -118,7 +118,7 @@ def match_sets(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: shapes that do not fit, an unknown class, more objects than queries, NaN or infinity.
+        ValueError: incompatible shapes, an unknown class, more objects than queries, NaN or infinity.
         ImportError: scipy is not installed.
 
     Cost: O(num_queries ** 3) worst-case time for each image, on the CPU.

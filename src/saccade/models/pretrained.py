@@ -42,7 +42,7 @@ class Pretrained(ArgumentHints, nn.Module):
         """Load a published model from a folder on disk, in float32 and eval mode.
 
         Reads ``config.json``, the weights (``model.safetensors``, or several files with an index) and, for models that
-        read text, ``tokenizer.json`` if there is one. Pickled weights are never read, and no code of the folder is run.
+        read text, ``tokenizer.json`` if it exists. Pickled weights are never read, and no code in the folder is run.
 
         Args:
             path: the folder.
@@ -50,7 +50,7 @@ class Pretrained(ArgumentHints, nn.Module):
         Raises:
             UnsupportedError: the model belongs to an unsupported family, or we would compute it differently; every
                 reason is listed.
-            ValueError: a file is missing or broken, or the weights do not fit the configuration.
+            ValueError: a file is missing or broken, or the weights do not match the configuration.
             ImportError: safetensors or tokenizers is not installed.
         """
         folder = Path(path)
@@ -194,7 +194,7 @@ def build(
     Raises:
         UnsupportedError: we would compute the model differently; every reason is listed.
         TypeError: the weights are not a state dict, or ``dtype`` is not floating-point.
-        ValueError: the weights do not fit the configuration.
+        ValueError: the weights do not match the configuration.
     """
     reasons = file_format.reasons_to_read(config)
     if config.get("quantization_config") is not None:

@@ -22,8 +22,8 @@ class VisionTransformer(Pretrained):
     """An image encoder: square patches become tokens, and every token attends to every other.
 
     The class token, if there is one, comes first, followed by the patches row by row. The patch in row y and column x
-    of the grid is token ``y * columns + x``, or one more with a class token. Use ``.after(1)`` to shift a grid mask by
-    one.
+    of the grid is token ``y * columns + x``, or one more with a class token. ``mask.after(1)`` shifts a grid mask by
+    one token.
 
     `from_pretrained` and `from_state_dict` read ``ViTForImageClassification`` (with a head), ``ViTModel`` and CLIP's
     vision model (without one); a pooler is ignored.
@@ -34,8 +34,8 @@ class VisionTransformer(Pretrained):
     Attributes:
         stack: the layers and the final norm, a `saccade.nn.EncoderStack`.
 
-    Cost: O(num_layers * (tokens * embed_dim ** 2 + pairs * embed_dim)) time, where pairs counts those that the mask
-    allows; memory linear in the number of tokens.
+    Cost: O(num_layers * (tokens * embed_dim ** 2 + pairs * embed_dim)) time, where pairs is the number of pairs
+    that the mask allows; memory linear in the number of tokens.
 
     Example:
         >>> config = VisionTransformerConfig(

@@ -42,7 +42,7 @@ class MultiHeadAttention(AttentionLayer):
               A_i = \mathrm{mechanism}(Q W_i^Q, K W_i^K)
 
     ``mha(x)`` is self-attention, ``mha(x, context)`` cross-attention, ``mha(query, key, value)`` takes three inputs.
-    All tensors are ``[batch, len, embed_dim]``.
+    All tensors have the layout ``[batch, len, embed_dim]``.
 
     Args:
         embed_dim: width of queries and of the output.
@@ -247,7 +247,7 @@ class MultiHeadAttention(AttentionLayer):
         if kv_places is not None and joined is not None:
             checks.check_document_positions(joined, kv_places)
         numbers_tokens = q_places is None and self.rotary is None and joined is not None and joined.is_causal
-        if cache is not None and not is_cross and not numbers_tokens:  # otherwise the cache sets them, for its own use
+        if cache is not None and not is_cross and not numbers_tokens:  # otherwise the cache numbers the tokens itself
             q_places = kv_places = checks.check_causal(
                 joined, cache.positions(q_len) if q_places is None else q_places.given, cache
             )

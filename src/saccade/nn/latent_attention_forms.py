@@ -34,22 +34,22 @@ class LatentSizes(NamedTuple):
 
     @property
     def plain(self) -> int:
-        """Return the width of a latent attention head's queries and keys, without the rotated part."""
+        """Width of a latent attention head's queries and keys, without the rotated part."""
         return self.head - self.rotated
 
     @property
     def cached(self) -> int:
-        """Return the number of values that a latent cache stores per token."""
+        """Number of values that a latent cache stores per token."""
         return self.latent + self.rotated
 
     @property
     def cached_expanded(self) -> int:
-        """Return the number of values that a full cache of all heads' keys and values would store per token."""
+        """Number of values that a full cache of all heads' keys and values would store per token."""
         return self.heads * (self.head + self.value)
 
     @property
     def crossover(self) -> float:
-        """Return the number of queries above which the expanded form is cheaper, in the limit of many keys."""
+        """Number of queries from which the expanded form is cheaper, in the limit of many keys."""
         more = 2 * self.latent + self.rotated - self.head - self.value
         return self.latent * (self.plain + self.value) / more if more > 0 else float("inf")
 

@@ -19,7 +19,7 @@ NORMS: dict[str, Callable[[int, float], nn.Module]] = {
 
 
 def make_norm(norm: str, embed_dim: int, norm_eps: float) -> nn.Module:
-    """Build a layer norm, one without a bias, or a root-mean-square norm, over the last axis.
+    """Build a norm over the last axis: a layer norm, with or without a bias, or a root-mean-square norm.
 
     Raises:
         ValueError: the name is unknown, or ``norm_eps`` is not a number above 0.

@@ -137,7 +137,7 @@ class Recurrence(RecurrentLayer):
     Args:
         embed_dim: width of the tokens.
         num_heads: divides ``embed_dim``.
-        mechanism: a `saccade.mechanisms.Delta`, `GatedLinear` or `SSD`; ``Delta()`` when None.
+        mechanism: a `saccade.mechanisms.Delta`, `GatedLinear` or `SSD`; ``Delta()`` if None.
         decay: "token" for one decay per token and head, "channel" for one per token and channel, None for no decay or
             for mechanisms that define one (`SSD`, ``GatedLinear.retnet``).
         mask: combined with Causal and with the mask of each call by ``&``.

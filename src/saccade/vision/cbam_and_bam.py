@@ -120,8 +120,8 @@ class BAM(ArgumentHints, nn.Module):
         dilation: dilation of the two 3×3 convolutions; their receptive field is ``4 · dilation + 1`` positions wide.
 
     Raises:
-        ValueError, TypeError: incompatible sizes, features of the wrong shape or dtype, or a batch of one in
-            training, where the batch norm has no variance.
+        ValueError, TypeError: incompatible sizes, features of the wrong shape or dtype, or training with a
+            batch of one, for which the batch norm has no variance.
 
     Cost: O(batch · channels² / ratio · (H · W + 1)) plus the two 3×3 convolutions on the reduced channels.
 

@@ -40,8 +40,8 @@ def bipartite(
 
     Args:
         weights: ``[q_len, kv_len]``, at most 80 in each direction: a tensor, an array or nested lists.
-        y_labels: one for each query, shown literally, never as mathematics.
-        x_labels: one for each key.
+        y_labels: one label for each query, shown literally, never as mathematics.
+        x_labels: one label for each key.
         least: the smallest weight to draw, above 0 and below 1.
         title: text above the figure.
         y_name: name of the queries.

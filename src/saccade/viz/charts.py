@@ -58,7 +58,7 @@ def profile(
 
     Args:
         values: ``[points]`` or ``[lines, points]``, with at most 8 lines.
-        x: coordinates of the points, ``[points]``, ascending; 0, 1, 2, … when None.
+        x: coordinates of the points, ``[points]``, ascending; 0, 1, 2, … if None.
         names: one name for each line.
         baseline: ``[points]``, drawn as a dashed line, such as the values for uniform attention.
         title: text above the figure.

@@ -57,7 +57,7 @@ class Source(Protocol):
 
     @property
     def is_signed(self) -> bool:
-        """Whether weights may be below 0."""
+        """True if weights may be below 0."""
 
     def measures(self, item: int) -> list[Measure]:
         """Return statistics of the layer's heads, each ``[1, heads]``."""
@@ -85,7 +85,7 @@ class Recorded(Protocol):
 
     @property
     def kept(self) -> tuple[Statistic[Any, Any], ...]:
-        """The statistics that were recorded."""
+        """The kinds of statistics that were recorded."""
 
     @property
     def statistics(self) -> dict[str, Tensor]:
@@ -313,7 +313,7 @@ class WrittenOut(Matrix):
 
     @cached_property
     def is_signed(self) -> bool:
-        """Whether any weight is below 0."""
+        """True if any weight is below 0."""
         return bool((self._weights < 0).any())
 
     @cached_property
