@@ -129,7 +129,8 @@ class SetDecoder(Pretrained):
 
         Raises:
             UnsupportedError, ValueError: as in `from_pretrained`.
-            TypeError: no config, no tensors, a backbone that is not a module, or a dtype that is not floating-point.
+            TypeError: ``config`` is not a config, ``state_dict`` does not map to tensors, the backbone is not a module,
+                or ``dtype`` is not floating-point.
         """
         _check_backbone(backbone)
         return super().from_state_dict(config, state_dict, dtype=dtype)._with_backbone(backbone)

@@ -74,7 +74,8 @@ class Pretrained(ArgumentHints, nn.Module):
 
         Raises:
             UnsupportedError, ValueError: as in `from_pretrained`.
-            TypeError: ``config`` is not a config, ``state_dict`` has no tensors, or ``dtype`` is not floating-point.
+            TypeError: ``config`` is not a config, ``state_dict`` does not map to tensors, or ``dtype`` is not
+                floating-point.
         """
         return cls._build(_config_dict(config), lambda: state_dict, dtype, lambda: None)
 
@@ -134,7 +135,8 @@ class PretrainedText(Pretrained):
 
         Raises:
             UnsupportedError, ValueError: as in `from_pretrained`.
-            TypeError: ``config`` is not a config, ``state_dict`` has no tensors, or ``dtype`` is not floating-point.
+            TypeError: ``config`` is not a config, ``state_dict`` does not map to tensors, or ``dtype`` is not
+                floating-point.
         """
         return cls._build(_config_dict(config), lambda: state_dict, dtype, lambda: tokenizer)
 

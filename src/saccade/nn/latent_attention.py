@@ -175,8 +175,8 @@ class LatentAttention(AttentionLayer):
     ) -> Matrix:
         """Return the lazy attention matrix of this call, ``[batch, num_heads, len, len]``, in the chosen form.
 
-        The matrix has one key head, the latents, in the absorbed form, and ``num_heads`` key heads in the expanded
-        form.
+        In the absorbed form, the matrix has one key head, which contains the latents. In the expanded form, it has
+        ``num_heads`` key heads.
         """
         heads, latents, joined, positions = self._project(query, mask, positions, None)
         mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)

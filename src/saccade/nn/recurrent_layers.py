@@ -144,7 +144,7 @@ class Recurrence(RecurrentLayer):
         projection_bias: whether the output projection has a bias.
 
     Raises:
-        TypeError: the mechanism has a different type.
+        TypeError: the mechanism has an unsupported type.
         ValueError: sizes that do not divide evenly, a decay for a mechanism that defines one, or inputs of the wrong
             width.
         UnsupportedError: a mask that a recurrence cannot apply, or a bias.

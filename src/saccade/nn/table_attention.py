@@ -242,9 +242,9 @@ class TriangleAttention(TableAttention):
               \qquad
               \text{end:}\quad A_{ij,k} = \mathrm{softmax}_k\Big(\frac{q_{ij}^\top k_{kj}}{\sqrt{d}} + b_{ki}\Big)
 
-    for each head, with :math:`b = \mathrm{norm}(\mathrm{pairs})\, W_B`. The bias comes
-    from the third side of the triangle. Otherwise it is like `RowAttention`: the pair (i, j) is the token in row i and
-    column j; pairs are normalized first, and the gated output is meant to be added to them.
+    for each head, where :math:`b = \mathrm{norm}(\mathrm{pairs})\, W_B` is a bias from the third side of the triangle.
+    Otherwise it is like `RowAttention`: the pair (i, j) is the token in row i and column j, pairs are normalized first,
+    and the gated output is meant to be added to them.
 
     Args:
         embed_dim: width of the pairs.

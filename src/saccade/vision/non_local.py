@@ -38,7 +38,7 @@ class NonLocal(ArgumentHints, nn.Module):
         channels: channels of the feature map.
         kind: name of the similarity; see above.
         bottleneck: number of inner channels; if None, ``channels // 2`` but at least 1.
-        subsample: factor by which x is max-pooled for keys and values; 1 for all positions.
+        subsample: max-pooling factor for keys and values; 1 to use all positions.
         scale: factor of the dot products; 1.0 as in the paper, or None for ``head_dim ** -0.5``. Not used with
             "concatenation".
 

@@ -87,8 +87,7 @@ def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float,
 
 
 def log_limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the two ends of a logarithmic colour scale: from four decades below the largest value up to it, or
-    `limits`.
+    """Return the two ends of a logarithmic colour scale: `limits`, or four decades up to the largest value.
 
     Raises:
         ValueError: limits are not above 0, or no value is above 0.

@@ -71,8 +71,7 @@ def profile(
 
     Raises:
         TypeError: the values are not real numbers, or ``names`` is a single string.
-        ValueError: the wrong number of axes, too many lines, lengths that do not match, or nothing to
-            show.
+        ValueError: the wrong number of axes, too many lines, mismatched lengths, or nothing to show.
         ImportError: matplotlib is not installed.
 
     Cost: O(lines * points).

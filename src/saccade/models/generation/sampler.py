@@ -24,7 +24,7 @@ class Sampler:
             all.
 
     Raises:
-        ValueError, TypeError: an option of the wrong type or out of range.
+        ValueError, TypeError: an option is out of range or has the wrong type.
 
     Example:
         >>> logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])

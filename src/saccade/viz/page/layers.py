@@ -215,7 +215,7 @@ class Kept(Source):
 
     @cached_property
     def is_signed(self) -> bool:
-        if "given_mass" in self._statistics:  # recorded for rows that are not distributions
+        if "given_mass" in self._statistics:  # recorded if rows are no distributions; a softmax still has logits
             return "largest_logit" not in self._statistics
         return self._pooled is not None and bool((self._pooled < 0).any())
 
