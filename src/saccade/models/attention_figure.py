@@ -1,4 +1,4 @@
-"""A figure of the attention between words in the most informative head of a model."""
+"""Figures of the attention between words in a model's most informative head."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from saccade.text import Word, merge
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LONGEST = 512  # tokens: weights of longer texts are not built
-_BINS = 256  # of the pooled maps that represent the heads of longer texts
+_LONGEST = 512  # tokens: the full weights of longer texts are not computed
+_BINS = 256  # bins on each side of the pooled maps that stand for longer texts
 _ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to read on a screen
 
 
@@ -28,10 +28,10 @@ def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int |
     Args:
         matrices: attention matrices of one batch item, one for each layer.
         words: the words of the tokens.
-        layer, head: the head to draw; None for the one with the most unexplained information.
+        layer, head: the head to draw; if None, the one with the most unexplained information.
 
     Raises:
-        ValueError: a layer or head that does not exist, or no word.
+        ValueError: the layer or head does not exist, or there are no words.
         ImportError: matplotlib is not installed.
     """
     for name, index, count in (("layer", layer, len(matrices)), ("head", head, matrices[0].shape[1])):
@@ -61,7 +61,7 @@ def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int |
 
 
 def _most_informative(matrices: Sequence[Matrix], words: Sequence[Word], layer: int | None, head: int | None) -> Head:
-    """Return the head that distance and generally popular words explain least, among the requested ones."""
+    """Return the requested head whose attention between words is least explained by distance and popular words."""
     if layer is not None and head is not None:
         return Head(layer, head, float("nan"))
     layers = range(len(matrices)) if layer is None else [layer]
@@ -72,7 +72,7 @@ def _most_informative(matrices: Sequence[Matrix], words: Sequence[Word], layer: 
 
 
 def _among_words(matrix: Matrix, words: Sequence[Word]) -> Tensor:
-    """Return attention weights between words only, or a pooled map of a long text: ``[heads, n, n]``."""
+    """Return the attention weights between words, or a pooled map if the text is long: ``[heads, n, n]``."""
     if matrix.shape[3] > _LONGEST:
         return matrix.pooled(_BINS)[0]
     ordinary = [number for number, word in enumerate(words) if not word.special]

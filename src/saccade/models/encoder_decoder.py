@@ -1,4 +1,4 @@
-"""EncoderDecoder: a language model of one sequence that depends on another, its source."""
+"""EncoderDecoder: a sequence-to-sequence model, which predicts one sequence given a source sequence."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 
 class EncoderDecoder(SavedText):
-    """A language model of one sequence that depends on another, the source.
+    """A sequence-to-sequence model: a language model of one sequence, given a source sequence.
 
-    Both sequences share one vocabulary, and the embedding shares its weights with the projection to the vocabulary;
-    embeddings are multiplied by the square root of ``embed_dim``. Folders are in a format of our own.
+    Both sequences share one vocabulary. The embedding shares its weights with the projection to the vocabulary, and
+    embeddings are multiplied by the square root of ``embed_dim``. Models are saved in saccade's own format.
 
     Args:
         config: sizes and options of the model.
-        tokenizer: stored as ``model.tokenizer`` and saved with the weights; not used otherwise.
+        tokenizer: stored as ``model.tokenizer`` and saved with the weights; not used by the model itself.
 
     Attributes:
-        encoder, decoder: the layers, a `saccade.nn.EncoderStack` and a `saccade.nn.DecoderStack`.
+        encoder, decoder: the layer stacks, a `saccade.nn.EncoderStack` and a `saccade.nn.DecoderStack`.
 
     Example:
         >>> config = EncoderDecoderConfig(
@@ -50,7 +50,7 @@ class EncoderDecoder(SavedText):
         >>> model(source, tokens).shape
         torch.Size([1, 3, 50])
 
-        To generate, encode the source once: ``given(source)`` is a language model of the other sequence.
+        To generate, encode the source once: ``given(source)`` is a language model of the target sequence.
 
         >>> writer = model.given(source)
         >>> cache = writer.new_cache()
@@ -88,14 +88,14 @@ class EncoderDecoder(SavedText):
         positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Return logits of the next token at every position of ``tokens``.
+        """Return logits of the next token at every position of the target ``tokens``.
 
         Args:
             source: int ``[batch, source_len]``.
-            tokens: int ``[batch, len]``; with a cache, the new ones only.
+            tokens: int ``[batch, len]``; with a cache, only the new tokens.
             source_positions: positions of the tokens in ``source``; -1 marks padding, which no token attends to
                 (`saccade.caches.padded_positions` computes them from lengths).
-            mask: the mask of this batch for ``tokens``; later tokens are hidden in any case.
+            mask: the mask of this batch for ``tokens``; later tokens are always hidden.
             positions: positions of ``tokens``; -1 marks padding.
             cache: a cache from `new_cache`; ``source`` is projected in the first call only.
 
@@ -104,19 +104,19 @@ class EncoderDecoder(SavedText):
 
         Raises:
             TypeError: tokens are not integers.
-            ValueError: another shape, a token outside the vocabulary, batches of different sizes.
+            ValueError: a wrong shape, a token outside the vocabulary, batches of different sizes.
         """
         conditioned = self.given(source, source_positions=source_positions)
         return conditioned(tokens, mask=mask, positions=positions, cache=cache)
 
     def given(self, source: Tensor, *, source_positions: GivenPositions = None) -> ConditionedDecoder:
-        """Encode ``source`` once, and return a language model of the other sequence.
+        """Encode ``source`` once, and return a language model of the target sequence.
 
         Args:
             source, source_positions: as in `forward`.
 
         Returns:
-            A model that is called with ``(tokens, positions=, cache=)`` and has ``new_cache()``.
+            A model with the signature ``(tokens, positions=, cache=)`` and a method ``new_cache()``.
         """
         context = self.encode(source, source_positions=source_positions)
         return ConditionedDecoder(self, context, source_positions)
@@ -139,7 +139,7 @@ class EncoderDecoder(SavedText):
         """Return the last decoder layer's output, ``[batch, len, embed_dim]``.
 
         Args:
-            context: the output of `encode`; None if the cache holds it.
+            context: the output of `encode`; None if it is already in the cache.
             context_positions: positions of the context's tokens.
             tokens, mask, positions, cache: as in `forward`.
         """
@@ -152,11 +152,11 @@ class EncoderDecoder(SavedText):
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits of the next token: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
+        """Return logits ``[..., vocab_size]`` of the next token from the decoder's output ``[..., embed_dim]``."""
         return F.linear(hidden, self.embedding.weight)
 
     def matrices(self, source: Tensor, *, source_positions: GivenPositions = None) -> list[Matrix]:
-        """Return the lazy attention matrices of all layers of the encoder.
+        """Return the lazy self-attention matrices of all encoder layers.
 
         Args:
             source, source_positions: as in `forward`.
@@ -172,7 +172,7 @@ class EncoderDecoder(SavedText):
         source_positions: GivenPositions = None,
         positions: GivenPositions = None,
     ) -> list[Matrix]:
-        """Return the cross-attention matrices from ``tokens`` to ``source`` of all layers of the decoder.
+        """Return the cross-attention matrices from ``tokens`` to ``source`` in all decoder layers.
 
         Args:
             source, tokens, source_positions, positions: as in `forward`.
@@ -185,10 +185,10 @@ class EncoderDecoder(SavedText):
         return self.decoder.cross_matrices(x, context, positions=positions, context_positions=source_positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """Return an empty cache for the encoder-decoder: both sequences.
+        """Return an empty cache for the encoder-decoder, which stores both sequences.
 
         Args:
-            max_len: number of ``tokens`` to allocate at once; None to grow.
+            max_len: number of ``tokens`` to allocate memory for at once; if None, the cache grows as needed.
         """
         return self.decoder.new_cache(max_len)
 
@@ -208,7 +208,7 @@ class EncoderDecoder(SavedText):
 
 
 class ConditionedDecoder(nn.Module):
-    """An `EncoderDecoder` with an encoded source: a language model of the other sequence.
+    """An `EncoderDecoder` with an encoded source: a language model of the target sequence.
 
     `EncoderDecoder.given` builds it.
 
@@ -225,24 +225,24 @@ class ConditionedDecoder(nn.Module):
     def forward(
         self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
     ) -> Tensor:
-        """Return logits ``[batch, len, vocab_size]`` of ``tokens``; see `EncoderDecoder.forward`."""
+        """Return logits ``[batch, len, vocab_size]`` of the next tokens; see `EncoderDecoder.forward`."""
         return self.logits(self.hidden(tokens, mask=mask, positions=positions, cache=cache))
 
     def hidden(
         self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
     ) -> Tensor:
-        """Return the last layer's output for each token; see `EncoderDecoder.hidden`."""
-        # Once the cache holds the source, use that: its rows may have been reordered or repeated since.
+        """Return the last decoder layer's output for each token; see `EncoderDecoder.hidden`."""
+        # Once the source is cached, use the cached copy: its rows may have been reordered or repeated since.
         context_cached = cache is not None and cache.length > 0
         context, where = None if context_cached else self.context, self.context_positions
         return self.model.hidden(context, tokens, context_positions=where, mask=mask, positions=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits of the next token; see `EncoderDecoder.logits`."""
+        """Return logits of the next token from the decoder's output; see `EncoderDecoder.logits`."""
         return self.model.logits(hidden)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """Return an empty cache; see `EncoderDecoder.new_cache`."""
+        """Return an empty cache for generating from the encoded source; see `EncoderDecoder.new_cache`."""
         return self.model.new_cache(max_len)
 
 

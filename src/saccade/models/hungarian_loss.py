@@ -1,4 +1,4 @@
-"""The detection loss of DETR: Hungarian matching of queries and objects, and set prediction."""
+"""DETR's detection loss: Hungarian matching of queries to objects, and the set-prediction loss."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TARGETS = ShapeSpec("classes [objects]", "boxes [objects, 4]")
 
 
 class Targets(NamedTuple):
-    """The true objects of one image, for the detection loss.
+    """The true objects in an image, for the detection loss.
 
     Attributes:
         classes: int64 ``[objects]``.
-        boxes: ``[objects, 4]``: x and y of the centre, width and height, as fractions of the image's.
+        boxes: ``[objects, 4]``: x and y of the centre, width and height, as fractions of the image size.
     """
 
     classes: Tensor
@@ -32,7 +32,7 @@ class Detections(NamedTuple):
     """The predictions of the queries of a `SetDecoder` for a batch of images.
 
     Attributes:
-        logits: logits of the classes, ``[batch, num_queries, num_classes + 1]``; the last class means "no object".
+        logits: class logits, ``[batch, num_queries, num_classes + 1]``; the last class means "no object".
         boxes: ``[batch, num_queries, 4]``, in the format of `Targets`.
     """
 
@@ -43,7 +43,7 @@ class Detections(NamedTuple):
         """Return the detected objects of each image.
 
         Args:
-            confidence: the smallest probability of an object's class.
+            confidence: minimum probability of the predicted class.
         """
         confidence = check_number("confidence", confidence, least=0)
         probabilities, classes = self.logits.softmax(-1)[..., :-1].max(-1)
@@ -55,7 +55,7 @@ class DetectionLoss(NamedTuple):
     """The set-prediction loss of a detector, and its components.
 
     Attributes:
-        total: the weighted sum, for training.
+        total: the weighted sum, to minimize in training.
         classes: cross entropy of the classes.
         boxes: L1 distance of boxes, the mean over objects.
         overlap: 1 minus the generalized IoU of boxes, the mean over objects.
@@ -72,13 +72,14 @@ def generalized_iou(boxes: Tensor, others: Tensor) -> Tensor:
 
     .. math:: \frac{|A \cap B|}{|A \cup B|} - \frac{|C| - |A \cup B|}{|C|}
 
-    with C the smallest box around both: it distinguishes near boxes from far ones even where they are disjoint.
+    with C the smallest box around both. Unlike plain IoU, it distinguishes near from far boxes even if they are
+    disjoint.
 
     Args:
-        boxes, others: ``[..., 4]``, broadcast: middle, width and height.
+        boxes, others: ``[..., 4]``, broadcastable: centre, width and height.
 
     Returns:
-        ``[...]``; 0 where both have no area and the same place.
+        ``[...]``; 0 where both boxes have zero area and the same position.
 
     Reference: Rezatofighi et al. 2019, arXiv:1902.09630 (generalized intersection over union).
     """
@@ -101,25 +102,26 @@ def match_sets(
     box_weight: float = 5.0,
     overlap_weight: float = 2.0,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Match a query to each object so that the total cost is smallest (bipartite matching).
+    """Match a query to each object so that the total cost is minimal (bipartite matching).
 
-    A pair costs less if the object's class is more probable, the box nearer, the overlap larger.
+    A pair costs less if the query gives the object's class a higher probability, its box is nearer, or the overlap is
+    larger.
 
     Args:
         found: predictions of the model.
-        objects: the true objects, one value for each image.
+        objects: the true objects, one `Targets` for each image.
         class_weight, box_weight, overlap_weight: weights of the probability of the class, of the L1 distance of the
             boxes, and of `generalized_iou`.
 
     Returns:
-        For each image the indices of queries, ascending, and of their objects, int64 on the CPU.
+        For each image, the indices of the matched queries, ascending, and of their objects, int64 on the CPU.
 
     Raises:
-        TypeError: another type.
-        ValueError: shapes that do not fit, an unknown class, more objects than queries, NaN or infinity.
+        TypeError: an argument has the wrong type.
+        ValueError: incompatible shapes, an unknown class, more objects than queries, NaN or infinity.
         ImportError: scipy is not installed.
 
-    Cost: O(num_queries ** 3) time for each image at worst, on the CPU.
+    Cost: O(num_queries ** 3) worst-case time for each image, on the CPU.
 
     Example:
         >>> found = Detections(torch.zeros(1, 3, 2), torch.tensor([[[0.2] * 4, [0.8] * 4, [0.5] * 4]]))
@@ -156,11 +158,12 @@ def set_loss(
 ) -> DetectionLoss:
     """Return the detection loss: each object is compared with the query that `match_sets` assigns to it.
 
-    The target of queries without an object is the class "no object".
+    Queries without an object have the target class "no object".
 
     Args:
         found, objects, class_weight, box_weight, overlap_weight: as in `match_sets`; the total has the same weights.
-        no_object_weight: weight of queries without an object in the cross entropy: most have none.
+        no_object_weight: weight of queries without an object in the cross entropy; it is small because most queries
+            have none.
 
     Returns:
         The total and its components, differentiable.
@@ -198,7 +201,7 @@ def set_loss(
 
 
 def _check(found: Detections, objects: Sequence[Targets]) -> None:
-    """Raise unless every image has targets, with known classes and no more objects than queries."""
+    """Raise unless every image has detection targets with known classes and no more objects than queries."""
     check_type("found", found, Detections, "be what a SetDecoder returns")
     sizes = _DETECTIONS.check(*found)
     check_type("objects", objects, Sequence, "be a list, with Targets for each picture")

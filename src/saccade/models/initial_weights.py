@@ -1,4 +1,4 @@
-"""Initial weights of models."""
+"""Initialization of the weights of models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from saccade.nn import DecoderLayer, EncoderLayer
 
 
 def init_small_weights(model: nn.Module) -> None:
-    """Set small normal weights, zero biases, and zeros for the padding token, as in BERT and GPT-2."""
+    """Initialize a model with small normal weights, zero biases and a zero padding vector, as in BERT and GPT-2."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
@@ -23,9 +23,9 @@ def init_small_weights(model: nn.Module) -> None:
 
 
 def scale_residual_weights(model: nn.Module, num_layers: int) -> None:
-    """Scale down the output projections of all layers by the square root of their number.
+    """Divide the initial weights of the output projections by the square root of twice the number of layers.
 
-    The sum of the residual parts then keeps about the same size at any depth.
+    The sum of the residual branches then has about the same magnitude at any depth.
 
     Reference: Radford et al. 2019 (GPT-2), section 2.3.
     """

@@ -1,4 +1,4 @@
-"""Pretrained: the base of models that load published weights. Sizes are compared with the files before use."""
+"""Pretrained: the base class of models that load published weights, whose sizes are checked before use."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 M = TypeVar("M", bound=nn.Module)
-_SAFE_SIDE = 1 << 20  # building a side of this length is harmless; its true length is compared later
+_SAFE_SIDE = 1 << 20  # a dimension up to this length is safe to build; its exact length is checked later
 
 
 class Pretrained(ArgumentHints, nn.Module):
-    """The base of models that load published weights.
+    """The base class of models that load published weights.
 
     Attributes:
-        formats: how to read the files of each family, by the ``model_type`` of its ``config.json``.
-        default_type: the ``model_type`` of a ``config.json`` that names none.
+        formats: file format of each model family, by the ``model_type`` in its ``config.json``.
+        default_type: the ``model_type`` to assume if ``config.json`` has none.
         reads_text: whether ``tokenizer.json`` is read and passed to the constructor.
     """
 
@@ -42,15 +42,15 @@ class Pretrained(ArgumentHints, nn.Module):
         """Load a published model from a folder on disk, in float32 and eval mode.
 
         Reads ``config.json``, the weights (``model.safetensors``, or several files with an index) and, for models that
-        read text, ``tokenizer.json`` if there is one. Pickled weights are never read, and no code of the folder is run.
+        read text, ``tokenizer.json`` if it exists. Pickled weights are never read, and no code in the folder is run.
 
         Args:
             path: the folder.
 
         Raises:
-            UnsupportedError: a model of another family, or one that we would compute differently; every reason is
-                listed.
-            ValueError: a file is missing or broken, or the weights do not fit the configuration.
+            UnsupportedError: the model belongs to an unsupported family, or we would compute it differently; every
+                reason is listed.
+            ValueError: a file is missing or broken, or the weights do not match the configuration.
             ImportError: safetensors or tokenizers is not installed.
         """
         folder = Path(path)
@@ -69,12 +69,13 @@ class Pretrained(ArgumentHints, nn.Module):
 
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
-            state_dict: the tensors under their published names, or as transformers holds them, in any float dtype.
+            state_dict: the tensors under their published names or their names in transformers, in any float dtype.
             dtype: dtype of the model.
 
         Raises:
             UnsupportedError, ValueError: as in `from_pretrained`.
-            TypeError: no config, no tensors, or a dtype that is not a float dtype.
+            TypeError: ``config`` is not a config, ``state_dict`` does not map to tensors, or ``dtype`` is not
+                floating-point.
         """
         return cls._build(_config_dict(config), lambda: state_dict, dtype, lambda: None)
 
@@ -86,7 +87,7 @@ class Pretrained(ArgumentHints, nn.Module):
         dtype: torch.dtype,
         tokenizer: Callable[[], Any],
     ) -> Self:
-        """Build a pretrained model from a config.json, and from weights and a tokenizer that are read when needed."""
+        """Build a pretrained model from a config.json, reading the weights and the tokenizer only when needed."""
         file_format = cls._format_of(config)
         check_types(config)
         return build(file_format, cls, config, weights, dtype, tokenizer)
@@ -96,7 +97,8 @@ class Pretrained(ArgumentHints, nn.Module):
         """Return the file format that a config.json names.
 
         Raises:
-            UnsupportedError: another family. Where there is one format only, its reasons are listed as well.
+            UnsupportedError: an unknown family. If the class has only one format, the reasons against it are listed
+                too.
         """
         kind = config.get("model_type", cls.default_type)
         if isinstance(kind, str) and kind in cls.formats:
@@ -109,7 +111,7 @@ class Pretrained(ArgumentHints, nn.Module):
 
 
 class PretrainedText(Pretrained):
-    """The base of pretrained models that have a tokenizer."""
+    """The base class of pretrained models that have a tokenizer."""
 
     reads_text = True
 
@@ -126,23 +128,24 @@ class PretrainedText(Pretrained):
 
         Args:
             config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
-            state_dict: the tensors under their published names, as `from_pretrained` reads them, in any float dtype:
-                those of transformers' ``BertModel``, ``LlamaForCausalLM`` or ``CLIPModel`` for instance.
+            state_dict: the tensors under their published names, as `from_pretrained` reads them, in any float dtype;
+                for example those of transformers' ``BertModel``, ``LlamaForCausalLM`` or ``CLIPModel``.
             tokenizer: stored with the model.
             dtype: dtype of the model.
 
         Raises:
             UnsupportedError, ValueError: as in `from_pretrained`.
-            TypeError: no config, no tensors, or a dtype that is not a float dtype.
+            TypeError: ``config`` is not a config, ``state_dict`` does not map to tensors, or ``dtype`` is not
+                floating-point.
         """
         return cls._build(_config_dict(config), lambda: state_dict, dtype, lambda: tokenizer)
 
 
 class SavedText(PretrainedText):
-    """The base of pretrained text models that can also be saved, with their tokenizer.
+    """The base class of pretrained text models that can also be saved, together with their tokenizer.
 
     Attributes:
-        written_types: names in `formats`: `save_pretrained` uses the first that can express the model.
+        written_types: names in `formats` to save in; `save_pretrained` uses the first that can express the model.
     """
 
     written_types: ClassVar[tuple[str, ...]]
@@ -150,16 +153,16 @@ class SavedText(PretrainedText):
     tokenizer: Tokenizer | None
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a folder, where possible in a format that transformers reads too.
+        """Write the model to a folder, if possible in a format that transformers can also read.
 
-        Files are written under temporary names and then renamed, so that a reader sees an old file or a new one, never
-        half of one.
+        Files are written under temporary names and then renamed, so that a reader sees either the old
+        file or the new one, never a partial file.
 
         Args:
-            path: the folder; created if there is none. Files of other names in it are left alone.
+            path: the folder, which is created if it does not exist. Other files in it are not touched.
 
         Raises:
-            UnsupportedError: a mask that no format can express.
+            UnsupportedError: the model has a mask that no format can express.
             ImportError: safetensors is not installed.
         """
         formats = [self.formats[name] for name in self.written_types]
@@ -184,16 +187,16 @@ def build(
 
     Args:
         file_format: how to read the files.
-        model_class: called with a config, and with a tokenizer if there is one.
+        model_class: the class of the model, called with a config and, if available, a tokenizer.
         config: the contents of config.json.
-        weights: returns the tensors.
+        weights: function that returns the tensors.
         dtype: dtype of the model.
-        tokenizer: returns the tokenizer or None.
+        tokenizer: function that returns the tokenizer or None.
 
     Raises:
-        UnsupportedError: a model that we would compute differently; every reason is listed.
-        TypeError: no state dict, or a dtype that is not a float dtype.
-        ValueError: the weights do not fit the configuration.
+        UnsupportedError: we would compute the model differently; every reason is listed.
+        TypeError: the weights are not a state dict, or ``dtype`` is not floating-point.
+        ValueError: the weights do not match the configuration.
     """
     reasons = file_format.reasons_to_read(config)
     if config.get("quantization_config") is not None:
@@ -223,7 +226,7 @@ def check_tensors(weights: object) -> None:
 
 
 def check_fit(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
-    """Raise unless the weights of a file are exactly those of the model; the error lists the differences."""
+    """Raise unless a file's weights have exactly the model's names and shapes; the error lists the differences."""
     facts = [f"missing     {name}" for name in shapes if name not in weights]
     facts += [f"unexpected  {name}" for name in weights if name not in shapes]
     for name, shape in shapes.items():
@@ -237,17 +240,17 @@ def check_fit(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -
 
 
 def _config_dict(config: object) -> Mapping[str, Any]:
-    """Return the contents of a config.json: a dict as it is, or a config of transformers as a dict."""
+    """Return the contents of config.json as a dict, given a dict or a config object of transformers."""
     contents = config.to_dict() if hasattr(config, "to_dict") else config
     hint = "json.load(open('config.json')), or a config of transformers"
     return check_type("config", contents, Mapping, "be a dict as config.json holds it", hint=hint)
 
 
 def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Tensor]) -> None:
-    """Raise if config.json names larger sizes than the files have, before anything of such a size is built.
+    """Raise if config.json states larger sizes than the weights have, before anything of that size is built.
 
-    A layer has at least one tensor, and each of the format's ``sides`` is the length of some tensor's side. Smaller
-    misfits are reported later, with the tensor's name.
+    Each layer has at least one tensor, and each of the format's ``sides`` equals a dimension of some tensor. Smaller
+    mismatches are reported later, with the tensor's name.
     """
     rule = "tell of sizes that the weights have"
     for layers in (getattr(config, count) for count in file_format.stacks):
@@ -261,7 +264,7 @@ def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Ten
 
 
 def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) -> dict[str, Tensor]:
-    """Return the shapes of a model's weights, from one layer of each stack, built on the meta device."""
+    """Return the shapes of a model's weights, inferred from one layer of each stack on the meta device."""
     with torch.device("meta"):
         state = model_class(dataclasses.replace(config, **dict.fromkeys(file_format.stacks, 1))).state_dict()
     shapes = dict[str, Tensor]()
@@ -281,22 +284,23 @@ def _convert_weights(
     shapes: Mapping[str, Tensor],
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Return our state dict, copied from the tensors of a published file.
+    """Return our state dict, copied from the tensors of a checkpoint file.
 
     Args:
-        entries: the tensors that the file must hold, no more and no less.
+        entries: the exact set of tensors that the file must contain.
         weights: the tensors of the file.
         shapes: a state dict of the model, for its shapes.
         dtype: dtype of the result.
 
     Raises:
-        ValueError: tensors are missing, unexpected, of another shape or not floats; each is named.
+        ValueError: a tensor is missing, unexpected, not floating-point or has the wrong shape; each such tensor is
+            named.
     """
     entries = list(entries)
     check_fit(weights, {entry.name: entry.shape(shapes) for entry in entries})
     state = {}
     for entry in entries:
-        # Copy: the tensors of the file are views of it, and the file may change while the model lives.
+        # Copy, because the tensors are views of the file, which may change while the model is in use.
         tensor = weights[entry.name].to(dtype)
         tensor = tensor.T if entry.transposed else tensor
         parts = tensor.split([shapes[name].shape[0] for name in entry.our_names])

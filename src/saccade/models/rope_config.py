@@ -14,7 +14,7 @@ _TRAINED = "original_max_position_embeddings"  # our trained_len; every other ke
 
 
 def rope_reasons(config: Mapping[str, Any]) -> list[str]:
-    """Return why our rotary angles would differ from those of the published model; empty if they are equal."""
+    """Return the reasons why our rotary angles would differ from the published model's; empty if they are equal."""
     settings = _settings(config)
     if not isinstance(settings, Mapping):
         return [f"rope_parameters is no JSON object but {settings!r}"]
@@ -61,7 +61,7 @@ def rope_scaling(config: Mapping[str, Any]) -> Scaling | None:
 
 
 def rope_words(base: float, scaling: Scaling | None) -> dict[str, Any] | None:
-    """Return ``rope_parameters`` for config.json; None if they cannot express this scaling."""
+    """Return the ``rope_parameters`` to write to config.json; None if they cannot express this scaling."""
     if scaling is None:
         return {"rope_type": "default", "rope_theta": base}
     kind = next((kind for kind, scaling_class in _KINDS.items() if type(scaling) is scaling_class), None)
@@ -72,13 +72,13 @@ def rope_words(base: float, scaling: Scaling | None) -> dict[str, Any] | None:
 
 
 def _fields(kind: str) -> dict[str, dataclasses.Field[Any]]:
-    """Return the fields of our rotary scaling class for a type, by their keys in config.json."""
+    """Return the fields of our rotary scaling class for a RoPE type, by their keys in config.json."""
     fields = dataclasses.fields(_KINDS[kind]) if kind in _KINDS else ()
     return {_TRAINED if field.name == "trained_len" else field.name: field for field in fields}
 
 
 def _settings(config: Mapping[str, Any]) -> Any:
-    """Return the rotary settings under their new or old key; with the old one ``rope_theta`` is outside of them."""
+    """Return the rotary settings in config.json under their new or old key; the old one excludes ``rope_theta``."""
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
@@ -87,7 +87,7 @@ def _kind(settings: Mapping[str, Any]) -> str:
 
 
 def _attention_factor(settings: Mapping[str, Any]) -> float | None:
-    """Return RoPE's attention factor from the two numbers that some files have for it; None without them."""
+    """Return RoPE's attention factor, computed from two numbers that some config.json files have; None without them."""
     factor, scale, scale_all = (settings.get(key) for key in ("factor", "mscale", "mscale_all_dim"))
     if not (factor and scale and scale_all):
         return None

@@ -1,4 +1,4 @@
-"""Our own file formats: for decoders that no published family can express, and for encoder-decoders."""
+"""saccade's own file formats: for decoders that no published family can express, and for encoder-decoders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PAIR_NAMES = tuple(field.name for field in _PAIR_FIELDS)
 
 
 class SaccadeFormat(DecoderFormat):
-    """Our format for decoders: the fields of `DecoderConfig` and the names of the weights, unchanged."""
+    """saccade's format for decoders: the fields of `DecoderConfig` and our weight names, unchanged."""
 
     names = {"embedding": "embedding"}
     prefix = ""
@@ -61,7 +61,7 @@ class SaccadeFormat(DecoderFormat):
 
 
 class EncoderDecoderFormat(FileFormat):
-    """Our format for encoder-decoders: the fields of `EncoderDecoderConfig` and the names of the weights."""
+    """saccade's format for encoder-decoders: the fields of `EncoderDecoderConfig` and our weight names."""
 
     sizes = {field.name: field.name for field in _PAIR_FIELDS if field.default is dataclasses.MISSING}
     stacks = {

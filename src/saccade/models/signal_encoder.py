@@ -22,29 +22,29 @@ _SIGNAL = ShapeSpec("signal [batch, len, channels]")
 
 
 class SignalEncoder(ArgumentHints, nn.Module):
-    """An encoder of long signals: strided convolutions turn a signal into frames, local attention follows.
+    """An encoder for long signals: strided convolutions turn a signal into frames, followed by local attention.
 
-    Each convolution of stride s, with a GELU after it, shortens ``len`` steps to ``ceil(len / s)``. Attention uses
-    rotary positions, and the layers are pre-norm. Convolutions look ahead only if the mask does: with a causal mask,
-    frame t depends on no step of the signal after ``t * prod(strides)``.
+    Each convolution of stride s, with a GELU after it, shortens ``len`` samples to ``ceil(len / s)``. Attention
+    uses rotary positions, and the layers are pre-norm. Convolutions look ahead only if the mask does: with a causal
+    mask, frame t does not depend on samples after ``t * prod(strides)``.
 
     Args:
-        channels: numbers in a step of the signal: 1 for a waveform, 80 for a mel spectrogram.
+        channels: number of values per sample: 1 for a waveform, 80 for a mel spectrogram.
         embed_dim: width of the frames.
-        num_heads: divides ``embed_dim``; heads have an even width.
+        num_heads: divides ``embed_dim``; the width of a head must be even.
         num_layers: number of layers.
         mask: which frames a frame may attend to: ``masks.Window(64, 64)``, or the causal ``masks.sliding_window(128)``.
-        strides: factor by which each convolution shortens the signal.
-        kernel_size: steps that each convolution reads; odd, and at least as large as each stride.
+        strides: stride of each convolution, which shortens the signal by this factor.
+        kernel_size: kernel width of each convolution; odd, and at least as large as each stride.
         feed_forward_dim: width inside the feed-forward networks; ``4 * embed_dim`` if None.
         dropout_p: dropout of the output of each part of a layer, in training only.
 
     Attributes:
-        convolutions: the convolutions, ``nn.Conv1d`` each.
+        convolutions: the convolutions, each an ``nn.Conv1d``.
         stack: the layers, an `EncoderStack`.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit, a signal of another shape or dtype, lengths beyond it.
+        ValueError, TypeError: incompatible sizes, a signal of the wrong shape or dtype, or lengths that exceed it.
 
     Cost: linear in the length if the mask is local.
 
@@ -102,13 +102,14 @@ class SignalEncoder(ArgumentHints, nn.Module):
             lengths: length of each signal without the padding on its right; None for no padding.
 
         Returns:
-            ``[batch, frames, embed_dim]``; `frames` counts those without padding, which does not affect them.
+            ``[batch, frames, embed_dim]``. The method `frames` returns how many frames of each signal are not padding;
+            padding does not affect these.
         """
         frames, padding = self._frames_of(signal, lengths)
         return self.stack(frames, mask=padding)
 
     def matrices(self, signal: Tensor, *, lengths: Sequence[int] | Tensor | None = None) -> list[Matrix]:
-        """Return the attention matrices of all layers of the signal encoder in `forward`.
+        """Return the attention matrices that `forward` uses in the signal encoder's layers.
 
         Returns:
             One lazy matrix per layer, ``[batch, num_heads, frames, frames]``.
@@ -117,7 +118,7 @@ class SignalEncoder(ArgumentHints, nn.Module):
         return self.stack.matrices(frames, mask=padding)
 
     def frames(self, lengths: Sequence[int] | Tensor) -> tuple[int, ...]:
-        """Return the number of frames for signals of these lengths."""
+        """Return the number of frames of signals with these lengths."""
         return _shortened(Padding(lengths).lengths, self.strides)
 
     def extra_repr(self) -> str:

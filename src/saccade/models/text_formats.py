@@ -29,12 +29,12 @@ _OPTIONAL = {
     "attention_probs_dropout_prob": "attention_dropout_p",
     "pad_token_id": "pad_token",
 }
-# No hidden state depends on the pooler, the table of 0, 1, 2, ... or the heads of tasks.
+# No hidden state depends on the pooler, the table of 0, 1, 2, ... or the task heads.
 _UNUSED_WEIGHTS = ("pooler.", "embeddings.position_ids", "cls.", "classifier.", "qa_outputs.")
 
 
 class Bert(FileFormat):
-    """BERT's format: learned positions, norms after each sum; Devlin et al. 2019, arXiv:1810.04805."""
+    """BERT's format: learned positions, post-norm layers; Devlin et al. 2019, arXiv:1810.04805."""
 
     activation = "gelu"
     stacks = {"num_layers": ("layers", "encoder.layer")}
@@ -93,7 +93,7 @@ _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "m
 
 
 class GPT2(DecoderFormat):
-    """GPT-2's format: learned positions, norms first, one gelu layer, one joined projection; Radford et al. 2019."""
+    """GPT-2's format: learned positions, pre-norm layers, one fused query-key-value projection; Radford et al. 2019."""
 
     sizes = {
         "vocab_size": "vocab_size",
@@ -180,9 +180,9 @@ class GPT2(DecoderFormat):
 
 
 class Llama(DecoderFormat):
-    """Llama's format: rotary positions, root-mean-square norms first, gated networks; see arXiv:2302.13971.
+    """Llama's format: rotary positions, RMS pre-norms, gated feed-forward networks; see arXiv:2302.13971.
 
-    Mistral has a sliding window (Jiang et al. 2023, arXiv:2310.06825), Qwen2 a bias in three of the projections.
+    Mistral adds a sliding window (Jiang et al. 2023, arXiv:2310.06825), and Qwen2 a bias in three of the projections.
     """
 
     stacks = {"num_layers": ("stack.layers", "model.layers")}
@@ -262,7 +262,7 @@ class Llama(DecoderFormat):
 
 
 class Qwen2(Llama):
-    """Qwen2's format: Llama without a bias in the output projection of the attention; ours is set to 0."""
+    """Qwen2's format: Llama's with query, key and value biases but no output bias, so ours is set to 0."""
 
     def clean_weights(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
         cleaned = super().clean_weights(weights, config)
@@ -272,7 +272,7 @@ class Qwen2(Llama):
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Return the size of the sliding window in config.json; None if a token sees all earlier ones."""
+    """Return the size of the sliding window in config.json; None if tokens attend to all earlier tokens."""
     if config.get("model_type") == "llama" or config.get("use_sliding_window", True) is False:
         return None
     return config.get("sliding_window")

@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat, end_tokens_of
 from saccade.models.config import DecoderConfig, SetDecoderConfig, VisionTransformerConfig
 
-# No hidden state depends on the pooler, the decoder or the token for patches that are hidden in training.
+# No hidden state depends on the pooler, the decoder or the token for patches that are masked in training.
 _UNUSED_WEIGHTS = ("pooler.", "embeddings.mask_token", "decoder.")
 # Names in older and newer files, and the names that transformers uses; replaced in this order.
 _RENAMED = {
@@ -27,7 +27,7 @@ _RENAMED = {
 
 
 class VisionFormat(FileFormat):
-    """The base of file formats whose config.json has sizes of images and patches."""
+    """The base class of vision file formats, whose config.json has image and patch sizes."""
 
     sizes = {
         "hidden_size": "embed_dim",
@@ -59,14 +59,14 @@ class VisionFormat(FileFormat):
 
     @abstractmethod
     def family_fields(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the fields of our config that only this family of vision models has."""
+        """Return the fields of our config that are specific to this family of vision models."""
 
     def sides(self, config: VisionTransformerConfig) -> tuple[str, ...]:
         return ("embed_dim", "feed_forward_dim", "num_tokens", "patch_len")
 
 
 class ViT(VisionFormat):
-    """ViT's format: learned positions, norms first, a class token; Dosovitskiy et al. 2021, arXiv:2010.11929."""
+    """ViT's format: learned positions, pre-norm layers, a class token; Dosovitskiy et al. 2021, arXiv:2010.11929."""
 
     stacks = {"num_layers": ("stack.layers", "layers")}
     activation = "gelu"
@@ -117,7 +117,7 @@ class ViT(VisionFormat):
 
 
 def _pair(size: Any) -> tuple[int, ...]:
-    """Return height and width from config.json: one number means both; None gives an empty tuple."""
+    """Return height and width from config.json, where one number means both; None gives an empty tuple."""
     if size is None:
         return ()
     return tuple(size) if isinstance(size, list | tuple) else (size, size)
@@ -143,7 +143,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "eos_token_id": 49407,
     },
 }
-"""Values of missing keys: many of CLIP's files name only the values that differ from these."""
+"""Default values: many of CLIP's config files contain only the values that differ from these."""
 _LAYER = {
     "attention_norm": "layer_norm1",
     "attention.query_projection": "self_attn.q_proj",
@@ -177,7 +177,7 @@ class ClipVision(VisionFormat):
     def clean_weights(self, weights: Mapping[str, Tensor], config: VisionTransformerConfig) -> dict[str, Tensor]:
         cleaned = _without_prefix(weights, "vision_model.")
         token = cleaned.pop("embeddings.class_embedding", None)
-        if token is not None:  # the file has one vector, we have a vocabulary of one
+        if token is not None:  # the file has one vector; ours is an embedding with one entry
             cleaned["embeddings.class_embedding.weight"] = token[None] if token.dim() == 1 else token
         return cleaned
 
@@ -207,7 +207,7 @@ class ClipText(FileFormat):
             norm="layer",
             attention_bias=True,
             feed_forward_bias=True,
-            # The first configs say 2 whatever the end token is; there it is the last of the vocabulary.
+            # The first configs always say 2, but the end token is actually the last of the vocabulary.
             end_tokens=() if ends == (2,) else ends,
             **_options(config),
         )
@@ -225,7 +225,7 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Remove the prefix from all names of CLIP's weights, and drop the table of positions 0, 1, 2, ..."""
+    """Remove the prefix from the names of CLIP's weights, and drop the table of positions 0, 1, 2, ..."""
     return {name.removeprefix(prefix): weight for name, weight in weights.items() if not name.endswith("position_ids")}
 
 
@@ -233,7 +233,7 @@ _SHARED = {"encoder_attention_heads": "decoder_attention_heads", "encoder_ffn_di
 
 
 class Detr(FileFormat):
-    """DETR's format: sinusoids added to queries and keys, norms after each sum; Carion 2020, arXiv:2005.12872."""
+    """DETR's format: sinusoids added to queries and keys, post-norm layers; Carion et al. 2020, arXiv:2005.12872."""
 
     activation_key, activation = "activation_function", "relu"
 
@@ -298,7 +298,7 @@ class Detr(FileFormat):
         return ("embed_dim", "num_queries", "feed_forward_dim")
 
     def clean_weights(self, weights: Mapping[str, Tensor], config: SetDecoderConfig) -> dict[str, Tensor]:
-        """Return all of DETR's weights but the backbone's, under the names that transformers uses."""
+        """Return DETR's weights except the backbone's, under the names that transformers uses."""
         renamed = {name.removeprefix("model."): weight for name, weight in weights.items()}
         return {
             re.sub(r"\.(fc[12])\.", r".mlp.\1.", name.replace("out_proj", "o_proj")).replace("mlp.mlp", "mlp"): weight
@@ -308,6 +308,6 @@ class Detr(FileFormat):
 
 
 def _side(weights: Mapping[str, Tensor], name: str, axis: int) -> int:
-    """Return the length of a weight's side; 1 if DETR's file lacks the weight, which is reported later."""
+    """Return the size of one dimension of a weight; 1 if DETR's file lacks the weight, which is reported later."""
     weight = weights.get(name, weights.get(f"model.{name}"))
     return weight.shape[axis] if weight is not None and weight.dim() > axis else 1

@@ -21,8 +21,9 @@ from saccade.support.validation import check_type
 class VisionTransformer(Pretrained):
     """An image encoder: square patches become tokens, and every token attends to every other.
 
-    The class token comes first, if there is one, then the patches, row by row: the patch in row y and column x of the
-    grid is token ``y * columns + x``, plus one with a class token. Use ``.after(1)`` to shift a mask on a grid.
+    The class token, if there is one, comes first, followed by the patches row by row. The patch in row y and column x
+    of the grid is token ``y * columns + x``, or one more with a class token. ``mask.after(1)`` shifts a grid mask by
+    one token.
 
     `from_pretrained` and `from_state_dict` read ``ViTForImageClassification`` (with a head), ``ViTModel`` and CLIP's
     vision model (without one); a pooler is ignored.
@@ -31,10 +32,10 @@ class VisionTransformer(Pretrained):
         config: sizes and options of the model.
 
     Attributes:
-        stack: the layers and the last norm, a `saccade.nn.EncoderStack`.
+        stack: the layers and the final norm, a `saccade.nn.EncoderStack`.
 
-    Cost: O(num_layers * (tokens * embed_dim ** 2 + pairs * embed_dim)) time for the pairs that the mask allows; memory
-    linear in the number of tokens.
+    Cost: O(num_layers * (tokens * embed_dim ** 2 + pairs * embed_dim)) time, where pairs is the number of pairs
+    that the mask allows; memory linear in the number of tokens.
 
     Example:
         >>> config = VisionTransformerConfig(
@@ -48,7 +49,7 @@ class VisionTransformer(Pretrained):
         >>> [matrix.shape for matrix in model.matrices(images)]
         [(2, 4, 25, 25), (2, 4, 25, 25)]
 
-    Reference: Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1; sinusoids of two axes: Chen et al. 2021,
+    Reference: Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1; two-dimensional sinusoids: Chen et al. 2021,
     arXiv:2104.02057, appendix.
     """
 
@@ -73,32 +74,32 @@ class VisionTransformer(Pretrained):
         """Return the classifier's logits for images.
 
         Args:
-            images: ``[batch, channels, H, W]``, of the config's size.
-            mask: the mask of this batch on tokens, joined with the model's by ``&``.
+            images: ``[batch, channels, H, W]``, with the size in the config.
+            mask: the mask of this batch on tokens, combined with the model's by ``&``.
 
         Returns:
             Logits ``[batch, num_classes]``; without a head, the output of `embed`.
 
         Raises:
-            TypeError: images are not a tensor.
-            ValueError: another shape, size or dtype.
+            TypeError: ``images`` is not a tensor.
+            ValueError: images have the wrong shape, size or dtype.
         """
         pooled = self.embed(images, mask=mask)
         return pooled if self.head is None else self.head(pooled)
 
     def embed(self, images: Tensor, *, mask: object = None) -> Tensor:
-        """Return one vector for each image, by ``config.pooling``: ``[batch, embed_dim]``; see `forward`."""
+        """Return one vector for each image, ``[batch, embed_dim]``, pooled as the config says; see `forward`."""
         hidden = self.hidden(images, mask=mask)
         if self.config.pooling == "class_token":
             return hidden[:, 0]
         return hidden[:, int(self.config.class_token) :].mean(1)
 
     def hidden(self, images: Tensor, *, mask: object = None) -> Tensor:
-        """Return the last layer's output for each patch, ``[batch, tokens, embed_dim]``; arguments as in `forward`."""
+        """Return the last layer's output for each image token, ``[batch, tokens, embed_dim]``; see `forward`."""
         return self.stack(self._embedded(images), mask=mask)
 
     def matrices(self, images: Tensor, *, mask: object = None) -> list[Matrix]:
-        """Return the attention matrices of all layers of the Vision Transformer in `forward`.
+        """Return the attention matrices that `forward` uses in the Vision Transformer's layers.
 
         Returns:
             One lazy matrix per layer, ``[batch, num_heads, tokens, tokens]``.

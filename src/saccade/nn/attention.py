@@ -1,4 +1,4 @@
-"""MultiHeadAttention: projections around an attention mechanism."""
+"""MultiHeadAttention: an attention mechanism between learned projections of its inputs and output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from saccade.support.validation import check_bool
 
 
 class _Heads(NamedTuple):
-    """The projected, rotated heads of one attention call. key and value are unused once a CrossCache is filled."""
+    """The projected and rotated heads of one attention call. Once a CrossCache is filled, key and value are unused."""
 
     query: Tensor
     key: Tensor
@@ -41,24 +41,24 @@ class MultiHeadAttention(AttentionLayer):
     .. math:: \mathrm{out} = \mathrm{Concat}(A_1 V_1, \dots, A_h V_h)\, W_O, \qquad
               A_i = \mathrm{mechanism}(Q W_i^Q, K W_i^K)
 
-    ``mha(x)`` is self-attention, ``mha(x, context)`` cross-attention, ``mha(query, key, value)`` takes three sources.
-    Layout is ``[batch, len, embed_dim]`` throughout.
+    ``mha(x)`` is self-attention, ``mha(x, context)`` cross-attention, ``mha(query, key, value)`` takes three inputs.
+    All tensors have the layout ``[batch, len, embed_dim]``.
 
     Args:
         embed_dim: width of queries and of the output.
         num_heads: divides ``embed_dim``.
         num_kv_heads: key and value heads (grouped-query attention); divides ``num_heads``; ``num_heads`` if None.
         context_dim: width of keys and values before projection; ``embed_dim`` if None.
-        mask: the module's pattern; joined with the mask of each call by ``&``.
+        mask: mask of the module; combined with the mask of each call by ``&``.
         mechanism: computes the matrix; `saccade.mechanisms.Softmax` if None.
         rotary: a `saccade.positions.Rotary` for queries and keys, or None.
         dropout_p: dropout of the attention weights, in training only.
         projection_bias: whether the projections have a bias.
-        output_gate: whether a fifth projection of the queries gates the product before the output projection,
+        output_gate: whether a fifth projection, applied to the queries, gates the heads before the output projection,
             :math:`\sigma(x W_G) \odot \mathrm{Concat}(\dots)`; it does not affect the matrices.
 
     Raises:
-        ValueError: sizes that do not divide, or inputs of the wrong width.
+        ValueError: sizes that do not divide evenly, or inputs of the wrong width.
 
     Cost: four projections (five with a gate), plus the mechanism.
 
@@ -119,20 +119,21 @@ class MultiHeadAttention(AttentionLayer):
         """Apply attention to `query`.
 
         Args:
-            query: ``[batch, q_len, embed_dim]``; or a nested tensor, each of whose items attends within itself. Then
-                all inputs are nested, positions and cache are None, and the output is nested in the same way.
+            query: ``[batch, q_len, embed_dim]``, or a nested tensor. Each item of a nested tensor attends only to
+                itself; all inputs are then nested, positions and cache are None, and the output is nested in the same
+                way.
             key: ``[batch, kv_len, context_dim]``; the query if None.
             value: ``[batch, kv_len, context_dim]``; the key if None.
-            mask: the mask of this batch, as in `saccade.attention`; joined with the module's by ``&``.
-            positions: positions of the queries, and in self-attention of the keys: a range, or int64 ``[len]`` or
+            mask: the mask of this batch, as in `saccade.attention`; combined with the module's by ``&``.
+            positions: positions of the queries, and in self-attention also of the keys: a range, or int64 ``[len]`` or
                 ``[batch, len]`` (a tensor or a list); -1 marks padding. By default key j is at position j and query i
                 at ``kv_len - q_len + i``.
-            kv_positions: positions of the keys, in cross-attention.
-            bias: added to the scores of this call, as in `saccade.attention`; with a cache not a tensor, but a bias on
-                positions.
-            cache: the cache of earlier calls of this layer. With a `saccade.caches.KVCache` the query holds new
-                tokens, which attend to all tokens so far; their positions follow the cache unless ``positions`` is
-                passed. With a `saccade.caches.CrossCache` the context is projected once.
+            kv_positions: positions of the keys in cross-attention.
+            bias: added to the scores of this call, as in `saccade.attention`; with a cache it must be a bias
+                on positions, not a tensor.
+            cache: the cache of earlier calls of this layer. With a `saccade.caches.KVCache`, the query contains
+                only new tokens, which attend to all tokens so far; their positions follow the cache unless
+                ``positions`` is passed. With a `saccade.caches.CrossCache`, the context is projected only once.
 
         Returns:
             ``[batch, q_len, embed_dim]``.
@@ -187,9 +188,9 @@ class MultiHeadAttention(AttentionLayer):
         kv_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the output, and the weights of every head: ``[batch, num_heads, q_len, kv_len]``.
+        """Return the attention layer's output and the weights of every head, ``[batch, num_heads, q_len, kv_len]``.
 
-        The weights are the mechanism's, before dropout: their rows sum to 1.
+        The weights are those of the mechanism before dropout, so their rows sum to 1.
 
         Raises:
             ValueError: more than `saccade.matrix.DENSE_LIMIT` weights; use `matrix`, which is lazy.
@@ -219,7 +220,7 @@ class MultiHeadAttention(AttentionLayer):
         kv_positions: GivenPositions,
         cache: LayerCache | None,
     ) -> _Heads:
-        """Check, project and rotate the inputs of an attention call."""
+        """Check, project and rotate the inputs of an attention call into heads."""
         if cache is not None:
             positions_unknown = self.rotary is not None and positions is None
             checks.check_with_cache(
@@ -246,7 +247,7 @@ class MultiHeadAttention(AttentionLayer):
         if kv_places is not None and joined is not None:
             checks.check_document_positions(joined, kv_places)
         numbers_tokens = q_places is None and self.rotary is None and joined is not None and joined.is_causal
-        if cache is not None and not is_cross and not numbers_tokens:  # else the cache does, and only it reads them
+        if cache is not None and not is_cross and not numbers_tokens:  # otherwise the cache numbers the tokens itself
             q_places = kv_places = checks.check_causal(
                 joined, cache.positions(q_len) if q_places is None else q_places.given, cache
             )
@@ -265,8 +266,8 @@ class MultiHeadAttention(AttentionLayer):
     def _attend_nested(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: object, bias: Tensor | Bias | None
     ) -> Tensor:
-        """Run attention on nested tensors as one packed sequence, and nest the output."""
-        if is_tracing():  # lengths are read, which a compiled graph cannot do
+        """Attend within the items of nested tensors, packed into one sequence; return a nested output."""
+        if is_tracing():  # a compiled graph cannot read the lengths
             return torch.compiler.disable(self._attend_nested)(query, key, value, mask, bias)
         if value is not None and key is None:
             raise value_error("key", "be given where value is", None)
@@ -297,12 +298,12 @@ class MultiHeadAttention(AttentionLayer):
         )
 
     def _project_output(self, heads: Tensor, query: Tensor) -> Tensor:
-        """Return the attention layer's output from that of its heads: gated if there is a gate, and projected."""
+        """Return the attention layer's output: the heads, gated if there is a gate, then projected."""
         merged = heads.transpose(1, 2).flatten(2)
         if self.gate_projection is not None:
             merged = merged * torch.sigmoid(self.gate_projection(query))
         return self.output_projection(merged)
 
     def _split(self, x: Tensor) -> Tensor:
-        """Split a projection into attention heads, of which there are fewer under tensor parallelism."""
+        """Split a projection into attention heads; under tensor parallelism there are fewer heads."""
         return x.reshape(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)

@@ -18,7 +18,7 @@ from saccade.support.argument_hints import ArgumentHints
 
 
 class _CallOptions(TypedDict, total=False):
-    """The keyword arguments of an attention block's call, each None by default."""
+    """Keyword arguments for calling an attention block, all None by default."""
 
     mask: object
     positions: GivenPositions
@@ -29,12 +29,12 @@ class _CallOptions(TypedDict, total=False):
 class AttentionBlock(ArgumentHints, Layer):
     """A post-norm block: ``LayerNorm(query + Dropout(attention(query, key, value)))``.
 
-    ``block(x)`` is self-attention, ``block(x, context)`` the cross-attention of a decoder.
+    ``block(x)`` is self-attention, ``block(x, context)`` is the cross-attention of a decoder.
 
     Args:
         embed_dim, num_heads, num_kv_heads, context_dim, mask: see `MultiHeadAttention`.
         mechanism, rotary, projection_bias: see `MultiHeadAttention`.
-        dropout_p: dropout of the attention weights and of the attention's output, in training only.
+        dropout_p: dropout of the attention weights and of the attention output, in training only.
 
     Example:
         >>> import torch
@@ -96,7 +96,7 @@ class AttentionBlock(ArgumentHints, Layer):
     def with_weights(
         self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **kwargs: Unpack[_CallOptions]
     ) -> tuple[Tensor, Tensor]:
-        """Return output and weights ``[batch, num_heads, q_len, kv_len]``; see `MultiHeadAttention.with_weights`."""
+        """Return the block's output and weights ``[batch, num_heads, q_len, kv_len]``; see `MultiHeadAttention`."""
         attended, weights = self.attention.with_weights(query, key, value, **kwargs)
         return self._add(query, attended), weights
 

@@ -20,7 +20,7 @@ from saccade.support.validation import check_int, check_type
 
 
 def check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: int, dropout_p: float) -> None:
-    """Raise unless the widths and numbers of heads of an attention layer fit together."""
+    """Raise unless an attention layer's widths and head counts are compatible."""
     sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "context_dim": context_dim}
     for name, size in sizes.items():
         check_int(name, size)
@@ -32,7 +32,7 @@ def check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: 
 
 
 def check_rotary(rotary: Rotary | None, head_dim: int) -> None:
-    """Raise unless ``rotary`` is None or a Rotary for the attention layer's head_dim."""
+    """Raise unless ``rotary`` is None or a Rotary that matches the attention layer's ``head_dim``."""
     if rotary is None:
         return
     hint = f"for instance saccade.positions.Rotary({head_dim})"
@@ -49,7 +49,7 @@ def check_inputs(
     context_dim: int,
     dtype: torch.dtype | None,
 ) -> None:
-    """Raise unless query, key and value have the attention layer's widths and dtype (None for any)."""
+    """Raise unless query, key and value have the attention layer's widths and dtype (None accepts any dtype)."""
     tensors = {"query": (query, embed_dim)}
     if key is not query or value is not query or context_dim != embed_dim:
         tensors |= {"key": (key, context_dim), "value": (value, context_dim)}
@@ -78,7 +78,7 @@ def _misfit(tensors: dict[str, tuple[Tensor, int]], argument: str, rule: str, go
 def check_nested_call(
     mask: object, bias: object, positions: object, kv_positions: object, cache: LayerCache | None
 ) -> None:
-    """Raise unless an attention call on nested tensors has only masks and biases on positions."""
+    """Raise unless an attention call on nested tensors uses only masks and biases defined on positions."""
     check_nested(mask, bias, None, positions=positions, kv_positions=kv_positions, cache=cache)
 
 
@@ -93,7 +93,7 @@ def check_with_cache(
     *,
     positions_unknown: bool,
 ) -> None:
-    """Raise unless an attention call passes everything that its cache lacks, and nothing that it has."""
+    """Raise unless an attention call passes exactly the inputs that are not in its cache yet."""
     if not isinstance(cache, LayerCache):
         hint = "for instance saccade.caches.KVCache(); a Cache of a whole model holds one for each layer"
         check_type("cache", cache, LayerCache, "be the cache of a layer, or None", hint=hint)
@@ -113,7 +113,7 @@ def check_with_cache(
         if key is None:
             raise value_error("key", "be given in the first call with a CrossCache", None)
     else:
-        if key is not None:  # a replay would use the keys of the first run, which have no gradient
+        if key is not None:  # recomputation would reuse the first run's keys, which have no gradient
             cache.check_not_replayed()
         shape = [len(query), cache.length, context_dim]
         for name, x in (("key", key), ("value", value)):
@@ -125,7 +125,7 @@ def check_with_cache(
 
 
 def check_document_positions(mask: Mask, positions: Positions) -> None:
-    """Raise if positions restart in each document while the mask distinguishes documents by positions."""
+    """Raise if positions restart in each document but the attention mask tells documents apart by position."""
     table = positions.table
     if table is None or not can_be_read(table) or is_transformed() or not _has_documents(mask):
         return
@@ -144,15 +144,15 @@ def _has_documents(mask: Mask) -> bool:
 
 
 def checked_bias(bias: object) -> Bias:
-    """Return an attention bias on positions; raise for a tensor, which has the rows of one call only."""
+    """Return an attention bias if it is defined on positions; raise for a tensor, which covers only one call."""
     hint = "for instance positions.ALiBi(num_heads), or a saccade.positions.Bias of your own"
     return check_type("bias", bias, Bias, "be a rule on positions with a cache", hint=hint)
 
 
 def check_causal(mask: Mask | None, positions: range | Tensor | None, cache: LayerCache) -> Positions | None:
-    """Return the positions of new tokens; raise if the mask lets them attend to later keys.
+    """Return the positions of new tokens; raise if the attention mask lets tokens attend to later keys.
 
-    The output would then differ from that of the full run.
+    With a cache, the output would then differ from that of a single full pass.
     """
     if positions is None:
         return None

@@ -1,4 +1,4 @@
-"""AttentionPool: the attention-weighted average of a sequence as one vector."""
+"""AttentionPool: pools a sequence to one vector by an attention-weighted average."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ _QUERIES = ShapeSpec("x [batch, len, embed_dim]", "query [batch, num_queries, qu
 
 
 class AttentionPool(ArgumentHints, Layer):
-    r"""A pooling layer that averages a sequence, weighted by the scores of a query and each token.
+    r"""A pooling layer that averages a sequence, weighting each token by its score with a query.
 
     .. math:: \mathrm{out} = \sum_j a_j x_j, \qquad a = \mathrm{softmax}_j\ \mathrm{score}(q, x_j)
 
-    The query is learned, or an argument of each call. Without heads the tokens themselves are compared and averaged;
-    with ``num_heads`` a `MultiHeadAttention` projects query, keys, values and output.
+    The query is either learned or passed with each call. Without ``num_heads``, the tokens themselves are compared and
+    averaged; with it, a `MultiHeadAttention` projects query, keys, values and output.
 
     Args:
         embed_dim: width of the tokens.
-        num_heads: heads of a multi-head attention; no projections if None.
-        num_queries: number of learned queries; None for one, and a result without an axis for queries.
-        query_dim: width of the queries of each call; None for learned ones.
-        mechanism: computes the matrix, with its score; `saccade.mechanisms.Softmax` if None.
+        num_heads: number of attention heads; no projections if None.
+        num_queries: number of learned queries; None for one query and a result without a query axis.
+        query_dim: width of queries that are passed with each call; None for learned queries.
+        mechanism: computes the matrix from its score; `saccade.mechanisms.Softmax` if None.
         dropout_p: dropout of the weights, in training only.
-        output_projection: whether the multi-head attention has one; without it the heads are concatenated.
+        output_projection: whether the multi-head attention has an output projection; otherwise the heads are only
+            concatenated.
 
     Attributes:
         query: the learned queries, ``[num_queries or 1, width]``, or None.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit; a query although it is learned, or none although it is not.
+        ValueError, TypeError: incompatible sizes, or a call that passes a query although it is learned or lacks one
+            although it is not.
 
     Cost: O(len · embed_dim) for each query, plus the score.
 
@@ -100,21 +102,22 @@ class AttentionPool(ArgumentHints, Layer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start learned queries near 0, so that pooling starts near the mean."""
+        """Initialize the pooling queries near 0, so that the layer starts close to a plain mean."""
         if self.query is not None:
             nn.init.normal_(self.query, std=0.02)
 
     def forward(self, x: Tensor, query: Tensor | None = None, *, mask: object = None) -> Tensor:
-        """Return the weighted average of each sequence.
+        """Return the attention-weighted average of each sequence.
 
         Args:
             x: ``[batch, len, embed_dim]``.
             query: ``[batch, query_dim]`` or ``[batch, num_queries, query_dim]``, if the layer has a ``query_dim``.
-            mask: which tokens count, for instance `saccade.masks.Padding`; as in `saccade.attention`.
+            mask: which tokens to average, such as `saccade.masks.Padding`; as in `saccade.attention`.
 
         Returns:
             ``[batch, embed_dim]``, or ``[batch, num_queries, embed_dim]`` for several queries. With heads and a
-            ``query_dim``, the width is ``query_dim``. 0 if no token counts (with heads, the output's bias).
+            ``query_dim``, the width is ``query_dim``. The result is 0 if all tokens are masked (with heads, the bias of
+            the output projection).
         """
         check_dense(x=x, query=query)
         if self.attention is not None:
@@ -126,7 +129,7 @@ class AttentionPool(ArgumentHints, Layer):
         return out if has_axis else out[:, 0]
 
     def matrix(self, x: Tensor, query: Tensor | None = None, *, mask: object = None) -> Matrix:
-        """Return the lazy weights of this call, ``[batch, num_heads or 1, num_queries, len]``; see `forward`."""
+        """Return the lazy pooling weights, ``[batch, num_heads or 1, num_queries, len]``; arguments as in `forward`."""
         queries = self._queries(x, query)
         if self.mechanism is not None:
             return self.mechanism(queries[:, None], x[:, None], mask=mask)

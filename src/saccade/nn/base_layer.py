@@ -20,7 +20,7 @@ from saccade.support.validation import check_type
 
 
 class Layer(nn.Module):
-    """A module whose call returns a tensor; to type checkers a call of ``nn.Module`` may return anything."""
+    """An ``nn.Module`` whose calls return a tensor, so that type checkers know the result type."""
 
     if TYPE_CHECKING:
 
@@ -32,8 +32,8 @@ class AttentionLayer(ArgumentHints, Layer):
 
     Args:
         embed_dim: width of queries and of the output.
-        num_heads: heads of the matrix.
-        mask: the module's pattern; joined with the mask of each call by ``&``.
+        num_heads: number of heads of the attention matrix.
+        mask: mask of the module; combined with the mask of each call by ``&``.
         mechanism: computes the matrix; `saccade.mechanisms.Softmax` if None.
         dropout_p: dropout of the attention weights, in training only; already checked.
     """
@@ -64,10 +64,10 @@ class AttentionLayer(ArgumentHints, Layer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the lazy attention matrix of a call of self-attention, ``[batch, num_heads, len, len]``."""
+        """Return the layer's lazy self-attention matrix for these tokens, ``[batch, num_heads, len, len]``."""
 
     def reset_parameters(self) -> None:
-        """Set Xavier-uniform weights and zero biases, as in ``nn.MultiheadAttention``."""
+        """Initialize the projections with Xavier-uniform weights and zero biases, as in ``nn.MultiheadAttention``."""
         for projection in self.children():
             if isinstance(projection, nn.Linear):
                 nn.init.xavier_uniform_(projection.weight)
@@ -75,11 +75,11 @@ class AttentionLayer(ArgumentHints, Layer):
                     nn.init.zeros_(projection.bias)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """Return an empty cache for the layer, with room for ``max_len`` tokens; None to grow."""
+        """Return an empty cache for the layer, with room for ``max_len`` tokens; None lets it grow."""
         return self.mechanism.new_cache(max_len)
 
     def _joined(self, mask: object, shape: tuple[int, int, int, int]) -> Mask | None:
-        """Join the layer's mask and that of the batch; raise if the mechanism does not support the result."""
+        """Combine the layer's mask with that of the batch; raise if the mechanism does not support the result."""
         joined = self.mask
         if mask is not None:
             batch_mask = as_mask(mask, shape)

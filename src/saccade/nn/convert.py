@@ -22,7 +22,7 @@ from saccade.support.validation import check_type
 
 TorchLayer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
 TorchStack = nn.TransformerEncoder | nn.TransformerDecoder
-# Our names of attentions and norms, and torch's.
+# Our names of attentions and norms, with torch's names.
 _ENCODER = {"attention": "self_attn"}, {"attention_norm": "norm1", "feed_forward_norm": "norm2"}
 _DECODER = (
     {"attention": "self_attn", "cross_attention": "multihead_attn"},
@@ -39,7 +39,7 @@ _FUNCTIONS: dict[Any, Activation] = {
 _MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu"}
 _THEIRS = (nn.MultiheadAttention, *get_args(TorchLayer), *get_args(TorchStack))
 _OURS = (MultiHeadAttention, EncoderLayer, DecoderLayer, EncoderStack, DecoderStack)
-_SOFTMAX_OPTIONS = ("score", "bias", "scale", "softcap", "sink_logit")  # that torch's module lacks
+_SOFTMAX_OPTIONS = ("score", "bias", "scale", "softcap", "sink_logit")  # options that torch's module lacks
 
 
 @overload
@@ -63,23 +63,24 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
     ``TransformerDecoder``      `DecoderStack`
     =========================== ====================
 
-    Ours always take ``[batch, len, embed_dim]``. Masks are inverted: True means "ignore" in torch's modules and "may
-    attend" in ours (`saccade.masks.from_key_padding_mask` converts); ``mask=masks.Causal()`` replaces ``tgt_mask`` and
-    ``is_causal``.
+    Our modules always take ``[batch, len, embed_dim]``. Masks are inverted: True means "ignore" in torch's modules and
+    "may attend" in ours (`saccade.masks.from_key_padding_mask` converts); ``mask=masks.Causal()`` replaces ``tgt_mask``
+    and ``is_causal``.
 
     Args:
-        module: a module of torch.
-        batch_first: True confirms that ours will be called with the batch first although torch's module has
-            ``batch_first=False``, its default. Otherwise such a module is refused: with its inputs ours would attend
-            from one batch item to another.
+        module: one of the torch modules above.
+        batch_first: pass True to confirm that our module will get the batch first although torch's module has
+            ``batch_first=False``, its default. Otherwise such a module is refused, because with its inputs ours would
+            attend from one batch item to another.
 
     Raises:
-        TypeError: another module.
-        ValueError: ``batch_first=False``.
-        UnsupportedError: ours would compute something else; every reason is listed. A module that takes the length
-            first, unless ``batch_first=True``, or in some of its parts only; a subclass, or a part, that overrides
-            ``forward``; an attention with ``add_bias_kv``, ``add_zero_attn``, or different widths of key and value; a
-            layer with an activation that `FeedForward` lacks, or with different dropout probabilities.
+        TypeError: this type of module is not supported.
+        ValueError: ``batch_first`` is False.
+        UnsupportedError: our module would compute something different; every reason is listed. The possible
+            reasons are: the module, or some of its parts, takes the length first (without ``batch_first=True``); a
+            subclass or part overrides ``forward``; an attention has ``add_bias_kv``, ``add_zero_attn`` or different
+            widths of key and value; a layer has an activation that `FeedForward` lacks, or different dropout
+            probabilities.
 
     Example:
         >>> from_torch(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)).norm_first
@@ -109,13 +110,14 @@ def to_torch(module: DecoderStack) -> nn.TransformerDecoder: ...
 def to_torch(module: nn.Module) -> nn.Module:
     """Convert one of our modules to torch.nn (``batch_first=True``), with copied weights and equal outputs.
 
-    See the table of `from_torch`. Key and value heads that several query heads share are copied for each of them.
+    See the table in `from_torch`. Key and value heads that several query heads share are duplicated for each query
+    head.
 
     Raises:
-        TypeError: another module.
-        UnsupportedError: torch's module lacks a feature of ours; every reason is listed: a mask in the module, rotary,
-            a mechanism other than plain softmax, a gate, root-mean-square norms, biases in some parts only, a subclass
-            that overrides ``forward``.
+        TypeError: this type of module is not supported.
+        UnsupportedError: torch's module lacks a feature of ours; every reason is listed. The possible reasons are a
+            mask in the module, rotary positions, a mechanism other than plain softmax, a gate, root-mean-square norms,
+            biases in only some parts, and a subclass that overrides ``forward``.
     """
     rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
     check_type("module", module, _OURS, rule)
@@ -128,7 +130,7 @@ def to_torch(module: nn.Module) -> nn.Module:
 
 
 def _check_layout(module: nn.Module, batch_first: object) -> None:
-    """Refuse a module that takes the length first, unless ``batch_first=True``."""
+    """Raise for a torch module that takes the length first, unless ``batch_first=True``."""
     what = type(module).__name__
     if batch_first is not None and batch_first is not True:
         hint = "ours takes [batch, len, embed_dim] only; x.transpose(0, 1) turns the one into the other"
@@ -143,7 +145,7 @@ def _check_layout(module: nn.Module, batch_first: object) -> None:
 
 
 def _check_forward(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
-    """Refuse subclasses that override ``forward``: copied weights alone would not give equal outputs."""
+    """Raise for modules that override ``forward``, because converting the weights would not give equal outputs."""
     reasons = [
         f"{f'{name} is' if name else 'it is'} {type(part).__name__}, whose forward is not that of {kind.__name__}"
         for name, part in module.named_modules()
@@ -182,7 +184,7 @@ def _attention_from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
 
 
 def _reasons_against_torch(module: AttentionLayer) -> list[str]:
-    """Return why torch's module cannot be converted to ours; empty if it can."""
+    """Return the reasons why torch has no equivalent of our attention layer; empty if it has one."""
     if not isinstance(module, MultiHeadAttention):
         return [f"it is a {type(module).__name__}; torch has multi-head attention only"]
     reasons = []
@@ -224,7 +226,7 @@ def _attention_to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
     share = module.num_heads // module.num_kv_heads
 
     def expanded(parameter: Tensor) -> Tensor:
-        """Repeat the rows of each head for all query heads that share it."""
+        """Repeat a parameter's rows of each key or value head for all query heads that share it."""
         return parameter.unflatten(0, (-1, module.head_dim)).repeat_interleave(share, 0).flatten(0, 1)
 
     with torch.no_grad():
@@ -254,7 +256,7 @@ def _layer_from_torch(module: TorchLayer) -> EncoderLayer | DecoderLayer:
     names, norms = _ENCODER if is_encoder else _DECODER
     attentions = {ours: _attention_from_torch(getattr(module, theirs)) for ours, theirs in names.items()}
     activation = _activation_of(module.activation)
-    # dropout1 to dropout3, after the parts
+    # dropout1 to dropout3, which follow the parts
     dropouts = {getattr(module, name.replace("norm", "dropout")).p for name in norms.values()}
     reasons = []
     if activation is None:
@@ -286,10 +288,10 @@ def _layer_to_torch(module: EncoderLayer | DecoderLayer) -> TorchLayer:
     if reasons:
         raise unsupported(f"nn.Transformer{type(module).__name__}", reasons)
     feed_forward = module.feed_forward
-    assert isinstance(feed_forward, FeedForward)  # or there is a reason
+    assert isinstance(feed_forward, FeedForward)  # otherwise a reason was reported
     is_encoder = isinstance(module, EncoderLayer)
     kind = nn.TransformerEncoderLayer if is_encoder else nn.TransformerDecoderLayer
-    # Functions of torch where there are any: its layers have a fast path for these.
+    # Use torch's own functions if they exist, because its layers have a fast path for them.
     functions = {name: function for function, name in _FUNCTIONS.items()}
     theirs = kind(
         feed_forward.embed_dim,
@@ -330,7 +332,7 @@ def _stack_to_torch(module: EncoderStack | DecoderStack) -> TorchStack:
     norm = None if module.final_norm is None else copy.deepcopy(module.final_norm)
     theirs: TorchStack
     if isinstance(module, EncoderStack):
-        # Nested tensors would shorten a padded output to the longest item.
+        # With nested tensors, torch would shorten a padded output to its longest item.
         theirs = nn.TransformerEncoder(layers[0], 1, norm, enable_nested_tensor=False)
     else:
         theirs = nn.TransformerDecoder(layers[0], 1, norm)
@@ -339,7 +341,7 @@ def _stack_to_torch(module: EncoderStack | DecoderStack) -> TorchStack:
 
 
 def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
-    """Return why torch's layer cannot be converted to ours; empty if it can."""
+    """Return the reasons why torch has no equivalent of our encoder or decoder layer; empty if it has one."""
     attentions, norms = _ENCODER if isinstance(module, EncoderLayer) or module.cross_attention is None else _DECODER
     reasons = []
     if isinstance(module, DecoderLayer) and module.cross_attention is None:
@@ -364,7 +366,7 @@ def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
 
 
 def _activation_of(activation: Any) -> Activation | None:
-    """Return our name of the activation of a torch layer, or None."""
+    """Return our name for a torch layer's activation; None if we do not have it."""
     if isinstance(activation, nn.GELU) and activation.approximate == "tanh":
         return "gelu_tanh"
     kinds = (name for kind, name in _MODULES.items() if isinstance(activation, kind))

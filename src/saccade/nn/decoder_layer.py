@@ -20,21 +20,21 @@ from saccade.support.errors import type_error, value_error
 class DecoderLayer(ResidualLayer):
     """A decoder layer: self-attention, cross-attention to a context, and a feed-forward network.
 
-    Without ``cross_attention`` this is the layer of a language model. Only the attention's mask hides later tokens:
-    build the attention with ``mask=masks.Causal()`` or another causal mask, or pass one with each call.
+    Without ``cross_attention``, this is the layer of a language model. The layer does not hide later tokens itself:
+    build the attention with ``mask=masks.Causal()`` or another causal mask, or pass a causal mask with each call.
 
     Args:
         attention: a `MultiHeadAttention`, `LatentAttention` or `DifferentialAttention` for self-attention.
-        feed_forward: a `FeedForward`, or any module from ``[batch, len, embed_dim]`` to the same.
-        cross_attention: a `MultiHeadAttention` to the context; its ``context_dim`` may differ.
+        feed_forward: a `FeedForward`, or any module that maps ``[batch, len, embed_dim]`` to the same shape.
+        cross_attention: a `MultiHeadAttention` that attends to the context; its ``context_dim`` may differ.
         norm, norm_eps, norm_first, dropout_p: see `EncoderLayer`.
 
     Attributes:
-        attention_norm, cross_attention_norm, feed_forward_norm: the norms; any module may replace them.
+        attention_norm, cross_attention_norm, feed_forward_norm: the norms, which can be replaced by any module.
 
     Raises:
         TypeError: a part of the wrong kind.
-        ValueError: parts of different widths, an unknown norm; on use, ``context`` without cross-attention, or
+        ValueError: parts of different widths or an unknown norm; in calls, ``context`` without cross-attention, or
             cross-attention without ``context``.
 
     Example:
@@ -81,17 +81,17 @@ class DecoderLayer(ResidualLayer):
         """Return the decoder layer's output.
 
         Args:
-            x: ``[batch, len, embed_dim]``; with a cache, the new tokens only.
+            x: ``[batch, len, embed_dim]``; with a cache, only the new tokens.
             context: the encoder's output, ``[batch, context_len, context_dim]``.
-            mask: the mask of this batch; joined with the attention's by ``&``.
-            context_mask: which tokens of x may attend to which of ``context``; x counts from 0, or from the end of the
-                cache.
+            mask: the mask of this batch; combined with the attention's by ``&``.
+            context_mask: which tokens of ``context`` each token of x may attend to; positions in x start at 0, or at
+                the end of the cache.
             positions: positions of the tokens of x; see `MultiHeadAttention.forward`.
             context_positions: positions of the tokens of ``context``.
-            bias: added to the scores of the self-attention, as in `saccade.attention`; with a cache a bias on
-                positions.
-            cache: the cache of earlier calls, from `new_cache`; the new tokens are added to it. With cross-attention,
-                ``context`` is projected in the first call and may be left out from then on.
+            bias: added to the scores of the self-attention, as in `saccade.attention`; with a cache it must be a
+                bias on positions.
+            cache: the cache of earlier calls, from `new_cache`; new tokens are added to it. With cross-attention,
+                ``context`` is projected in the first call and may be omitted in later calls.
 
         Returns:
             ``[batch, len, embed_dim]``.
@@ -141,13 +141,13 @@ class DecoderLayer(ResidualLayer):
         """Return an empty cache for this decoder layer: for its attention, and for cross-attention if it has one.
 
         Args:
-            max_len: number of tokens to allocate at once; None to grow.
+            max_len: number of tokens to allocate memory for at once; if None, the cache grows as needed.
         """
         cache = self.attention.new_cache(max_len)
         return cache if self.cross_attention is None else Cache([cache, CrossCache()])
 
     def _caches(self, cache: LayerCache | Cache | None) -> tuple[LayerCache | None, CrossCache | None]:
-        """Return the cache of the self-attention, and that of the cross-attention."""
+        """Return a decoder layer's caches for self-attention and cross-attention."""
         if cache is None:
             return None, None
         if self.cross_attention is None and isinstance(cache, LayerCache):
@@ -160,7 +160,7 @@ class DecoderLayer(ResidualLayer):
         raise type_error("cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
 
     def _check_context(self, context: Tensor | None, context_cached: bool) -> None:
-        """Refuse a context without cross-attention, and cross-attention without a context."""
+        """Raise for a context without cross-attention, or cross-attention without a context."""
         if self.cross_attention is None and context is not None:
             hint = "DecoderLayer(..., cross_attention=MultiHeadAttention(...)) makes a layer that looks across"
             rule = "be None in a layer without cross_attention"
@@ -172,9 +172,9 @@ class DecoderLayer(ResidualLayer):
 
 
 def _cross_positions(positions: GivenPositions, x: Tensor, context_mask: object) -> GivenPositions:
-    """Return the positions of queries in cross-attention: those in their own sequence, at any length of the context.
+    """Return the positions of cross-attention queries within their own sequence, independent of the context length.
 
-    A tensor mask is indexed by rows, not by positions.
+    A tensor mask needs no positions, because it is indexed by rows.
     """
     if positions is not None or isinstance(context_mask, Tensor):
         return positions

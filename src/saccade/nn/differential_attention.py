@@ -14,27 +14,27 @@ from saccade.support.validation import check_int, check_number
 
 
 class DifferentialAttention(MultiHeadAttention):
-    r"""Multi-head attention whose heads are differences of two maps, as in the Diff Transformer.
+    r"""Multi-head attention whose heads are differences of two attention maps, as in the Diff Transformer.
 
     .. math:: \mathrm{head}_h = (1 - \lambda_{\mathrm{init}})\,
               \mathrm{norm}\big((A_1^h - \lambda A_2^h)\, V_h\big)
 
-    The norm divides each head by its root mean square, and has no weights. As in the authors' layout, a head holds the
-    queries (and keys) of both maps side by side, so that each is half as wide as its values. Calls, caches and masks
-    are those of `MultiHeadAttention`; ``matrix(x)`` is the lazy difference, whose rows sum to 1 - λ.
+    The norm divides each head by its root mean square and has no weights. As in the authors' layout, a head contains
+    the queries (and keys) of both maps side by side, each half as wide as the values. Calls, caches and masks work as
+    in `MultiHeadAttention`; ``matrix(x)`` is the lazy difference, whose rows sum to 1 - λ.
 
     Args:
         embed_dim: width of queries and of the output.
-        num_heads: number of differences; ``2 * num_heads`` divides ``embed_dim``.
-        layer: index of this layer in its stack, from 0; see `saccade.mechanisms.Differential`.
-        rotary: a `saccade.positions.Rotary` of ``embed_dim // (2 * num_heads)`` for queries and keys of each map.
+        num_heads: number of heads, each with two maps; ``2 * num_heads`` divides ``embed_dim``.
+        layer: index of this layer in its stack, counted from 0; see `saccade.mechanisms.Differential`.
+        rotary: a `saccade.positions.Rotary` of width ``embed_dim // (2 * num_heads)`` for queries and keys of each map.
         norm_eps: epsilon of the norm of each head.
         num_kv_heads, context_dim, mask, dropout_p, projection_bias, output_gate: see `MultiHeadAttention`.
 
     Raises:
-        ValueError: sizes that do not divide, or inputs of the wrong width.
+        ValueError: sizes that do not divide evenly, or inputs of the wrong width.
 
-    Cost: as `MultiHeadAttention` with the same number of heads, plus a second product.
+    Cost: as `MultiHeadAttention` with the same number of heads, plus a second matrix product.
 
     Example:
         >>> from saccade.masks import Causal
@@ -87,7 +87,7 @@ class DifferentialAttention(MultiHeadAttention):
 
 
 class _EachHalf(nn.Module):
-    """A rotary that rotates both halves of each head."""
+    """A rotary embedding that rotates both halves of each differential head."""
 
     def __init__(self, rotary: Rotary):
         super().__init__()

@@ -1,4 +1,4 @@
-"""EncoderLayer: self-attention, then a feed-forward network; and `ResidualLayer`, which decoder layers share."""
+"""EncoderLayer: self-attention and a feed-forward network; and `ResidualLayer`, a base shared with decoder layers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from saccade.support.validation import check_bool, check_type
 
 
 class ResidualLayer(ArgumentHints, Layer):
-    """The base of `EncoderLayer` and `DecoderLayer`: residual parts with a norm each.
+    """The base class of `EncoderLayer` and `DecoderLayer`: residual branches, each with a norm.
 
     Args:
-        attentions: the attentions by their names, ``attention`` first; None for one that the layer lacks.
+        attentions: the attentions by name, ``attention`` first; None for an attention that the layer does not have.
         feed_forward, norm, norm_eps, norm_first, dropout_p: see `EncoderLayer`.
     """
 
@@ -68,10 +68,10 @@ class ResidualLayer(ArgumentHints, Layer):
         return f"norm_first={self.norm_first}"
 
     def _add(self, x: Tensor, part: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
-        """Return ``x + dropout(part(norm(x)))`` if norms come first, else ``norm(x + dropout(part(x)))``."""
+        """Return ``x + dropout(part(norm(x)))`` if the layer is pre-norm, else ``norm(x + dropout(part(x)))``."""
         change = part(norm(x) if self.norm_first else x)
         drop = self.dropout
-        if drop.training:  # skip the call in eval: its overhead counts in a decoding step
+        if drop.training:  # skip the call in eval mode, because its overhead matters when decoding
             change = drop(change)
         return x + change if self.norm_first else norm(x + change)
 
@@ -83,23 +83,23 @@ class EncoderLayer(ResidualLayer):
               x'' = x' + \mathrm{ff}(\mathrm{norm}(x')); \qquad
               \text{else:}\quad x' = \mathrm{norm}(x + \mathrm{attention}(x)), \quad \dots
 
-    The layer is built from parts. Set options of attention (mask, mechanism, rotary, grouped heads) on the attention,
-    those of the feed-forward network on the network.
+    The layer is built from parts: set attention options (mask, mechanism, rotary, grouped heads) on the attention, and
+    feed-forward options on the feed-forward network.
 
     Args:
         attention: a `MultiHeadAttention`, `LatentAttention` or `DifferentialAttention`.
-        feed_forward: a `FeedForward`, or any module from ``[batch, len, embed_dim]`` to the same.
+        feed_forward: a `FeedForward`, or any module that maps ``[batch, len, embed_dim]`` to the same shape.
         norm: ``"layer"``, ``"layer_without_bias"`` or ``"rms"`` (root mean square, without a mean or a bias).
         norm_eps: added to the variance in the norms.
-        norm_first: whether norms come before each part (as in most models now) or after each sum (as in the paper).
+        norm_first: whether norms come before each part (as in most current models) or after each sum (as in the paper).
         dropout_p: dropout of the output of each part, in training only.
 
     Attributes:
-        attention_norm, feed_forward_norm: the norms; any module may replace them.
+        attention_norm, feed_forward_norm: the norms, which can be replaced by any module.
 
     Raises:
         TypeError: a part of the wrong kind.
-        ValueError: parts of different widths, an unknown norm.
+        ValueError: parts of different widths, or an unknown norm.
 
     Example:
         >>> import torch
@@ -135,7 +135,7 @@ class EncoderLayer(ResidualLayer):
 
         Args:
             x: ``[batch, len, embed_dim]``.
-            mask: the mask of this batch; joined with the attention's by ``&``.
+            mask: the mask of this batch; combined with the attention's by ``&``.
             positions: positions of the tokens; see `MultiHeadAttention.forward`.
             bias: added to the scores of this call, as in `saccade.attention`.
 
@@ -148,7 +148,7 @@ class EncoderLayer(ResidualLayer):
 
 
 def _width(attentions: Mapping[str, AttentionLayer | None], feed_forward: nn.Module) -> int:
-    """Check the types and widths of an encoder or decoder layer's parts, and return their width."""
+    """Check the types and widths of an encoder or decoder layer's parts, and return their common width."""
     width = 0
     for name, part in attentions.items():
         if part is None and name != "attention":

@@ -1,4 +1,4 @@
-"""FeedForward: a small network that is applied to each token."""
+"""FeedForward: a small network applied to each token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
-    """Approximate gelu by a sigmoid; Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2."""
+    """Approximate GELU with a sigmoid; Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -38,11 +38,11 @@ class FeedForward(ArgumentHints, Layer):
     .. math:: \mathrm{out} = W_2\,\phi(W_1 x), \qquad \text{gated:}\quad
               \mathrm{out} = W_2\,(\phi(W_g x) \odot W_1 x)
 
-    Gated with ``"silu"`` this is SwiGLU, with ``"gelu"`` GEGLU, with ``"relu"`` ReGLU.
+    Gated with ``"silu"`` this is SwiGLU, with ``"gelu"`` it is GEGLU, and with ``"relu"`` ReGLU.
 
     Args:
         embed_dim: width of the model.
-        hidden_dim: width inside; often ``4 * embed_dim``, or ``8 / 3 * embed_dim`` if gated, for the same number of
+        hidden_dim: inner width; often ``4 * embed_dim``, or ``8 / 3 * embed_dim`` if gated, for the same number of
             weights.
         activation: ``"gelu"``, ``"gelu_tanh"`` (its approximation, as in GPT-2), ``"quick_gelu"`` (another, as in
             CLIP), ``"relu"`` or ``"silu"``.
@@ -51,10 +51,10 @@ class FeedForward(ArgumentHints, Layer):
         projection_bias: whether the linear layers have a bias.
 
     Raises:
-        ValueError: a size below 1, an unknown activation, a probability outside of [0, 1).
-        TypeError: a switch that is neither True nor False.
+        ValueError: a size below 1, an unknown activation, or a probability outside [0, 1).
+        TypeError: ``gated`` or ``projection_bias`` is not a bool.
 
-    Cost: ``4 * embed_dim * hidden_dim`` FLOPs a token, half as much again if gated.
+    Cost: ``4 * embed_dim * hidden_dim`` FLOPs per token, or 1.5 times as many if gated.
 
     Example:
         >>> import torch
@@ -87,7 +87,7 @@ class FeedForward(ArgumentHints, Layer):
         self.dropout = nn.Dropout(dropout_p)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the network to each token: ``[..., embed_dim]`` to the same shape."""
+        """Apply the feed-forward network to each token; the shape ``[..., embed_dim]`` stays the same."""
         activation = ACTIVATIONS[self.activation]
         inner = activation(self.expand(x)) if self.gate is None else activation(self.gate(x)) * self.expand(x)
         return self.contract(self.dropout(inner) if self.dropout.training else inner)

@@ -29,26 +29,27 @@ _Projected = tuple[Tensor, Tensor, Mask | None, Positions | None]
 class LatentAttention(AttentionLayer):
     r"""Self-attention whose keys and values are computed from latents: the MLA of DeepSeek-V2 and V3.
 
-    The cache holds for each token t a latent :math:`c_t` and a rotated vector :math:`r_t`, which all heads share:
+    For each token t, the cache stores a latent :math:`c_t` and a rotated vector :math:`r_t`, which all heads share:
 
     .. math:: c_t = \mathrm{norm}(W_C x_t), \quad r_t = \mathrm{rot}(W_R x_t), \qquad
               k_t^h = [W_K^h c_t,\, r_t], \quad v_t^h = W_V^h c_t
 
     Two forms compute the same matrix. *Expanded*: keys and values of all heads are computed from the latents of all
-    tokens. *Absorbed*: since :math:`q \cdot W_K c = W_K^\top q \cdot c`, transformed queries attend to the latents, as
-    heads that share one key head, and :math:`W_V` follows the product. The expanded form is cheaper for a prompt, the
-    absorbed one for a decoding step; "auto" chooses the form with fewer multiplications (see `explain`).
+    tokens. *Absorbed*: since :math:`q \cdot W_K c = W_K^\top q \cdot c`, transformed queries attend directly to the
+    latents, as heads that share one key head, and :math:`W_V` is applied to the result. The expanded form is cheaper
+    for a prompt, the absorbed form for decoding one token; "auto" uses the form with fewer multiplications (see
+    `explain`).
 
     Args:
-        embed_dim: width of tokens.
-        num_heads: any number.
+        embed_dim: width of the tokens.
+        num_heads: number of heads; need not divide ``embed_dim``.
         latent_dim: width of :math:`c_t`.
-        head_dim: width of queries and keys of one head, including the rotated part, which comes last.
+        head_dim: width of the queries and keys of one head, including the rotated part at the end.
         rotary_dim: width of the rotated part.
         value_dim: width of values of one head; ``head_dim - rotary_dim`` if None.
         query_latent_dim: width of a normalized latent from which queries are computed, or None.
-        rotary: a `saccade.positions.Rotary` of ``rotary_dim`` for queries and keys, or None.
-        mask: the module's pattern; joined with the mask of each call by ``&``.
+        rotary: a `saccade.positions.Rotary` of width ``rotary_dim`` for queries and keys, or None.
+        mask: mask of the module; combined with the mask of each call by ``&``.
         scale: scale of the scores; ``head_dim ** -0.5`` if None. YaRN models multiply it by a factor.
         form: "expanded", "absorbed" or "auto".
         norm_eps: epsilon of the root-mean-square norms of latents.
@@ -56,11 +57,11 @@ class LatentAttention(AttentionLayer):
         projection_bias: whether the projections to latents and of the output have a bias.
 
     Raises:
-        ValueError: sizes that do not fit, or inputs of the wrong width.
-        UnsupportedError: a form that is impossible: absorbed if the expansion is not a plain linear layer, expanded
-            with a cache that does not expose all latents.
+        ValueError: incompatible sizes, or inputs of the wrong width.
+        UnsupportedError: the form is impossible: the absorbed form requires an expansion that is a plain linear layer,
+            and the expanded form a cache that exposes all latents.
 
-    Cost: a cache holds ``latent_dim + rotary_dim`` numbers per token; for time see `explain`.
+    Cost: a cache stores ``latent_dim + rotary_dim`` numbers per token; for the time, see `explain`.
 
     Example:
         >>> import torch
@@ -131,13 +132,13 @@ class LatentAttention(AttentionLayer):
         """Apply self-attention to `query`.
 
         Args:
-            query: the tokens, ``[batch, len, embed_dim]``; with a cache, the new ones.
-            mask: the mask of this batch, as in `saccade.attention`; joined with the module's by ``&``.
+            query: the tokens, ``[batch, len, embed_dim]``; with a cache, only the new tokens.
+            mask: the mask of this batch, as in `saccade.attention`; combined with the module's by ``&``.
             positions: positions of the tokens; see `MultiHeadAttention.forward`.
-            bias: added to the scores of this call, as in `saccade.attention`; with a cache not a tensor, but a bias on
-                positions.
+            bias: added to the scores of this call, as in `saccade.attention`; with a cache it must be a bias
+                on positions, not a tensor.
             cache: the cache of earlier calls of this layer: a `saccade.caches.LatentCache` from `new_cache`, or another
-                cache of keys and values, which then holds latents as both.
+                cache of keys and values, which then stores latents as both.
 
         Returns:
             ``[batch, len, embed_dim]``.
@@ -174,7 +175,8 @@ class LatentAttention(AttentionLayer):
     ) -> Matrix:
         """Return the lazy attention matrix of this call, ``[batch, num_heads, len, len]``, in the chosen form.
 
-        In the absorbed form it has one key head, and multiplies latents; in the expanded one it has ``num_heads``.
+        In the absorbed form, the matrix has one key head, which contains the latents. In the expanded form, it has
+        ``num_heads`` key heads.
         """
         heads, latents, joined, positions = self._project(query, mask, positions, None)
         mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)
@@ -185,15 +187,15 @@ class LatentAttention(AttentionLayer):
         return expanding(heads, latents, mask=joined, q_positions=positions, kv_positions=positions).matrix
 
     def new_cache(self, max_len: int | None = None) -> LatentCache:
-        """Return an empty cache of latents, with room for ``max_len`` tokens; None to grow."""
+        """Return an empty cache of latents, with room for ``max_len`` tokens; None lets it grow."""
         return LatentCache(self.sizes.latent, max_len)
 
     def explain(self, q_len: int = 1, kv_len: int | None = None, *, dtype: torch.dtype | None = None) -> str:
         """Describe which form a call uses and why, and the size of the cache.
 
         Args:
-            q_len: number of new tokens.
-            kv_len: number of all tokens, including the new ones; ``q_len`` if None.
+            q_len: number of new tokens in the call.
+            kv_len: total number of tokens, including the new ones; ``q_len`` if None.
             dtype: dtype of the cache; that of the parameters if None.
         """
         sizes, kv_len = self.sizes, check_int("kv_len", q_len if kv_len is None else kv_len, 0)
@@ -217,7 +219,7 @@ class LatentAttention(AttentionLayer):
         return f"{self.embed_dim}, {sizes}, form={self.form!r}, mask={self.mask}, dropout_p={self.dropout_p}"
 
     def _form(self, q_len: int, kv_len: int, cache: LayerCache | None) -> Form:
-        """Return the form of latent attention for a call, "expanded" or "absorbed".
+        """Return the form of latent attention to use for a call, "expanded" or "absorbed".
 
         Raises:
             UnsupportedError: the layer's form is impossible for this call.
@@ -238,7 +240,7 @@ class LatentAttention(AttentionLayer):
         return possible[0] if len(possible) == 1 else self.sizes.cheaper(q_len, kv_len)
 
     def _project(self, x: Tensor, mask: object, positions: GivenPositions, cache: LayerCache | None) -> _Projected:
-        """Check, project and rotate inputs: queries, latents ``[batch, 1, len, cached]``, mask, positions."""
+        """Check and project inputs to rotated queries, latents ``[batch, 1, len, cached]``, mask and positions."""
         if isinstance(cache, CrossCache):
             rule, hint = "be that of a self-attention", "new_cache() makes one"
             raise value_error("cache", rule, type(cache).__name__, hint=hint)

@@ -21,9 +21,9 @@ class LatentSizes(NamedTuple):
     Args:
         heads: number of heads.
         latent: width of a token's latent.
-        head: width of queries and keys of one head, including the rotated part.
+        head: width of the queries and keys of one head, including the rotated part.
         rotated: width of the rotated part, which all heads share.
-        value: width of values of one head.
+        value: width of the values of one head.
     """
 
     heads: int
@@ -34,27 +34,27 @@ class LatentSizes(NamedTuple):
 
     @property
     def plain(self) -> int:
-        """Return the width of queries and keys without the rotated part."""
+        """Width of a latent attention head's queries and keys, without the rotated part."""
         return self.head - self.rotated
 
     @property
     def cached(self) -> int:
-        """Return how many numbers the cache holds per token."""
+        """Number of values that a latent cache stores per token."""
         return self.latent + self.rotated
 
     @property
     def cached_expanded(self) -> int:
-        """Return how many numbers a cache of keys and values of all heads would hold per token."""
+        """Number of values that a full cache of all heads' keys and values would store per token."""
         return self.heads * (self.head + self.value)
 
     @property
     def crossover(self) -> float:
-        """Return the number of queries from which the expanded form is cheaper, for many keys."""
+        """Number of queries from which the expanded form is cheaper, in the limit of many keys."""
         more = 2 * self.latent + self.rotated - self.head - self.value
         return self.latent * (self.plain + self.value) / more if more > 0 else float("inf")
 
     def cost(self, form: Form, q_len: int, kv_len: int) -> int:
-        """Return the multiplications of one head in a form of latent attention, if every pair is visible."""
+        """Return the number of multiplications per head in a form of latent attention, if every pair is visible."""
         weights = self.latent * (self.plain + self.value)
         if form == "expanded":
             return kv_len * weights + q_len * kv_len * (self.head + self.value)
@@ -63,25 +63,25 @@ class LatentSizes(NamedTuple):
     def cheaper(self, q_len: int, kv_len: int) -> Form:
         """Return the form of latent attention with fewer multiplications."""
         costs = {form: self.cost(form, q_len, kv_len) for form in FORMS[1:]}
-        return min(costs, key=costs.__getitem__)  # expanded if equal
+        return min(costs, key=costs.__getitem__)  # expanded in case of a tie
 
 
 class Expanded(NamedTuple):
-    """An attention matrix, and the values of all heads, which were expanded from the latents along with the keys."""
+    """An attention matrix in the expanded form, with the values of all heads computed from the latents."""
 
     matrix: Matrix
     values: Tensor
 
     def matmul(self, latents: Tensor, *, dropout_p: float = 0.0) -> Tensor:
-        """Return ``A @ values``; the latents, which a cache passes as values, are not needed."""
+        """Return the matrix times the expanded values; ignore the latents that a cache passes as values."""
         del latents
         return self.matrix.matmul(self.values, dropout_p=dropout_p)
 
 
 class Expanding(nn.Module):
-    """A mechanism for caches of latents, which expands keys and values of all heads from them.
+    """A mechanism for latent caches that computes the keys and values of all heads from latents.
 
-    It is a module so that the cache can check which parameters require a gradient.
+    It is a module so that the cache can check whether its parameters require a gradient.
 
     Args:
         mechanism: the layer's mechanism.
@@ -102,7 +102,7 @@ class Expanding(nn.Module):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> Expanded:
-        """Return the matrix of ``query [batch, heads, q_len, head]`` and latents ``key [batch, 1, kv_len, cached]``."""
+        """Return matrix and values for ``query [batch, heads, q_len, head]`` and ``key [batch, 1, kv_len, cached]``."""
         sizes = self.sizes
         latents, rotated = key[:, 0].split([sizes.latent, sizes.rotated], -1)
         both = self.expansion(latents).unflatten(-1, (sizes.heads, -1)).transpose(1, 2)
@@ -130,6 +130,6 @@ def absorb(query: Tensor, weight: Tensor, sizes: LatentSizes) -> Tensor:
 
 
 def values_of_latents(attended: Tensor, weight: Tensor, sizes: LatentSizes) -> Tensor:
-    """Return averages of values, ``[batch, heads, q_len, value]``, from averages of latents, ``[..., latent]``."""
+    """Convert attention-weighted latents, ``[..., latent]``, to the heads' output, ``[batch, heads, q_len, value]``."""
     value_weight = weight.unflatten(0, (sizes.heads, -1))[:, sizes.plain :]
     return torch.einsum("bhqc,hvc->bhqv", attended, value_weight)

@@ -1,4 +1,4 @@
-"""Norm layers by name."""
+"""Construction of norm layers by name."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NORMS: dict[str, Callable[[int, float], nn.Module]] = {
 
 
 def make_norm(norm: str, embed_dim: int, norm_eps: float) -> nn.Module:
-    """Build a layer norm, one without a bias, or a root-mean-square norm, over the last axis.
+    """Build a norm over the last axis: a layer norm, with or without a bias, or a root-mean-square norm.
 
     Raises:
-        ValueError: another name, or ``norm_eps`` is not a number above 0.
+        ValueError: the name is unknown, or ``norm_eps`` is not a number above 0.
     """
     return NORMS[check_choice("norm", norm, NORMS)](embed_dim, check_number("norm_eps", norm_eps, above=0))

@@ -1,4 +1,4 @@
-"""Helpers for projections: linear layers, convolutions, and layers that may replace them."""
+"""Helpers for projections: linear layers, convolutions and their replacements (8-bit layers, adapters)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from torch import Tensor, nn
 
 
 def weight_of(layer: nn.Module) -> Tensor | None:
-    """Return the weight whose dtype and device the input of a projection must have, or None.
+    """Return the weight that determines the dtype and device of a projection's input, or None.
 
-    The weights of an 8-bit layer are integer codes, and an adapter hides the layer with the weights: these check their
-    inputs themselves.
+    It is None for 8-bit layers, whose weights are integer codes, and for adapters, which hide the layer with the
+    weights. Both check their inputs themselves.
     """
     weight = getattr(layer, "weight", None)
     return weight if isinstance(weight, Tensor) and weight.is_floating_point() else None
 
 
 def reasons_against_plain(layers: Mapping[str, nn.Module], theirs: str) -> list[str]:
-    """Return which of some projections are not plain linear layers; empty if all are.
+    """Return a reason for each projection that is not a plain linear layer; empty if all are.
 
     Args:
         layers: the layers by name.
-        theirs: the owner of the layers to copy the weights to, for the message.
+        theirs: the owner of the layers that the weights are copied to, for the message.
     """
     return [
         f"its {name} is {type(layer).__name__}; {theirs} has a plain linear layer"

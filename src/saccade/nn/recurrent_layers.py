@@ -24,12 +24,12 @@ from saccade.support.validation import check_bool, check_choice, check_int, chec
 
 
 class Read(NamedTuple):
-    """The projections of a recurrent layer's tokens, and its mechanism with their gates.
+    """The projections of a recurrent layer's input tokens, and the mechanism with the tokens' gates.
 
     Args:
         make: the mechanism, with the gates of these tokens.
         query, key, value: ``[batch, heads, len, width]``.
-        gate: the output's gate, of the shape of the values, or None.
+        gate: the output gate, with the shape of the values, or None.
     """
 
     make: Callable[..., Matrix]
@@ -40,11 +40,11 @@ class Read(NamedTuple):
 
 
 class RecurrentLayer(AttentionLayer):
-    """The base of causal layers with a recurrent state.
+    """The base class of causal layers with a recurrent state.
 
     Args:
         embed_dim, num_heads, mechanism: as in `AttentionLayer`.
-        mask: joined with Causal.
+        mask: the layer's mask, combined with Causal.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, mask: Mask | None, mechanism: Mechanism):
@@ -53,11 +53,11 @@ class RecurrentLayer(AttentionLayer):
 
     @abstractmethod
     def _read(self, x: Tensor) -> Read:
-        """Return the projections of tokens ``[batch, len, embed_dim]``."""
+        """Return the recurrent layer's projections of tokens ``[batch, len, embed_dim]``."""
 
     @abstractmethod
     def _project_output(self, out: Tensor, read: Read) -> Tensor:
-        """Return ``[batch, len, embed_dim]`` from the output of the heads, ``[batch, heads, len, width]``."""
+        """Project the output of the recurrent heads, ``[batch, heads, len, width]``, to ``[batch, len, embed_dim]``."""
 
     def forward(
         self,
@@ -71,10 +71,10 @@ class RecurrentLayer(AttentionLayer):
         """Return the recurrent layer's output.
 
         Args:
-            query: ``[batch, len, embed_dim]``; with a cache, the new tokens only.
-            mask: the mask of this batch, such as packed documents or padding; joined with the layer's by ``&``.
-            positions: positions of the tokens, in order; -1 marks padding. Only their order matters.
-            bias: must be None: there are no scores.
+            query: ``[batch, len, embed_dim]``; with a cache, only the new tokens.
+            mask: the mask of this batch, such as packed documents or padding; combined with the layer's by ``&``.
+            positions: ascending positions of the tokens; -1 marks padding. Only their order matters.
+            bias: must be None, because there are no scores.
             cache: the cache of earlier calls, from `new_cache`.
 
         Returns:
@@ -97,7 +97,7 @@ class RecurrentLayer(AttentionLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Return the lazy matrix of every recurrent head, ``[batch, num_heads, len, len]``; see `forward`."""
+        """Return the lazy matrix equivalent to the recurrence, ``[batch, num_heads, len, len]``; see `forward`."""
         joined, positions = self._checked_options(query, mask, positions, bias, None)
         make, heads, key, _, _ = self._read(query)
         return make(heads, key, mask=joined, q_positions=positions, kv_positions=positions)
@@ -105,7 +105,7 @@ class RecurrentLayer(AttentionLayer):
     def _checked_options(
         self, query: Tensor, mask: object, positions: GivenPositions, bias: object, cache: LayerCache | None
     ) -> tuple[Mask | None, Positions | None]:
-        """Return the joined mask and the positions of a recurrent layer's call, checked."""
+        """Check the options of a recurrent layer's call; return the combined mask and the positions."""
         if bias is not None:
             raise unsupported("bias", ["there are no scores to which it could be added"])
         check_dense(query=query)
@@ -121,31 +121,32 @@ _INITIAL_STEPS = -3, -1  # powers of ten, as in Mamba
 
 
 class Recurrence(RecurrentLayer):
-    r"""A recurrent layer: tokens write into a state of fixed size and read from it, with learned gates.
+    r"""A recurrent layer: tokens write to and read from a state of fixed size, with learned gates.
 
     .. math:: \mathrm{out} = W \big( \mathrm{norm}(A V) \odot \mathrm{silu}(G x) \big)
 
     The norm divides each head by its root mean square. Queries and keys pass through silu; with `Delta` they are then
-    scaled to length 1. ``beta`` is a sigmoid. A decay, and SSD's step, is a softplus that starts between 0.001 and 0.1;
-    it is multiplied by a head's rate, 1 to ``num_heads`` at first. With `SSD` each head adds a learned multiple of its
-    values, which is not part of the matrix.
+    scaled to length 1. ``beta`` is a sigmoid. A decay, or the step size of `SSD`, is a softplus that starts between
+    0.001 and 0.1; it is multiplied by a rate of the head, initially 1 to ``num_heads``. With `SSD`, each head also adds
+    a learned multiple of its values, which is not part of the matrix.
 
-    It replaces self-attention in `EncoderLayer`, `DecoderLayer` and stacks, with packed and padded sequences, and with
-    a cache of constant size. It is causal. The short convolution of published layers before queries, keys and values
-    is not included.
+    It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and padded sequences,
+    and has a cache of constant size. It is causal. Published layers also have a short convolution before queries, keys
+    and values, which is not included.
 
     Args:
-        embed_dim: width.
+        embed_dim: width of the tokens.
         num_heads: divides ``embed_dim``.
-        mechanism: a `saccade.mechanisms.Delta`, `GatedLinear` or `SSD`; ``Delta()`` when None.
-        decay: "token" for one decay per token and head, "channel" for one per channel too, None for none or for
-            mechanisms that define one (`SSD`, ``GatedLinear.retnet``).
-        mask: joined with Causal and with the mask of each call by ``&``.
+        mechanism: a `saccade.mechanisms.Delta`, `GatedLinear` or `SSD`; ``Delta()`` if None.
+        decay: "token" for one decay per token and head, "channel" for one per token and channel, None for no decay or
+            for mechanisms that define one (`SSD`, ``GatedLinear.retnet``).
+        mask: combined with Causal and with the mask of each call by ``&``.
         projection_bias: whether the output projection has a bias.
 
     Raises:
-        TypeError: another mechanism.
-        ValueError: sizes that do not divide, a decay for a mechanism that defines one, or inputs of another width.
+        TypeError: the mechanism has an unsupported type.
+        ValueError: sizes that do not divide evenly, a decay for a mechanism that defines one, or inputs of the wrong
+            width.
         UnsupportedError: a mask that a recurrence cannot apply, or a bias.
 
     Cost: O(n head_dim^2) for each head, and five projections.
@@ -182,7 +183,7 @@ class Recurrence(RecurrentLayer):
                 raise value_error("decay", rule, decay)
         super().__init__(embed_dim, num_heads, mask, mechanism)
         self.decay = decay
-        self.inputs = nn.Linear(embed_dim, 4 * embed_dim, bias=False)  # queries, keys, values, and the output's gate
+        self.inputs = nn.Linear(embed_dim, 4 * embed_dim, bias=False)  # queries, keys, values and the output gate
         self.write = nn.Linear(embed_dim, num_heads) if isinstance(mechanism, Delta) else None
         self.step = nn.Linear(embed_dim, num_heads) if isinstance(mechanism, SSD) else None
         self.fade = nn.Linear(embed_dim, num_heads if decay == "token" else embed_dim) if decay else None
@@ -192,7 +193,7 @@ class Recurrence(RecurrentLayer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set Xavier-uniform weights, zero biases, and steps from 0.001 to 0.1, equally spaced in their logarithms."""
+        """Initialize with Xavier-uniform weights, zero biases and log-spaced step sizes from 0.001 to 0.1."""
         super().reset_parameters()
         for gate in (self.fade, self.step):
             if gate is not None:
@@ -209,12 +210,12 @@ class Recurrence(RecurrentLayer):
     def _project_output(self, out: Tensor, read: Read) -> Tensor:
         if self.skip is not None:
             out = out + self.skip[:, None, None] * read.value
-        assert read.gate is not None  # `_read` gives one
+        assert read.gate is not None  # `_read` returns one
         normed = F.rms_norm(out, out.shape[-1:]) * read.gate
         return self.output_projection(normed.transpose(1, 2).flatten(2))
 
     def _gates(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the gates of each token: decay, beta or step."""
+        """Return the gates of each token for the recurrence: decay, beta or step size."""
         gates = {}
         if self.write is not None:
             gates["beta"] = self.write(x).sigmoid().mT
@@ -231,21 +232,21 @@ class Recurrence(RecurrentLayer):
 
 
 class StateSpace(RecurrentLayer):
-    r"""The layer of S4D: a state space filters each channel, then a projection mixes channels.
+    r"""The S4D layer: a state space filters each channel, then a projection mixes the channels.
 
     .. math:: \mathrm{out} = W\, \mathrm{gelu}(A x) + b, \qquad A = \text{the S4D matrix of each channel}
 
-    It replaces self-attention in `EncoderLayer`, `DecoderLayer` and stacks, with packed and padded sequences, and with
-    a cache of constant size. It is causal.
+    It can replace self-attention in `EncoderLayer`, `DecoderLayer` and stacks, supports packed and padded sequences,
+    and has a cache of constant size. It is causal.
 
     Args:
-        embed_dim: width, and number of channels.
+        embed_dim: width of the tokens, which is the number of channels.
         state_dim: size of each channel's state; see `saccade.mechanisms.S4D`.
-        mask: joined with Causal and with the mask of each call by ``&``.
+        mask: combined with Causal and with the mask of each call by ``&``.
         projection_bias: whether the output projection has a bias.
 
     Raises:
-        ValueError: sizes out of range, or inputs of another width.
+        ValueError: sizes out of range, or inputs of the wrong width.
         UnsupportedError: a mask that a recurrence cannot apply, or a bias.
 
     Cost: O(n log n) for each channel, and one projection.

@@ -21,7 +21,7 @@ from saccade.support.validation import check_type
 
 
 class _CallOptions(TypedDict, total=False):
-    """The keyword arguments of a decoder stack's call, each None by default; see `DecoderLayer.forward`."""
+    """Keyword arguments for calling a decoder stack, all None by default; see `DecoderLayer.forward`."""
 
     mask: object
     context_mask: object
@@ -34,12 +34,12 @@ class EncoderStack(ArgumentHints, Layer):
     """A stack of encoder layers.
 
     Args:
-        layers: `EncoderLayer` each, at least one.
-        final_norm: norm of the last layer's output, which pre-norm layers need.
+        layers: at least one `EncoderLayer`.
+        final_norm: norm for the last layer's output; needed with pre-norm layers.
 
     Raises:
-        TypeError: not an `EncoderLayer`.
-        ValueError: no layer.
+        TypeError: an entry is not an `EncoderLayer`.
+        ValueError: there is no layer.
 
     Example:
         >>> import torch
@@ -62,7 +62,7 @@ class EncoderStack(ArgumentHints, Layer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Tensor:
-        """Run all encoder layers, ``[batch, len, embed_dim]`` to the same; arguments as in `EncoderLayer.forward`."""
+        """Return the encoder stack's output, ``[batch, len, embed_dim]``; arguments as in `EncoderLayer.forward`."""
         for layer in self.layers:
             x = layer(x, mask=mask, positions=positions, bias=bias)
         return x if self.final_norm is None else self.final_norm(x)
@@ -75,7 +75,7 @@ class EncoderStack(ArgumentHints, Layer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> list[Matrix]:
-        """Return the lazy attention matrices of all encoder layers in `forward`."""
+        """Return the lazy attention matrices that `forward` uses in the stack's layers."""
         options = {"mask": mask, "positions": positions, "bias": bias}
         return [layer.matrix(x, **options) for layer, x in with_inputs(self.layers, x, **options)]
 
@@ -84,12 +84,13 @@ class DecoderStack(ArgumentHints, Layer):
     """A stack of decoder layers.
 
     Args:
-        layers: `DecoderLayer` each, at least one; all with cross-attention, or none.
-        final_norm: norm of the last layer's output.
+        layers: at least one `DecoderLayer`; either all have cross-attention or none has.
+        final_norm: norm for the last layer's output.
 
     Raises:
-        TypeError: not a `DecoderLayer`.
-        ValueError: no layer, or some with cross-attention and some without; on use, a cache of another model.
+        TypeError: an entry is not a `DecoderLayer`.
+        ValueError: there is no layer, or only some layers have cross-attention; in calls, the cache belongs to a
+            different model.
 
     Example:
         >>> import torch
@@ -120,11 +121,11 @@ class DecoderStack(ArgumentHints, Layer):
         bias: Tensor | Bias | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Run all decoder layers, ``[batch, len, embed_dim]`` to the same.
+        """Return the output of the decoder stack, ``[batch, len, embed_dim]``.
 
         Args:
-            x, context, mask, context_mask, positions, context_positions, bias: as in `DecoderLayer.forward`, the
-                same for all layers.
+            x, context, mask, context_mask, positions, context_positions, bias: as in `DecoderLayer.forward`,
+                shared by all layers.
             cache: the cache of earlier calls, from `new_cache`.
         """
         options = {"mask": mask, "positions": positions, "bias": bias}
@@ -134,12 +135,12 @@ class DecoderStack(ArgumentHints, Layer):
         return x if self.final_norm is None else self.final_norm(x)
 
     def matrices(self, x: Tensor, context: Tensor | None = None, **kwargs: Unpack[_CallOptions]) -> list[Matrix]:
-        """Return the lazy self-attention matrices of all layers in `forward`; arguments as there."""
+        """Return the lazy self-attention matrices of all layers in the decoder stack; arguments as in `forward`."""
         options = {name: kwargs.get(name) for name in ("mask", "positions", "bias")}
         return [layer.matrix(x, **options) for layer, x in with_inputs(self.layers, x, context, **kwargs)]
 
     def cross_matrices(self, x: Tensor, context: Tensor, **kwargs: Unpack[_CallOptions]) -> list[Matrix]:
-        """Return the lazy cross-attention matrices of all layers in `forward`; arguments as there."""
+        """Return the lazy cross-attention matrices of all layers in the decoder stack; arguments as in `forward`."""
         inputs = with_inputs(self.layers, x, context, **kwargs)
         return [layer.cross_matrix(x, context, **kwargs) for layer, x in inputs]
 
@@ -147,7 +148,7 @@ class DecoderStack(ArgumentHints, Layer):
         """Return an empty cache for all layers of the stack.
 
         Args:
-            max_len: number of tokens to allocate at once; None to grow.
+            max_len: number of tokens to allocate memory for at once; if None, the cache grows as needed.
         """
         return Cache(cast(DecoderLayer, layer).new_cache(max_len) for layer in self.layers)
 
@@ -163,7 +164,7 @@ class DecoderStack(ArgumentHints, Layer):
 
 
 def with_inputs(layers: nn.ModuleList, x: Tensor, *others: Any, **options: Any) -> Iterator[tuple[Any, Tensor]]:
-    """Yield each layer of a stack with its input, as ``x`` passes through all of them."""
+    """Yield each layer of a stack with its input, computed by passing ``x`` through the layers before it."""
     for layer in layers:
         yield layer, x
         x = layer(x, *others, **options)

@@ -21,18 +21,19 @@ _PAIRS = ShapeSpec("pairs [batch, columns, columns, pair_dim]")
 
 
 class TableAttention(ArgumentHints, Layer):
-    """The base of the Evoformer's layers: a norm, and gated multi-head attention within each row of a table.
+    """The base class of the Evoformer's layers: a norm, and gated multi-head attention within each row of a table.
 
-    One product computes all rows as its batch and the heads of all items as its heads, so that the bias of an item is
-    stored once for all of its rows.
+    All rows are computed together: the rows form the batch axis, and the heads of all batch items the head axis, so
+    that an item's bias is stored only once for all of its rows.
 
     Args:
         embed_dim: width of the tokens.
         num_heads: divides ``embed_dim``.
 
     Attributes:
-        norm: the norm of the tokens.
-        attention: the projections and the mechanism. Queries, keys and values have no bias, gate and output do.
+        norm: the norm applied to the tokens.
+        attention: the projections and the mechanism. The gate and output projections have a bias; those of queries,
+            keys and values do not.
     """
 
     def __init__(self, embed_dim: int, num_heads: int):
@@ -45,7 +46,7 @@ class TableAttention(ArgumentHints, Layer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize table attention as in AlphaFold: open gates and zero outputs, so that a new layer adds nothing."""
+        """Initialize table attention as in AlphaFold, with open gates and zero outputs: a new layer adds nothing."""
         self.attention.reset_parameters()
         gate, output = self.attention.gate_projection, self.attention.output_projection
         assert isinstance(gate, nn.Linear)
@@ -56,7 +57,7 @@ class TableAttention(ArgumentHints, Layer):
         return f"{self.embed_dim}, num_heads={self.num_heads}"
 
     def _check(self, x: Tensor, valid: Tensor | None, shapes: ShapeSpec = _TABLE) -> None:
-        """Raise unless a table of tokens and ``valid`` fit the layer and each other."""
+        """Raise unless the shapes of a token table and ``valid`` match the layer and each other."""
         shapes.check(x, embed_dim=self.embed_dim)
         weight = weight_of(self.attention.query_projection)
         if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
@@ -71,7 +72,7 @@ class TableAttention(ArgumentHints, Layer):
             raise type_error("valid", "be a bool tensor", str(valid.dtype).removeprefix("torch."), hint=hint)
 
     def _attend(self, x: Tensor, bias: Tensor | None, valid: Tensor | None) -> Tensor:
-        """Return the row attention's output for a normed table: ``[batch, rows, columns, embed_dim]``."""
+        """Return the output of row attention for a normalized table, ``[batch, rows, columns, embed_dim]``."""
         attention = self.attention
         heads = self._matrix(x, bias, valid).matmul(self._split(attention.value_projection, x))
         merged = heads.unflatten(1, (len(x), self.num_heads)).permute(1, 0, 3, 2, 4).flatten(3)
@@ -79,11 +80,11 @@ class TableAttention(ArgumentHints, Layer):
         return attention.output_projection(merged if gate is None else merged * torch.sigmoid(gate(x)))
 
     def _matrix(self, x: Tensor, bias: Tensor | None, valid: Tensor | None) -> Matrix:
-        """Return the attention matrix of each row of a normed table, ``[rows, batch * num_heads, columns, columns]``.
+        """Return a normalized table's attention matrices by row, ``[rows, batch * num_heads, columns, columns]``.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
-            bias: ``[batch, columns, columns, num_heads]``, the same for all rows of an item.
+            bias: ``[batch, columns, columns, num_heads]``, shared by all rows of a batch item.
             valid: bool ``[batch, rows, columns]``.
         """
         attention, mask = self.attention, None
@@ -97,7 +98,7 @@ class TableAttention(ArgumentHints, Layer):
         return mechanism(query, key, mask=mask)
 
     def _split(self, projection: nn.Module, x: Tensor) -> Tensor:
-        """Project ``[batch, rows, columns, embed_dim]`` to ``[rows, batch * num_heads, columns, head_dim]``."""
+        """Project a table ``[batch, rows, columns, embed_dim]`` to ``[rows, batch * num_heads, columns, head_dim]``."""
         return projection(x).unflatten(-1, (self.num_heads, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2)
 
 
@@ -108,21 +109,22 @@ class RowAttention(TableAttention):
               A_{rh} = \mathrm{softmax}\Big(\frac{Q_{rh} K_{rh}^\top}{\sqrt{d}} + B_h\Big), \qquad
               B = \mathrm{norm}(\mathrm{pairs})\, W_B
 
-    x is normed first; add the output to it. Rows of an alignment are sequences, columns their positions.
+    x is normalized first, and the output is meant to be added to it. In an alignment, rows are sequences and columns
+    their positions.
 
     Args:
         embed_dim: width of the tokens.
         num_heads: divides ``embed_dim``.
-        pair_dim: width of the representation of pairs of columns, or None.
+        pair_dim: width of the column pair representation, or None.
 
     Attributes:
         pair_norm, bias_projection: layers for the pairs, or None.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit; pairs without ``pair_dim``, or ``pair_dim`` without pairs.
+        ValueError, TypeError: incompatible sizes; pairs without ``pair_dim``, or ``pair_dim`` without pairs.
 
-    Cost: O(batch · rows · columns² · embed_dim) time; the bias has ``batch · num_heads · columns²`` numbers for
-    any number of rows, and the matrices are not built.
+    Cost: O(batch · rows · columns² · embed_dim) time; the bias has ``batch · num_heads · columns²`` numbers
+    regardless of the number of rows, and the full matrices are never stored.
 
     Example:
         >>> layer = RowAttention(16, 4, pair_dim=8)
@@ -145,17 +147,20 @@ class RowAttention(TableAttention):
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
-            pairs: ``[batch, columns, columns, pair_dim]``, entry (i, j) for a query in column i and a key in column j.
-            valid: bool ``[batch, rows, columns]``: False at padding, which is not attended to; None for no padding.
+            pairs: ``[batch, columns, columns, pair_dim]``, where entry (i, j) belongs to a query in column i and a key
+                in column j.
+            valid: bool ``[batch, rows, columns]``: False marks padding, which no token attends to; None if there is no
+                padding.
 
         Returns:
-            ``[batch, rows, columns, embed_dim]``. In a row without tokens it is the output's bias.
+            ``[batch, rows, columns, embed_dim]``. A row without valid tokens gets the bias of the output
+            projection.
         """
         bias = self._bias(x, pairs, valid)
         return self._attend(self.norm(x), bias, valid)
 
     def matrix(self, x: Tensor, pairs: Tensor | None = None, *, valid: Tensor | None = None) -> Matrix:
-        """Return the lazy matrix of each row, ``[rows, batch * num_heads, columns, columns]``; see `forward`.
+        """Return the lazy attention matrix of each row, ``[rows, batch * num_heads, columns, columns]``; see `forward`.
 
         Head h of item b is head ``b * num_heads + h``.
         """
@@ -178,16 +183,16 @@ class RowAttention(TableAttention):
 class ColumnAttention(TableAttention):
     """AlphaFold's gated column attention: tokens attend within their column.
 
-    It is `RowAttention` without pairs, with rows and columns exchanged.
+    It is `RowAttention` without pairs, with rows and columns swapped.
 
     Args:
         embed_dim: width of the tokens.
         num_heads: divides ``embed_dim``.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit.
+        ValueError, TypeError: incompatible sizes.
 
-    Cost: O(batch · columns · rows² · embed_dim) time; the matrices are not built.
+    Cost: O(batch · columns · rows² · embed_dim) time; the full matrices are never stored.
 
     Example:
         >>> layer = ColumnAttention(16, 4)
@@ -204,16 +209,18 @@ class ColumnAttention(TableAttention):
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
-            valid: bool ``[batch, rows, columns]``: False at padding, which is not attended to; None for no padding.
+            valid: bool ``[batch, rows, columns]``: False marks padding, which no token attends to; None if there is no
+                padding.
 
         Returns:
-            ``[batch, rows, columns, embed_dim]``. In a column without tokens it is the output's bias.
+            ``[batch, rows, columns, embed_dim]``. A column without valid tokens gets the bias of the
+            output projection.
         """
         self._check(x, valid)
         return self._attend(self.norm(x).transpose(1, 2), None, _transposed(valid)).transpose(1, 2)
 
     def matrix(self, x: Tensor, *, valid: Tensor | None = None) -> Matrix:
-        """Return the lazy matrix of each column, ``[columns, batch * num_heads, rows, rows]``; see `forward`.
+        """Return the lazy attention matrix of each column, ``[columns, batch * num_heads, rows, rows]``; see `forward`.
 
         Head h of item b is head ``b * num_heads + h``.
         """
@@ -229,24 +236,23 @@ _NODE_PAIRS = ShapeSpec("pairs [batch, n, n, embed_dim]")
 
 
 class TriangleAttention(TableAttention):
-    r"""Attention from pairs of nodes to pairs with the same start (or end), with a bias from the third side.
+    r"""AlphaFold's triangle attention: pairs of nodes attend to pairs with the same start (or end) node.
 
     .. math:: \text{start:}\quad A_{ij,k} = \mathrm{softmax}_k\Big(\frac{q_{ij}^\top k_{ik}}{\sqrt{d}} + b_{jk}\Big),
               \qquad
               \text{end:}\quad A_{ij,k} = \mathrm{softmax}_k\Big(\frac{q_{ij}^\top k_{kj}}{\sqrt{d}} + b_{ki}\Big)
 
-    for each head, with :math:`b = \mathrm{norm}(\mathrm{pairs})\, W_B`. Otherwise it is
-    like `RowAttention`: the pair (i, j) is the token in row i and column j; pairs are normed first, and the gated
-        output
-    is to be added to them.
+    for each head, where :math:`b = \mathrm{norm}(\mathrm{pairs})\, W_B` is a bias from the third side of the triangle.
+    Otherwise it is like `RowAttention`: the pair (i, j) is the token in row i and column j, pairs are normalized first,
+    and the gated output is meant to be added to them.
 
     Args:
         embed_dim: width of the pairs.
         num_heads: divides ``embed_dim``.
-        around: the node that pairs share: "start" (pairs of a row) or "end" (pairs of a column).
+        around: the node that the pairs share: "start" (pairs of a row) or "end" (pairs of a column).
 
     Raises:
-        ValueError, TypeError: sizes that do not fit.
+        ValueError, TypeError: incompatible sizes.
 
     Cost: O(batch · n³ · embed_dim) time; memory O(batch · n² · (embed_dim + num_heads)).
 
@@ -270,10 +276,10 @@ class TriangleAttention(TableAttention):
 
         Args:
             pairs: ``[batch, n, n, embed_dim]``.
-            valid: bool ``[batch, n, n]``: False at padding, which is not attended to; None for no padding.
+            valid: bool ``[batch, n, n]``: False marks padding, which no token attends to; None if there is no padding.
 
         Returns:
-            ``[batch, n, n, embed_dim]``. It is the output's bias if a row has no tokens.
+            ``[batch, n, n, embed_dim]``. A row without valid tokens gets the bias of the output projection.
         """
         x, bias, valid = self._prepare(pairs, valid)
         return self._around(self._attend(x, bias, valid))
@@ -281,8 +287,8 @@ class TriangleAttention(TableAttention):
     def matrix(self, pairs: Tensor, *, valid: Tensor | None = None) -> Matrix:
         """Return the lazy attention matrix of each node, ``[n, batch * num_heads, n, n]``; see `forward`.
 
-        Head h of item b is head ``b * num_heads + h``. Around node i, row j is the pair (i, j) and column k the pair
-        (i, k); with "end", they are the pairs (j, i) and (k, i).
+        Head h of item b is head ``b * num_heads + h``. In the matrix of node i, row j is the pair (i, j) and column k
+        the pair (i, k); with "end", they are the pairs (j, i) and (k, i).
         """
         return self._matrix(*self._prepare(pairs, valid))
 
@@ -290,7 +296,7 @@ class TriangleAttention(TableAttention):
         return f"{super().extra_repr()}, around={self.around!r}"
 
     def _prepare(self, pairs: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the normed pairs with a row for each shared node, the bias of a row, and ``valid``."""
+        """Return the inputs of triangle attention: normalized pairs (one row per shared node), bias and ``valid``."""
         self._check(pairs, valid, _NODE_PAIRS)
         x = self._around(self.norm(pairs))
         return x, self.bias_projection(x), None if valid is None else self._around(valid)

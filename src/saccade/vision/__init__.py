@@ -1,4 +1,4 @@
-"""Attention for images: gates for channels and positions, attention between positions, and a classical denoiser."""
+"""Attention for images: channel and position gates, attention between positions, and a classical denoiser."""
 
 from saccade.vision.cbam_and_bam import BAM, CBAM, Gates
 from saccade.vision.convert import from_timm, to_timm

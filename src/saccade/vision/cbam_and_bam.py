@@ -1,4 +1,4 @@
-"""CBAM and BAM: modules that combine a gate for channels with a gate for positions of a feature map."""
+"""CBAM and BAM: modules that combine a channel gate with a spatial gate for feature maps."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class CBAM(ArgumentHints, nn.Module):
         projection_bias: whether the channel gate's two layers have a bias; the paper's formula has none.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit, or features of another shape or dtype.
+        ValueError, TypeError: incompatible sizes, or features of the wrong shape or dtype.
 
-    Cost: the sum of its two parts, `ChannelAttention` with two poolings and `SpatialAttention`.
+    Cost: the sum of its two parts: `ChannelAttention` with two poolings, and `SpatialAttention`.
 
     Example:
         >>> import torch
@@ -79,7 +79,7 @@ class CBAM(ArgumentHints, nn.Module):
         return self._apply_gates(features)[0]
 
     def weights(self, features: Tensor) -> Gates:
-        """Return both gates of CBAM, ``(channel [batch, channels], spatial [batch, 1, H, W])``.
+        """Return CBAM's two gates, ``(channel [batch, channels], spatial [batch, 1, H, W])``.
 
         Args:
             features: ``[batch, channels, H, W]``.
@@ -105,25 +105,25 @@ class CBAM(ArgumentHints, nn.Module):
 
 
 class BAM(ArgumentHints, nn.Module):
-    r"""The bottleneck attention module: a gate from channel and spatial logits.
+    r"""The bottleneck attention module: one gate computed from channel and spatial logits.
 
     .. math:: \mathrm{out} = x + x \odot \sigma\big(M_c(x) + M_s(x)\big), \qquad
               M_c = \mathrm{norm}(W_2\,\mathrm{ReLU}(W_1\,\mathrm{mean}_{hw}\, x)), \quad
               M_s = \mathrm{norm}(f^{1 \times 1}(f_d^{3 \times 3}(f_d^{3 \times 3}(f^{1 \times 1}(x)))))
 
-    with a ReLU after each of the first three convolutions. The logits of a channel and of a position are added before
-    one sigmoid: unlike in `CBAM` no gate comes first, and the residual preserves features at closed gates.
+    with a ReLU after each of the first three convolutions. Channel and spatial logits are added before a single
+    sigmoid, so unlike in `CBAM`, neither gate comes first. The residual preserves features where the gate is closed.
 
     Args:
         channels: channels of the feature map.
-        ratio: both branches have ``channels / ratio`` inner channels; divides ``channels``.
-        dilation: dilation of the two 3×3 convolutions; their field of view is ``4 · dilation + 1`` positions.
+        ratio: each branch has ``channels / ratio`` inner channels; divides ``channels``.
+        dilation: dilation of the two 3×3 convolutions; their receptive field is ``4 · dilation + 1`` positions wide.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit, features of another shape or dtype, or a batch of one in
-            training, where the batch norm has no variance.
+        ValueError, TypeError: incompatible sizes, features of the wrong shape or dtype, or training with a
+            batch of one, for which the batch norm has no variance.
 
-    Cost: O(batch · channels² / ratio · (H · W + 1)) and the two 3×3 convolutions on the reduced channels.
+    Cost: O(batch · channels² / ratio · (H · W + 1)) plus the two 3×3 convolutions on the reduced channels.
 
     Example:
         >>> bam = BAM(32, ratio=8)
@@ -131,8 +131,8 @@ class BAM(ArgumentHints, nn.Module):
         >>> bam(x).shape, bam.gate(x).shape
         (torch.Size([2, 32, 5, 7]), torch.Size([2, 32, 5, 7]))
 
-    Reference: Park et al. 2018, arXiv:1807.06514, section 3. The authors' code multiplies the two logits instead, and
-    normalises inside the branches; this is the paper.
+    Reference: Park et al. 2018, arXiv:1807.06514, section 3. This class follows the paper; the authors' code instead
+    multiplies the two logits and normalizes inside the branches.
     """
 
     def __init__(self, channels: int, ratio: int = 16, *, dilation: int = 4):
@@ -158,7 +158,7 @@ class BAM(ArgumentHints, nn.Module):
         return features + features * self.gate(features)
 
     def gate(self, features: Tensor) -> Tensor:
-        """Return BAM's gate, which `forward` applies: ``[batch, channels, H, W]``, between 0 and 1.
+        """Return the gate that BAM's `forward` applies, ``[batch, channels, H, W]``, between 0 and 1.
 
         Args:
             features: ``[batch, channels, H, W]``.
@@ -169,7 +169,7 @@ class BAM(ArgumentHints, nn.Module):
     def weights(self, features: Tensor) -> Gates:
         """Return the gates of BAM's two branches, ``(channel [batch, channels], spatial [batch, 1, H, W])``.
 
-        Their logits add up to the logit of `gate`; the gates themselves do not multiply to it.
+        Their logits sum to the logit of `gate`, but the product of the two gates does not equal `gate`.
 
         Args:
             features: ``[batch, channels, H, W]``.

@@ -1,4 +1,4 @@
-"""Conversion of state dicts of vision modules to and from timm: names and shapes change, numbers do not."""
+"""Conversion of vision modules' state dicts to and from timm: names and shapes change, values do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saccade.vision.cbam_and_bam import CBAM
 from saccade.vision.gates import ECA, ChannelAttention, SpatialAttention
 from saccade.vision.non_local import NonLocal
 
-# Names of parts, ours and timm's.
+# Our names of parts, with timm's names.
 _CHANNEL = {"reduce": "fc1", "expand": "fc2"}
 _SPATIAL = {"conv": "conv.conv", "norm": "conv.bn"}
 _PARTS: dict[type[nn.Module], dict[str, str]] = {
@@ -26,7 +26,7 @@ _PARTS: dict[type[nn.Module], dict[str, str]] = {
 
 
 def to_timm(module: nn.Module) -> dict[str, Tensor]:
-    """Return a state dict for timm's counterpart of a module, with equal outputs.
+    """Convert a vision module to a state dict for its timm counterpart, with equal outputs.
 
     ================================================ ====================================================
     ``ChannelAttention(pooling=("average",))``       ``SEModule``, which is ``SqueezeExcite``
@@ -37,15 +37,15 @@ def to_timm(module: nn.Module) -> dict[str, Tensor]:
     ``NonLocal(kind="embedded")``                    ``NonLocalAttn``; ``use_scale=False`` for scale 1.0
     ================================================ ====================================================
 
-    A state dict holds parameters, not settings: build timm's layer with ``rd_channels`` and kernel size of ours, and
-    with ``mlp_bias`` (``bias`` in ``SEModule``) if ours has ``projection_bias``.
+    A state dict contains parameters, not settings: build timm's layer with our layer's ``rd_channels`` and kernel size,
+    and with ``mlp_bias`` (``bias`` in ``SEModule``) if our layer has ``projection_bias``.
 
     Args:
-        module: one of our modules.
+        module: one of the modules in the left column.
 
     Raises:
-        TypeError: a module without a counterpart in timm.
-        UnsupportedError: a setting that timm's counterpart lacks; every reason is listed.
+        TypeError: the module has no counterpart in timm.
+        UnsupportedError: the module uses a setting that timm's counterpart lacks; every reason is listed.
 
     Example:
         >>> from saccade.vision import ChannelAttention
@@ -57,18 +57,18 @@ def to_timm(module: nn.Module) -> dict[str, Tensor]:
 
 
 def from_timm(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict for one of our modules from that of timm's layer, with equal outputs; see `to_timm`.
+    """Convert the state dict of a timm layer to one for our vision module, with equal outputs; see `to_timm`.
 
     ``module.load_state_dict(from_timm(module, theirs.state_dict()))`` loads it.
 
     Args:
-        module: one of our modules, for its names and shapes; it is not changed.
+        module: our module, which provides names and shapes and is not modified.
         state: the state dict of timm's counterpart.
 
     Raises:
-        TypeError: a module without a counterpart in timm, or a state that is not a mapping.
-        UnsupportedError: a setting that timm's counterpart lacks.
-        ValueError: names or shapes that do not fit the module.
+        TypeError: the module has no counterpart in timm, or the state is not a mapping.
+        UnsupportedError: the module uses a setting that timm's counterpart lacks.
+        ValueError: names or shapes do not match the module.
     """
     names = _names(module)
     check_type("state", state, Mapping, "be a state dict")
@@ -89,7 +89,7 @@ def _names(module: nn.Module) -> dict[str, str]:
     """Return timm's names for the parameters of one of our vision modules.
 
     Raises:
-        TypeError, UnsupportedError: there is no counterpart.
+        TypeError, UnsupportedError: timm has no counterpart.
     """
     rule = "be a ChannelAttention, ECA, SpatialAttention, CBAM or NonLocal"
     check_type("module", module, tuple(_PARTS), rule)

@@ -1,4 +1,4 @@
-"""Feature maps ``[batch, channels, H, W]``: checks, and conversion to tokens and back."""
+"""Checks of feature maps ``[batch, channels, H, W]``, and conversion to tokens and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BatchNorm(nn.BatchNorm2d):
         return nn.functional.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias)
 
     def check_spread(self, count: int) -> None:
-        """Raise for training on one value per channel, which has no variance.
+        """Raise if a batch norm would train on one value per channel, which has no variance.
 
         Raises:
             ValueError: ``count`` is 1 in training.
@@ -32,11 +32,11 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 def check_features(features: Tensor, channels: int | None, parameter: Tensor | None) -> None:
-    """Check that features are ``[batch, channels, H, W]``, not empty, and in the dtype and device of a parameter.
+    """Raise unless a feature map is ``[batch, channels, H, W]``, non-empty, and on a parameter's device and dtype.
 
     Raises:
-        TypeError: not a tensor.
-        ValueError: another shape, an empty map, or another dtype or device.
+        TypeError: the features are not a tensor.
+        ValueError: the shape, dtype or device is wrong, or the map is empty.
     """
     hint = "features[None] adds the batch" if isinstance(features, Tensor) and features.dim() == 3 else None
     known = {} if channels is None else {"channels": channels}
@@ -54,10 +54,10 @@ def check_features(features: Tensor, channels: int | None, parameter: Tensor | N
 
 
 def reduced(channels: int, ratio: int) -> int:
-    """Return ``channels / ratio``, the number of channels in a bottleneck.
+    """Return the number of channels in a bottleneck, ``channels / ratio``.
 
     Raises:
-        ValueError: not ints of at least 1, or ``ratio`` does not divide ``channels``.
+        ValueError: an argument is not an int of at least 1, or ``ratio`` does not divide ``channels``.
     """
     if check_int("channels", channels) % check_int("ratio", ratio):
         hint = None if ratio <= channels else "it would leave less than one channel"
@@ -66,10 +66,10 @@ def reduced(channels: int, ratio: int) -> int:
 
 
 def as_tokens(features: Tensor) -> Tensor:
-    """Return a feature map as one head of H·W tokens, row by row: ``[batch, 1, H·W, channels]``."""
+    """Convert a feature map to one head of H·W tokens, row by row: ``[batch, 1, H·W, channels]``."""
     return features.flatten(2).mT[:, None]
 
 
 def as_map(tokens: Tensor, height: int, width: int) -> Tensor:
-    """Return tokens ``[batch, 1, H·W, channels]`` as a feature map, the inverse of `as_tokens`."""
+    """Convert tokens ``[batch, 1, H·W, channels]`` back to a feature map, the inverse of `as_tokens`."""
     return tokens[:, 0].mT.unflatten(2, (height, width))

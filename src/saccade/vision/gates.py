@@ -22,8 +22,9 @@ class ChannelAttention(ArgumentHints, nn.Module):
     .. math:: s = \sigma\Big(\sum_{p} W_2\,\mathrm{ReLU}(W_1\,\mathrm{pool}_p(x))\Big), \qquad
               \mathrm{out}_{c} = s_c\, x_{c}
 
-    Each channel is pooled to one number; two layers with a bottleneck compute gates between 0 and 1 from them. The
-    gates are independent: they do not sum to 1, so they are not an attention distribution.
+    Each channel is pooled to one number, and two layers with a bottleneck turn these numbers into gates between 0 and
+    1.
+    The gates are independent: they do not sum to 1, so they are not an attention distribution.
 
     Args:
         channels: channels of the feature map.
@@ -33,7 +34,7 @@ class ChannelAttention(ArgumentHints, nn.Module):
         projection_bias: whether the two layers have a bias.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit, or features of another shape or dtype.
+        ValueError, TypeError: incompatible sizes, or features of the wrong shape or dtype.
 
     Cost: O(batch · channels · H · W) for the pooling, O(batch · channels² / ratio) for the layers.
 
@@ -64,7 +65,7 @@ class ChannelAttention(ArgumentHints, nn.Module):
         self.expand = nn.Linear(hidden, channels, bias=projection_bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return ``[batch, channels, H, W]``, with every channel multiplied by its gate."""
+        """Return the features ``[batch, channels, H, W]``, with every channel multiplied by its gate."""
         return features * self.weights(features)[:, :, None, None]
 
     def weights(self, features: Tensor) -> Tensor:
@@ -82,7 +83,7 @@ class ChannelAttention(ArgumentHints, nn.Module):
 
 
 def pooled(features: Tensor, how: str) -> Tensor:
-    """Return the ``average`` or the ``max`` of each channel over all positions: ``[batch, channels]``."""
+    """Return the ``average`` or ``max`` of each feature channel over all positions, ``[batch, channels]``."""
     return features.mean((2, 3)) if how == "average" else features.amax((2, 3))
 
 
@@ -92,18 +93,18 @@ class ECA(ArgumentHints, nn.Module):
     .. math:: s = \sigma(w * \mathrm{mean}(x)), \qquad \mathrm{out}_c = s_c\, x_c
 
     Each channel is pooled to its mean, and a convolution along the channels computes the gates, so that a gate depends
-    on the nearest ``kernel_size`` channels. There is no bottleneck, unlike in `ChannelAttention`. Channels beyond the
-    ends count as 0. The gates are independent: they do not sum to 1.
+    on the nearest ``kernel_size`` channels. There is no bottleneck, unlike in `ChannelAttention`. Channels are
+    padded with 0 at both ends. The gates are independent: they do not sum to 1.
 
     Args:
         channels: channels of the feature map.
         kernel_size: kernel of the convolution, odd; if None, the smallest odd number of at least
             :math:`t = \lfloor (\log_2 \mathrm{channels} + b) / \gamma \rfloor`.
-        gamma: γ, which slows the growth of the kernel with the channels.
-        offset: b.
+        gamma: γ in the formula; larger values make the kernel grow more slowly with the number of channels.
+        offset: b in the formula.
 
     Raises:
-        ValueError, TypeError: an even kernel, or features of another shape or dtype.
+        ValueError, TypeError: an even kernel, or features of the wrong shape or dtype.
 
     Cost: O(batch · channels · H · W) for the pooling, O(batch · channels · kernel_size) for the gates.
 
@@ -121,13 +122,13 @@ class ECA(ArgumentHints, nn.Module):
         self.channels = check_int("channels", channels)
         least = abs(math.log2(channels) + check_number("offset", offset)) / check_number("gamma", gamma, above=0)
         chosen = int(least) // 2 * 2 + 1 if kernel_size is None else check_int("kernel_size", kernel_size)
-        if chosen % 2 == 0:  # gates would be shifted by half a channel
+        if chosen % 2 == 0:  # an even kernel would shift gates by half a channel
             raise value_error("kernel_size", "be odd, so that it has a centre", chosen)
         self.kernel_size = chosen
         self.conv = nn.Conv1d(1, 1, chosen, padding=chosen // 2, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return ``[batch, channels, H, W]``, with every channel multiplied by its ECA gate."""
+        """Return the features ``[batch, channels, H, W]``, with every channel multiplied by its ECA gate."""
         return features * self.weights(features)[:, :, None, None]
 
     def weights(self, features: Tensor) -> Tensor:
@@ -150,14 +151,14 @@ class SpatialAttention(ArgumentHints, nn.Module):
               \mathrm{out}_{chw} = s_{hw}\, x_{chw}
 
     The channels are pooled to two maps, and a convolution computes a gate for each position from them. A gate depends
-    on the nearest ``kernel_size`` rows and columns only; `PositionAttention` compares all positions.
+    only on the nearest ``kernel_size`` rows and columns, while `PositionAttention` compares all positions.
 
     Args:
         kernel_size: kernel of the convolution; odd.
         norm: whether a batch norm follows the convolution, as in the authors' code; the paper's formula has none.
 
     Raises:
-        ValueError, TypeError: an even kernel, features of another shape or dtype, or a single position in training
+        ValueError, TypeError: an even kernel, features of the wrong shape or dtype, or a single position in training
             with ``norm``.
 
     Cost: O(batch · (channels + kernel_size²) · H · W).
@@ -174,20 +175,20 @@ class SpatialAttention(ArgumentHints, nn.Module):
     def __init__(self, kernel_size: int = 7, *, norm: bool = True):
         super().__init__()
         self.kernel_size = check_int("kernel_size", kernel_size)
-        if kernel_size % 2 == 0:  # gates would be shifted by half a position
+        if kernel_size % 2 == 0:  # an even kernel would shift gates by half a position
             raise value_error("kernel_size", "be odd, so that it has a centre", kernel_size)
         self.conv = nn.Conv2d(2, 1, kernel_size, padding=kernel_size // 2, bias=False)
         self.norm = BatchNorm(1) if check_bool("norm", norm) else None
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return ``[batch, channels, H, W]``, with every position multiplied by its spatial gate."""
+        """Return the features ``[batch, channels, H, W]``, with every position multiplied by its spatial gate."""
         return features * self.weights(features)
 
     def weights(self, features: Tensor) -> Tensor:
         """Return the spatial gates, ``[batch, 1, H, W]``, each between 0 and 1; differentiable.
 
         Args:
-            features: ``[batch, channels, H, W]``, any number of channels.
+            features: ``[batch, channels, H, W]``, with any number of channels.
         """
         self.check(features)
         logits = self.conv(torch.cat([features.mean(1, keepdim=True), features.amax(1, keepdim=True)], 1))
@@ -197,7 +198,7 @@ class SpatialAttention(ArgumentHints, nn.Module):
         """Raise unless the spatial gate accepts the features.
 
         Raises:
-            ValueError, TypeError: see the class.
+            ValueError, TypeError: as listed for the class.
         """
         check_features(features, None, weight_of(self.conv))
         if self.norm is not None:

@@ -17,31 +17,33 @@ _SOFTMAX = ("embedded", "gaussian")
 
 
 class NonLocal(ArgumentHints, nn.Module):
-    r"""The non-local block: every position averages over all positions.
+    r"""The non-local block: every position gets a weighted average over all positions.
 
     .. math:: \mathrm{out} = x + \mathrm{norm}(W_z\, y), \qquad
               y_i = \frac{1}{C_i} \sum_j f(x_i, \hat x_j)\, W_g \hat x_j
 
-    ``kind`` is the similarity f with its normaliser C:
+    ``kind`` selects the similarity f and its normalizer C:
 
-    - ``"embedded"``: :math:`\exp(\theta_i^\top \phi_j)` over its sum, softmax attention of two projections;
-    - ``"gaussian"``: :math:`\exp(x_i^\top \hat x_j)` over its sum, softmax attention without projections;
-    - ``"dot"``: :math:`\theta_i^\top \phi_j` over the number of positions, by :math:`\Theta(\Phi^\top G)`;
-    - ``"concatenation"``: :math:`\mathrm{ReLU}(w^\top [\theta_i; \phi_j])` over the number of positions, by sorting.
+    - ``"embedded"``: :math:`\exp(\theta_i^\top \phi_j)` over its sum (softmax attention of two projections);
+    - ``"gaussian"``: :math:`\exp(x_i^\top \hat x_j)` over its sum (softmax attention without projections);
+    - ``"dot"``: :math:`\theta_i^\top \phi_j` over the number of positions, computed as :math:`\Theta(\Phi^\top G)`;
+    - ``"concatenation"``: :math:`\mathrm{ReLU}(w^\top [\theta_i; \phi_j])` over the number of positions,
+      computed by sorting.
 
-    The first two have a row-stochastic `matrix`; the weights of the others can be negative or sum to anything. None of
-    the four builds the matrix of all pairs, forward or backward. The norm starts at 0: a new block is the identity.
+    The first two have a row-stochastic `matrix`; the weights of the others can be negative and have any sum. The matrix
+    of all pairs is never stored, in either the forward or the backward pass. The norm starts at 0, so a new block is
+    the identity.
 
     Args:
         channels: channels of the feature map.
-        kind: the similarity.
-        bottleneck: inner channels; ``channels // 2``, and at least 1, if None.
-        subsample: factor by which x is max-pooled for keys and values; 1 for all positions.
-        scale: factor of the dot products; 1.0 as in the paper; None means ``head_dim ** -0.5``. Not for
+        kind: name of the similarity; see above.
+        bottleneck: number of inner channels; if None, ``channels // 2`` but at least 1.
+        subsample: max-pooling factor for keys and values; 1 to use all positions.
+        scale: factor of the dot products; 1.0 as in the paper, or None for ``head_dim ** -0.5``. Not used with
             "concatenation".
 
     Raises:
-        ValueError, TypeError: sizes that do not fit, an unknown kind, features of another shape or dtype, or a
+        ValueError, TypeError: incompatible sizes, an unknown kind, features of the wrong shape or dtype, or a
             single position in training, where the batch norm has no variance.
         UnsupportedError: `matrix` for a kind without softmax.
 
@@ -81,14 +83,14 @@ class NonLocal(ArgumentHints, nn.Module):
         self.query = None if kind == "gaussian" else nn.Conv2d(channels, bottleneck, 1)
         self.key = None if kind == "gaussian" else nn.Conv2d(channels, bottleneck, 1)
         self.value = nn.Conv2d(channels, bottleneck, 1)
-        # The vector w for [θ; φ], its two halves as rows.
+        # The vector w for [θ; φ], with its two halves as rows.
         self.joint = nn.Parameter(torch.empty(2, bottleneck)) if kind == "concatenation" else None
         self.output = nn.Conv2d(bottleneck, channels, 1)
         self.norm = BatchNorm(channels)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the norm to 0, so that the block starts as the identity; keep torch's defaults elsewhere."""
+        """Initialize the norm to 0, so that the block starts as the identity; use torch's defaults elsewhere."""
         nn.init.zeros_(self.norm.weight)
         nn.init.zeros_(self.norm.bias)
         if self.joint is not None:
@@ -101,7 +103,7 @@ class NonLocal(ArgumentHints, nn.Module):
         value = as_tokens(self.value(context))
         if self.kind in _SOFTMAX:
             matrix = self._matrix(features, context)
-            gathered = matrix @ value.to(matrix.dtype)  # under autocast, where "gaussian" does not project x
+            gathered = matrix @ value.to(matrix.dtype)  # autocast: "gaussian" does not project x
         else:
             gathered = self._pairwise(features, context, value[:, 0])[:, None]
         return features + self.norm(self.output(as_map(gathered, *features.shape[2:])))
@@ -109,13 +111,13 @@ class NonLocal(ArgumentHints, nn.Module):
     def matrix(self, features: Tensor) -> AttentionMatrix:
         """Return the lazy attention matrix, ``[batch, 1, H·W, kv_len]``; position (y, x) is row ``y * W + x``.
 
-        Columns are the positions of the subsampled map, ``ceil(H / subsample) * ceil(W / subsample)`` of them.
+        Columns are the ``ceil(H / subsample) * ceil(W / subsample)`` positions of the subsampled map.
 
         Args:
             features: ``[batch, channels, H, W]``.
 
         Raises:
-            UnsupportedError: ``kind`` is "dot" or "concatenation": their weights are not a distribution.
+            UnsupportedError: ``kind`` is "dot" or "concatenation", whose weights are not a distribution.
         """
         if self.kind not in _SOFTMAX:
             reason = f"kind {self.kind!r} has weights that can be negative or sum to anything but 1"
@@ -135,7 +137,7 @@ class NonLocal(ArgumentHints, nn.Module):
         self.norm.check_spread(features[:, 0].numel())
 
     def _context(self, features: Tensor) -> Tensor:
-        """Return the subsampled features for keys and values; edge cells may be pooled from fewer positions."""
+        """Return the subsampled feature map for keys and values; edge cells may be pooled from fewer positions."""
         if self.subsample == 1:
             return features
         return nn.functional.max_pool2d(features, self.subsample, ceil_mode=True)
@@ -152,17 +154,17 @@ class NonLocal(ArgumentHints, nn.Module):
     def _pairwise(self, features: Tensor, context: Tensor, value: Tensor) -> Tensor:
         query, key = (x.flatten(2).mT for x in self._projected(features, context))
         if self.joint is None:
-            # Multiply from the right: linear in the number of positions, which a softmax would prevent.
+            # Without a softmax, multiplying from the right is linear in the number of positions.
             return (query * self.scale) @ (key.mT @ (value / key.shape[1]))
         return rectified_sum_mean(query @ self.joint[0], key @ self.joint[1], value)
 
 
 def rectified_sum_mean(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    r"""Return the mean over keys j of :math:`\mathrm{ReLU}(a_i + b_j)\, v_j`, for one a per query and one b per key.
+    r"""Return the mean over keys j of :math:`\mathrm{ReLU}(a_i + b_j)\, v_j`, with one a per query and one b per key.
 
-    Sorted by b, the keys with a positive sum are a prefix, and the total over them is
-    :math:`a_i \sum_j v_j + \sum_j b_j v_j`: two running sums, read at one index. No pair is computed. The running sums
-    are float64, because the two terms cancel if a and b have opposite signs.
+    If keys are sorted by b, those with a positive sum form a prefix, and the total over them is
+    :math:`a_i \sum_j v_j + \sum_j b_j v_j`. These are two running sums, looked up at one index, so no pairs are
+    computed. The running sums are float64, because the two terms cancel if a and b have opposite signs.
 
     Args:
         query: a, ``[batch, q_len]``.
@@ -177,7 +179,7 @@ def rectified_sum_mean(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     a, b, v = query.double(), key.double(), value.double() / key.shape[1]
     b, order = b.sort(dim=1)
     v = v.gather(1, order[:, :, None].expand_as(v))
-    # In descending order of b: entry n is the sum of the n largest, from n = 0.
+    # In descending order of b: entry n is the sum over the n largest, starting at n = 0.
     running = torch.cat([v, b[:, :, None] * v], 2).flip(1).cumsum(1)
     running = torch.cat([torch.zeros_like(running[:, :1]), running], 1)
     counts = b.shape[1] - torch.searchsorted(b.detach(), -a.detach(), right=True)

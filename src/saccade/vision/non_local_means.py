@@ -1,4 +1,4 @@
-"""Non-local means: the classical image denoiser, which is attention between patches."""
+"""Non-local means: a classical image denoiser, which is a form of attention between patches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int, check_number, check_type
 from saccade.vision.feature_map import as_map, as_tokens
 
-_BAND = 32  # rows at a time: enough that the rows around them do not dominate
+_BAND = 32  # rows at a time: enough that the surrounding rows do not dominate the cost
 
 
 def non_local_means(
@@ -30,32 +30,33 @@ def non_local_means(
     .. math:: \hat{x}_i = \sum_j \frac{w_{ij}}{\sum_k w_{ik}} x_j, \qquad
               w_{ij} = \exp\left(-\frac{\max(d_{ij}^2 - 2 \sigma^2, 0)}{h^2}\right)
 
-    where j are the pixels at most ``search_radius`` rows and columns away, and :math:`d_{ij}^2` is the mean squared
-    difference of the patches around i and j over all channels, weighted by a Gaussian around the patch's centre (its
-    standard deviation is ``(patch_size - 1) / 4``). This is attention with the score `saccade.scores.Gaussian`
+    where j runs over the pixels at most ``search_radius`` rows and columns away, and :math:`d_{ij}^2` is the mean
+    squared difference of the patches around i and j over all channels, weighted by a Gaussian around the patch's centre
+    (its standard deviation is ``(patch_size - 1) / 4``). This is attention with the score `saccade.scores.Gaussian`
     between patches and the mask `saccade.masks.Neighborhood` over pixels; the values are the pixels. Beyond the
-    border an image is mirrored (the pixels at the border once).
+    border, the image is mirrored without repeating the border pixels.
 
     The parameters mean the same as in ``skimage.restoration.denoise_nl_means(fast_mode=False)``, which sets weights
-    below about exp(-5) to 0. Here every weight counts; it matters for small ``h`` and ``sigma=0``.
+    below about exp(-5) to 0. Here every weight counts, which matters for small ``h`` and ``sigma=0``.
 
     Args:
         image: ``[H, W]`` (grey), ``[channels, H, W]`` or ``[batch, channels, H, W]``; float32 or float64, of any range.
-        patch_size: rows and columns of a patch, odd, at least 1; half of it must be less than H and W.
-        search_radius: largest distance of a pixel, at least 0; skimage's ``patch_distance``.
+        patch_size: number of rows and columns of a patch, odd and at least 1; half of it must be less than H and W.
+        search_radius: largest distance of pixels to average, at least 0; skimage's ``patch_distance``.
         h: scale of differences between patches, above 0, in units of the image; about 0.8 times the standard deviation
             of the noise, or with ``sigma`` about 0.6 times.
-        sigma: standard deviation of the noise, at least 0; differences that it explains are not counted.
+        sigma: standard deviation of the noise, at least 0; differences explained by noise are not counted.
 
     Returns:
         The denoised image, in the shape and dtype of ``image``; differentiable.
 
     Raises:
-        TypeError: an image that is not a float tensor.
-        ValueError: another shape, an image smaller than half a patch, or a number out of its range.
+        TypeError: the image is not a float tensor.
+        ValueError: the image has the wrong shape or is smaller than half a patch, or a number is out of range.
 
-    Cost: time O(H · W · (2 · search_radius + 8)² · channels · patch_size²) in products of matrices, memory
-    O(W · channels · patch_size²) besides the images: a few rows at a time, and never a matrix of pixels by pixels.
+    Cost: time O(H · W · (2 · search_radius + 8)² · channels · patch_size²) in matrix products, memory
+    O(W · channels · patch_size²) besides the images: only a few rows are processed at a time, and the pixel-by-pixel
+    matrix is never stored.
     With gradients, memory O(H · W · channels · patch_size²).
 
     Example:
@@ -79,7 +80,7 @@ def non_local_means(
     images = _as_batch(image, patch_size)
     if 0 in images.shape:
         return image.clone()
-    # Only differences of patches matter: subtract the mean so that their squares are most accurate.
+    # Only differences between patches matter: subtract the mean to make their squares more accurate.
     mean = images.mean((1, 2, 3), keepdim=True)
     bands = _bands(images - mean, patch_size, search_radius)
     denoised = [_denoise(band, patch_size, search_radius, h, sigma) for band in bands]
@@ -87,12 +88,13 @@ def non_local_means(
 
 
 class _Band(NamedTuple):
-    """A band of image rows to denoise at a time, and the rows around them.
+    """A band of image rows that is denoised at a time, with the rows around it.
 
     Attributes:
-        padded: ``[batch, channels, rows, W]``: the rows, those within the search radius, and half a patch around them.
+        padded: ``[batch, channels, rows, W]``: the rows to denoise, the rows within the search radius, and half a patch
+            around them.
         first: index of the first row among those within the search radius.
-        rows: number of rows.
+        rows: number of rows to denoise.
     """
 
     padded: Tensor
@@ -130,7 +132,7 @@ def _denoise(band: _Band, patch_size: int, search_radius: int, h: float, sigma: 
 
 
 def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
-    """Return factors for the pixels of a patch that turn half of a squared distance into the exponent."""
+    """Return factors for a patch's pixels that turn half of a squared patch distance into an exponent."""
     channels, deviation = like.shape[1], (patch_size - 1) / 4
     if patch_size == 1:
         return like.new_full((channels,), math.sqrt(2 / channels) / h)
@@ -142,7 +144,7 @@ def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
 
 
 class _Excess(Score):
-    """A Gaussian patch score that subtracts a threshold from half of each squared distance, to at least 0."""
+    """A Gaussian patch score that subtracts a threshold from half of each squared distance, clipping at 0."""
 
     def __init__(self, threshold: float):
         super().__init__()
@@ -158,7 +160,7 @@ def _at_most_0(q: Tensor, k: Tensor, threshold: Tensor) -> Tensor:
 
 
 def _as_batch(image: Tensor, patch_size: int) -> Tensor:
-    """Return a checked image as ``[batch, channels, H, W]``."""
+    """Check the image to denoise, and return it as ``[batch, channels, H, W]``."""
     hint = "torch.from_numpy(array); a picture [H, W, channels] becomes channels first by .permute(2, 0, 1)"
     check_type("image", image, Tensor, "be a tensor", hint=hint)
     if image.dtype not in (torch.float32, torch.float64):

@@ -16,15 +16,15 @@ class PositionAttention(ArgumentHints, nn.Module):
     .. math:: \mathrm{out} = x + \gamma\, A V, \qquad A = \mathrm{softmax}(Q^\top K),\quad
               Q = W_q x,\ K = W_k x,\ V = W_v x
 
-    The scores are not scaled, as in both papers. γ is learned and starts at 0: a new module is the identity. The
-    matrix is never built, so memory is linear in the number of positions.
+    The scores are not scaled, as in both papers. γ is learned and starts at 0, so a new module is the identity. The
+    full matrix is never stored, so memory is linear in the number of positions.
 
     Args:
         channels: channels of the feature map and of the values.
         ratio: queries and keys have ``channels / ratio`` channels; divides ``channels``.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit, or features of another shape or dtype.
+        ValueError, TypeError: incompatible sizes, or features of the wrong shape or dtype.
 
     Cost: O(batch · (H·W)² · channels) time, O(batch · H·W · channels) memory.
 

@@ -1,4 +1,4 @@
-"""Figures of arrays and attention matrices. Needs matplotlib, which is imported when the first figure is drawn."""
+"""Figures of arrays and attention matrices. They need matplotlib, which is imported when the first figure is drawn."""
 
 from saccade.viz.bipartite import bipartite
 from saccade.viz.canvas import save

@@ -1,4 +1,4 @@
-"""Arrays for figures: reading tensors and nested lists, pooling them, and choosing the ends of colour scales."""
+"""Arrays for figures: conversion from tensors and nested lists, pooling, and limits of colour scales."""
 
 import warnings
 from typing import Any
@@ -9,27 +9,27 @@ import torch
 
 from saccade.support.errors import type_error, value_error
 
-DECADES = 4  # of a logarithmic scale without limits: down to 1/10,000 of the largest value
+DECADES = 4  # length of a logarithmic scale without limits: down to 1/10,000 of the largest value
 Array = npt.NDArray[np.floating[Any]]
-_FEWEST = 4  # fewest rows that see a column, for it to count as a sink
-_SINK = 5.0  # the median weight of a sink is at least so many times the mean weight
-_ROWS = 95.0  # percent of rows whose largest weight, sinks aside, is within the scale
-_WORTH_IT = 0.5  # a scale that would end above this share of the largest weight ends at the largest
-_DECADES = 3  # lowest end, below the largest weight: a lower end would make tiny weights look large
+_FEWEST = 4  # fewest rows that must see a column for it to be a sink
+_SINK = 5.0  # a sink's median weight is at least this multiple of the mean weight
+_ROWS = 95.0  # percentage of rows whose largest weight, ignoring sinks, is within the scale
+_WORTH_IT = 0.5  # a scale that would end above this fraction of the largest weight ends at the largest
+_DECADES = 3  # lowest top of a scale, in decades below the largest weight: tiny weights must not look large
 
 
 def as_matrix(weights: object) -> Array:
-    """Convert a tensor, an array or nested lists to an array ``[q_len, kv_len]``, with infinities as NaN.
+    """Convert a tensor, an array or nested lists to an array ``[q_len, kv_len]``; infinities become NaN.
 
     Raises:
         TypeError: the values are not numbers.
-        ValueError: not two axes, an empty axis, or nothing finite in it.
+        ValueError: the array does not have two axes, is empty, or has no finite value.
     """
     return _checked(weights, "[q_len, kv_len]", axes=(2,))
 
 
 def as_maps(weights: object) -> Array:
-    """Convert to an array of matrices: ``[layers, heads, q_len, kv_len]`` or ``[heads, q_len, kv_len]``."""
+    """Convert weights to an array of maps, ``[layers, heads, q_len, kv_len]`` or ``[heads, q_len, kv_len]``."""
     return _checked(weights, "[heads, q_len, kv_len] or [layers, heads, q_len, kv_len]", axes=(3, 4))
 
 
@@ -37,14 +37,14 @@ def as_numbers(argument: str, values: object) -> Array:
     """Convert a tensor, an array or nested lists to an array of real numbers.
 
     Raises:
-        TypeError: not real numbers.
-        ValueError: rows of different lengths.
+        TypeError: the values are not real numbers.
+        ValueError: rows have different lengths.
     """
     if isinstance(values, torch.Tensor):
         tensor = values.detach()
         if tensor.is_complex():
             raise type_error(argument, "be real numbers", tensor.dtype)
-        # NumPy has no bfloat16; float32 is precise enough for figures of all dtypes below float64.
+        # NumPy has no bfloat16; float32 is precise enough for figures unless the dtype is float64.
         return tensor.to("cpu", torch.float64 if tensor.dtype == torch.float64 else torch.float32).numpy()
     try:
         array = np.asarray(values)
@@ -56,9 +56,9 @@ def as_numbers(argument: str, values: object) -> Array:
 
 
 def max_pool(matrix: Array, rows: int, columns: int) -> Array:
-    """Pool an array to at most ``[rows, columns]``: of each group of neighbours the value farthest from 0.
+    """Pool an array to at most ``[rows, columns]``, keeping the value farthest from 0 in each group of neighbours.
 
-    A mean would almost erase a thin diagonal. NaN is ignored next to any number.
+    A mean would almost erase a thin diagonal. NaN is ignored if a group contains any number.
     """
     for axis, most in enumerate((rows, columns)):
         if matrix.shape[axis] > most:
@@ -69,9 +69,9 @@ def max_pool(matrix: Array, rows: int, columns: int) -> Array:
 
 
 def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the values at the two ends of the colour scale of an array.
+    """Return the two ends of an array's colour scale.
 
-    If all values have one sign, 0 is one end, so that the colour of a weight shows its size.
+    If all values have the same sign, one end is 0, so that a weight's colour shows its size.
     """
     if limits is not None:
         low, high = (float(limit) for limit in limits)
@@ -83,14 +83,14 @@ def limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float,
         low = 0.0
     elif high <= 0:
         high = 0.0
-    return (low, high) if low < high else (0.0, 1.0)  # also if nothing is finite: NaN compares False
+    return (low, high) if low < high else (0.0, 1.0)  # also if no value is finite, because NaN compares False
 
 
 def log_limits_of(matrix: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the two ends of a logarithmic colour scale: four decades below the largest value, or `limits`.
+    """Return the two ends of a logarithmic colour scale: `limits`, or four decades up to the largest value.
 
     Raises:
-        ValueError: limits that are not above 0, or no value that is.
+        ValueError: limits are not above 0, or no value is above 0.
     """
     if limits is not None:
         low, high = limits_of(matrix, limits)
@@ -109,14 +109,14 @@ def masked(matrix: Array, allowed: object) -> Array:
 
     Args:
         matrix: ``[..., q_len, kv_len]``.
-        allowed: bool, broadcastable to it; None for everything.
+        allowed: bool, broadcastable to the matrix; None if everything is visible.
     """
     if allowed is None:
         return matrix
     visible = allowed.detach().cpu().numpy() if isinstance(allowed, torch.Tensor) else np.asarray(allowed)
     if visible.dtype != np.bool_:
         raise type_error("allowed", "be of bool", visible.dtype, hint="mask.to_dense(q_len, kv_len) is")
-    while visible.ndim > matrix.ndim and len(visible) == 1:  # Mask.to_dense has batch and heads
+    while visible.ndim > matrix.ndim and len(visible) == 1:  # Mask.to_dense returns axes for batch and heads
         visible = visible[0]
     try:
         visible = np.broadcast_to(visible, matrix.shape)
@@ -141,7 +141,7 @@ def _checked(weights: object, shape: str, axes: tuple[int, ...]) -> Array:
 
 
 def scale_of(cells: Array, limits: tuple[float, float] | None, *, log: bool = False) -> tuple[float, float, bool]:
-    """Return the ends of an array's colour scale, symmetric for both signs, and whether values lie above it."""
+    """Return the ends of an array's colour scale (symmetric for mixed signs), and whether values lie above it."""
     low, high = (log_limits_of if log else limits_of)(cells, limits)
     if limits is None and not log and low < 0:
         return -max(high, -low), max(high, -low), False
@@ -152,20 +152,21 @@ def scale_of(cells: Array, limits: tuple[float, float] | None, *, log: bool = Fa
 
 
 def robust_top(cells: Array) -> float:
-    """Return the upper end of a colour scale: the largest weight, unless a few keys or queries are far above.
+    """Return the upper end of a colour scale: the largest weight, unless a few keys or queries are outliers.
 
-    Columns that at least half of their rows give five times the mean weight are *sinks*, and do not count; nor do the
-    5 % of rows whose largest remaining weight is largest. If what remains stays below half of the largest weight,
-    the scale ends there, but never below a thousandth of the largest weight.
+    Columns to which at least half of the rows give five times the mean weight are *sinks*. Sinks are ignored, and so
+    are the 5 % of rows with the largest remaining weights. If all other weights are below half of the largest weight,
+    the scale ends at the largest of them, but never below a thousandth of the largest weight.
 
     Args:
-        cells: ``[rows, columns]``; NaN for what is hidden. Numbers below 0 are no weights: the largest is the end.
+        cells: ``[rows, columns]``; NaN marks hidden cells. If a number is below 0, the array does not contain weights,
+            and the scale ends at the largest number.
     """
     top = float(np.fmax.reduce(cells, axis=None))
     if not top > 0 or float(np.fmin.reduce(cells, axis=None)) < 0:
         return top
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of rows and columns that are hidden completely
+        warnings.simplefilter("ignore", RuntimeWarning)  # warnings about rows and columns that are completely hidden
         is_sink = np.nanmedian(cells, axis=0) >= _SINK * np.nanmean(cells)
     is_sink &= np.isfinite(cells).sum(axis=0) >= _FEWEST
     largest = np.fmax.reduce(cells[:, ~is_sink], axis=1, initial=np.nan)

@@ -1,4 +1,4 @@
-"""Bipartite figures: two sequences side by side, with lines from each query to the keys that it attends to."""
+"""Bipartite figures: two sequences side by side, with a line from each query to the keys it attends to."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST = 80  # words on either side
-_LINE, _BETWEEN, _SIZE = 0.21, 2.6, 9.0  # inches of a line of text and between the columns, points
+_MOST = 80  # most words on either side
+_LINE, _BETWEEN, _SIZE = 0.21, 2.6, 9.0  # inches: height of a line of text, gap between the columns; points: font size
 
 
 @argument_hints({})
@@ -33,29 +33,30 @@ def bipartite(
     y_name: str = "query",
     x_name: str = "key",
 ) -> "Figure":
-    """Draw queries at the left, keys at the right, and a line from a query to each key that it attends to.
+    """Draw queries on the left, keys on the right, and a line from each query to the keys it attends to.
 
-    A line's darkness and width show its weight, from ``least`` (hardly visible) to 1, so figures of different heads can
-    be compared. It is made for cross-attention between two texts.
+    A line's darkness and width show its weight, from ``least`` (barely visible) to 1, so figures of different heads can
+    be compared. The figure is designed for cross-attention between two texts.
 
     Args:
-        weights: ``[q_len, kv_len]``, at most 80 each way: a tensor, an array or nested lists.
-        y_labels: one for each query, shown as text, never as mathematics.
-        x_labels: one for each key.
-        least: the smallest weight that is drawn, above 0 and below 1.
+        weights: ``[q_len, kv_len]``, at most 80 in each direction: a tensor, an array or nested lists.
+        y_labels: one label for each query, shown literally, never as mathematics.
+        x_labels: one label for each key.
+        least: the smallest weight to draw, above 0 and below 1.
         title: text above the figure.
         y_name: name of the queries.
         x_name: name of the keys.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
-        TypeError: ``weights`` are not real numbers, or labels are one string.
-        ValueError: not a matrix, too many words, labels of another length, or ``least`` out of range.
+        TypeError: ``weights`` are not real numbers, or the labels are a single string.
+        ValueError: the weights are not a matrix, there are too many words or a wrong number of labels, or ``least`` is
+            out of range.
         ImportError: matplotlib is not installed.
 
-    Cost: one line for each weight of at least ``least``.
+    Cost: one line for each weight that is at least ``least``.
     """
     matrix = as_matrix(weights)
     if max(matrix.shape) > _MOST:
@@ -82,7 +83,7 @@ def bipartite(
 
 
 def _draw_lines(axes: "Axes", matrix: Array, least: float, left: Array, right: Array) -> None:
-    """Draw a line for each weight of at least ``least``, the strongest on top."""
+    """Draw a bipartite figure's lines, one for each weight of at least ``least``, with the strongest on top."""
     from matplotlib.collections import LineCollection  # noqa: PLC0415  matplotlib is optional
 
     rows, columns = np.nonzero(np.nan_to_num(matrix) >= least)

@@ -1,4 +1,4 @@
-"""Canvas: a figure around a map of fixed size, which measures the text around the map."""
+"""Canvas: a figure that fits itself around a map of fixed size and the text beside it."""
 
 import os
 import textwrap
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 DPI = 150
-HIDDEN = "#c9d1d3"  # for cells without a finite number: a grey that is not in the scale
+HIDDEN = "#c9d1d3"  # colour of cells without a finite number: a grey that is not in the colour scale
 INK, GREY = "#2b2b33", "#8a8f98"
-# Colours of lines: different in lightness as well as in hue, to be distinguishable in grey.
+# Colours of lines, which differ in lightness as well as hue so that they are distinguishable in grey.
 INKS = ("#3b0f70", "#de4968", "#0f7a8a", "#c08a1e", "#fe9f6d", "#8c5fb0", "#5a6b2f", "#8a8a99")
 PLAIN: dict[str, Any] = {
     "color": INK,
@@ -35,25 +35,25 @@ _TITLE_SIZE = 11.0  # points
 
 @dataclass(frozen=True)
 class Canvas:
-    """A white figure with one set of axes; its size is set once everything around the map is drawn."""
+    """A white figure with one pair of axes, whose size is set after everything around the map is drawn."""
 
     figure: "Figure"
     axes: "Axes"
 
     def write(self, x: float, y: float, text: str, **style: Any) -> None:
-        """Write ``text`` at a point of the map, unchanged (never as mathematics)."""
+        """Write ``text`` at a point of the map, literally and never as mathematics."""
         shown, families = drawable_title(text)
         self.axes.text(x, y, shown, family=families, **PLAIN, **style)
 
     def show_pixels(self, pixels: Array, title: str | None) -> "Figure":
-        """Draw an image ``[height, width, 3]`` pixel for pixel, without axes; return the figure."""
+        """Draw an image ``[height, width, 3]`` pixel by pixel, without axes; return the figure."""
         height, width, _ = pixels.shape
         self.axes.imshow(pixels, interpolation="nearest", aspect="auto", extent=(0, width, height, 0))
         self.axes.set_axis_off()
         return self.finished(width / DPI, height / DPI, title)
 
     def finished(self, width: float, height: float, title: str | None, *, title_width: float | None = None) -> "Figure":
-        """Set the canvas's size around a map of ``width`` x ``height`` inches and its text; return the figure.
+        """Fit the canvas around a map of ``width`` x ``height`` inches and the text beside it; return the figure.
 
         The title is wrapped to the width of the map, or to ``title_width`` inches.
         """
@@ -63,7 +63,7 @@ class Canvas:
             lines = textwrap.fill(shown, max(columns, 40), break_on_hyphens=False)
             self.axes.set_title(lines, loc="left", size=_TITLE_SIZE, family=families, pad=10, **PLAIN)
         left = bottom = right = top = 1.0
-        # The first round measures; the last one measures again because ticks may move when the axes do.
+        # The first round measures; the last one measures again, because ticks may move with the axes.
         for _ in range(2):
             self._place((left, bottom, width, height), (left + width + right, bottom + height + top))
             drawn = self.figure.get_tightbbox()
@@ -92,9 +92,9 @@ class Canvas:
 
 
 def colours(*, signed: bool = False) -> "Colormap":
-    """Return the colour map of all figures: white for 0, then magma reversed, whose lightness falls evenly.
+    """Return the colour map of all figures: white for 0, then reversed magma, whose lightness decreases evenly.
 
-    It is readable without colour too. With ``signed``, white is in the middle, and values below 0 get darker blue.
+    It also works in greyscale. With ``signed``, white is in the middle, and values below 0 get darker shades of blue.
     """
     from matplotlib import colormaps  # noqa: PLC0415  matplotlib is optional
     from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415
@@ -111,7 +111,7 @@ def whole_pixels(inches: float) -> float:
 
 
 def blank() -> Canvas:
-    """Return an empty canvas that pyplot does not manage; notebooks show it.
+    """Return an empty canvas outside pyplot, which notebooks display.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -138,14 +138,14 @@ def dress(axes: "Axes") -> None:
 def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     """Write ``figure`` to ``path``, whose suffix names the format (``.png``, ``.svg``, ``.pdf``).
 
-    The file is written under a temporary name and then renamed, so that a reader never sees half a file.
+    The file is written under a temporary name and then renamed, so that a reader never sees a partial file.
 
     Returns:
         The path of the file.
 
     Raises:
-        ValueError: matplotlib has no such format.
-        OSError: the folder does not exist or may not be written.
+        ValueError: matplotlib does not support the format.
+        OSError: the folder does not exist or is not writable.
     """
     destination = Path(path)
     beside = destination.with_name(f".{destination.name}.{os.getpid()}.part")

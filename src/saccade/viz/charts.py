@@ -1,4 +1,4 @@
-"""Charts: profiles (lines), bars of channel weights, and the tradeoff of error against time."""
+"""Charts: profiles (lines), bars of channel weights, and the tradeoff between error and time."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PROFILE_WIDTH, _PROFILE_HEIGHT = 6.4, 2.8  # inches
-_POINTS, _LOG_POINTS = 960, 160  # most groups for the width in pixels; fewer on a logarithmic axis, where lines blur
+_POINTS, _LOG_POINTS = 960, 160  # most points for the width in pixels; fewer on a log axis, where lines blur
 
 
 @argument_hints({})
@@ -51,27 +51,27 @@ def profile(
     y_name: str = "",
     log: bool = False,
 ) -> "Figure":
-    """Draw a profile: numbers along a line, such as the attention that keys receive or `saccade.statistics.LagProfile`.
+    """Draw a profile: a line of numbers, such as the attention that keys receive or a `saccade.statistics.LagProfile`.
 
-    With more points than pixels a line follows the largest number of every group of neighbours, and a shade reaches
-    down to the smallest, so that a single peak stays visible.
+    If there are more points than pixels, the line follows the largest number in each group of neighbours, and a shaded
+    area reaches down to the smallest, so that even a single peak stays visible.
 
     Args:
-        values: ``[points]`` or ``[lines, points]``; at most 8 lines.
-        x: coordinates of the points, ``[points]``, ascending; 0, 1, 2, … when None.
-        names: one for each line.
-        baseline: ``[points]``, drawn dashed, such as the numbers of uniform attention.
+        values: ``[points]`` or ``[lines, points]``, with at most 8 lines.
+        x: coordinates of the points, ``[points]``, ascending; 0, 1, 2, … if None.
+        names: one name for each line.
+        baseline: ``[points]``, drawn as a dashed line, such as the values for uniform attention.
         title: text above the figure.
         x_name: name of the horizontal axis.
         y_name: name of the vertical axis, with its unit.
-        log: both axes are logarithmic, and only numbers above 0 are drawn.
+        log: whether both axes are logarithmic; only numbers above 0 are then drawn.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
-        TypeError: not real numbers, or names are one string.
-        ValueError: other axes, too many lines, lengths that do not fit, or nothing to show.
+        TypeError: the values are not real numbers, or ``names`` is a single string.
+        ValueError: the wrong number of axes, too many lines, mismatched lengths, or nothing to show.
         ImportError: matplotlib is not installed.
 
     Cost: O(lines * points).
@@ -97,7 +97,7 @@ def profile(
 
 
 def _read_lines(values: object, x: object, baseline: object, log: bool) -> tuple[Array, Array, Array | None]:
-    """Return the coordinates of the points, the lines ``[lines, points]``, and the baseline."""
+    """Return a profile's coordinates, its lines ``[lines, points]``, and its baseline."""
     lines = as_numbers("values", values)
     lines = lines[None] if lines.ndim == 1 else lines
     if lines.ndim != 2 or 0 in lines.shape:
@@ -124,7 +124,7 @@ def _line(argument: str, values: object, points: int) -> Array:
 
 
 def _grouped(x: Array, y: Array, log: bool) -> tuple[Array, Array, Array]:
-    """Pool neighbouring points: return each group's coordinate, its largest and its smallest number."""
+    """Pool neighbouring points of a profile; return each group's coordinate, largest and smallest number."""
     groups = _LOG_POINTS if log else _POINTS
     if len(x) <= groups:
         return x, y, y
@@ -145,7 +145,7 @@ def _name(axes: "Axes", x_name: str, y_name: str, *, legend: bool) -> None:
             text.set_fontfamily(drawable_title(text.get_text())[1])
 
 
-_BAR, _NARROWEST, _WIDEST, _BAR_HEIGHT = 0.16, 2.4, 9.0, 1.5  # inches: one bar, and the picture
+_BAR, _NARROWEST, _WIDEST, _BAR_HEIGHT = 0.16, 2.4, 9.0, 1.5  # inches: a bar, limits of the width, and the height
 _GATE = (0.0, 1.0)
 
 
@@ -158,25 +158,26 @@ def channel_weights(
     x_name: str = "channel",
     limits: tuple[float, float] | None = None,
 ) -> "Figure":
-    """Draw one bar for each channel, in the channels' order.
+    """Draw a bar chart of channel weights, in channel order.
 
-    Height and colour of a bar both show its weight. With more channels than fit, a bar shows the largest weight of a
-    group of neighbours; the axis still counts channels. A weight that is not finite has no bar.
+    The height and the colour of a bar both show its weight. If there are too many channels, each bar shows the largest
+    weight in a group of neighbours, but the axis still counts channels. A weight that is not finite gets no bar.
 
     Args:
         weights: ``[channels]``: a tensor of any dtype and device, an array or a list, such as one row of
             `saccade.vision.ChannelAttention.weights`.
-        x_labels: one per channel, shown as text, never as mathematics; numbers from 0 when None.
+        x_labels: one per channel, shown literally, never as mathematics; numbers from 0 if None.
         title: text above the figure.
         x_name: name of the horizontal axis.
-        limits: the values at the axis's ends; 0 to 1 if all weights lie between, else from the weights.
+        limits: the two ends of the vertical axis. If None, they are 0 and 1 if all weights lie between, else they are
+            computed from the weights.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
-        TypeError: ``weights`` are not real numbers, or labels are one string.
-        ValueError: not one axis, nothing finite, or labels of another length.
+        TypeError: ``weights`` are not real numbers, or the labels are a single string.
+        ValueError: the weights do not have one axis, none is finite, or the number of labels is wrong.
         ImportError: matplotlib is not installed.
 
     Cost: O(channels).
@@ -193,7 +194,7 @@ def channel_weights(
     low, high = limits_of(row, limits)
     canvas = blank()
     width = whole_pixels(float(np.clip(channels * _BAR, _NARROWEST, _WIDEST)))
-    # At least two pixels a bar, so that neighbours do not share one.
+    # At least two pixels per bar, so that neighbours do not share a pixel.
     shown = max_pool(row, 1, int(width * DPI / 2))[0]
     step = channels / len(shown)
     centres = (np.arange(len(shown)) + 0.5) * step - 0.5
@@ -214,22 +215,22 @@ _EXACT = "#7a1f5c"
 
 @argument_hints({})
 def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
-    """Draw the error of mechanisms against their time: further left is faster, further down is more accurate.
+    """Draw a tradeoff chart of mechanisms: points further left are faster, and points further down more accurate.
 
-    Points are numbered, and their names listed at the side. A dashed line marks the time of exact attention; dotted
-    lines mark the errors up to which a result is "close" and "rough". Mechanisms without an error (unsupported inputs)
-    are left out. Both axes are logarithmic; an error of 0 is drawn at the bottom.
+    Points are numbered, with their names listed at the side. A dashed line marks the time of exact attention, and
+    dotted lines mark the largest errors that count as "close" and as "rough". Mechanisms without an error (because they
+    do not support the inputs) are omitted. Both axes are logarithmic; an error of 0 is drawn at the bottom.
 
     Args:
         comparison: the result of `saccade.compare`.
         title: text above the figure.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
-        TypeError: no comparison.
-        ValueError: no mechanism in it has an error.
+        TypeError: the argument is not a comparison.
+        ValueError: no mechanism in the comparison has an error.
         ImportError: matplotlib is not installed.
     """
     check_type("comparison", comparison, Comparison, "be what saccade.compare returns")

@@ -1,4 +1,4 @@
-"""Fonts that have the characters of labels; characters that no font has are escaped."""
+"""Choice of fonts for the characters in labels; characters that no font supports are escaped."""
 
 import contextlib
 import sys
@@ -14,9 +14,9 @@ from saccade.text import shorten, visible
 if TYPE_CHECKING:
     from matplotlib.font_manager import FontProperties
 
-LABEL_WIDTH = 19  # columns; a longer label would be wider than the map
+LABEL_WIDTH = 19  # most columns of a label; a longer label would be wider than the map
 
-# Upright faces that read well next to Latin text, best first; any other installed font comes after them.
+# Upright fonts that look good next to Latin text, best first; other installed fonts come after them.
 _PREFERRED = (
     "Noto Sans CJK SC",
     "Source Han Sans SC",
@@ -30,29 +30,29 @@ _PREFERRED = (
     "Saccade Han",
     "Noto Sans",
 )
-# The commonest Chinese characters, for machines that have no font with them; see han/NOTICE.md.
+# The most common Chinese characters, for machines without a Chinese font; see han/NOTICE.md.
 _OWN_FAMILY, _OWN_FILE = "Saccade Han", Path(__file__).parent / "han" / "SaccadeHan-Regular.ttf"
-# It has a box for every character: every label would be "covered" and none readable.
+# This font has a box for every character, so every label would seem supported but be unreadable.
 _PLACEHOLDER = "Last Resort"
 _CJK_NAMES = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "IDEOGRAPHIC", "FULLWIDTH")
 
-_Face = tuple[str, str, int]  # family, file, number of the face in the file
+_Face = tuple[str, str, int]  # family, file, index of the face in the file
 
 _warned = False
 
 
 class MissingGlyphsWarning(UserWarning):
-    """A warning that no installed font has some character of a label."""
+    """A warning that no installed font supports some character of a label."""
 
 
 def drawable_labels(labels: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return labels that can be drawn, and the font families to draw them with.
 
-    Invisible characters are escaped and long labels cut. A label with a character that no installed font has is
-    replaced by its number, counted from 1: ``#4``.
+    Invisible characters are escaped and long labels are cut. If no installed font supports a character of a label, the
+    label is replaced by its number, counted from 1: ``#4``.
 
     Warns:
-        MissingGlyphsWarning: once per process, with the characters and a package that has them.
+        MissingGlyphsWarning: once per process, naming the characters and a package with a font for them.
     """
     shown = [shorten(visible(label), LABEL_WIDTH) for label in labels]
     families, missing = covering_families(set().union(*shown))
@@ -63,7 +63,7 @@ def drawable_labels(labels: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def drawable_title(title: str) -> tuple[str, list[str]]:
-    """Return a title that can be drawn, in which a character that no installed font has is escaped."""
+    """Return a title that can be drawn, with characters that no installed font supports escaped, and its fonts."""
     shown = visible(title)
     families, missing = covering_families(set(shown))
     if missing:
@@ -72,13 +72,13 @@ def drawable_title(title: str) -> tuple[str, list[str]]:
 
 
 def covering_families(characters: Iterable[str]) -> tuple[list[str], set[str]]:
-    """Return installed font families that together have all ``characters``.
+    """Return installed font families that together support all ``characters``.
 
     Returns:
         The families, the user's default first (matplotlib falls back from one to the next, glyph by glyph), and the
-        characters that no installed font has.
+        characters that no installed font supports.
 
-    Cost: opens fonts only while a character is still missing, and each one once per process.
+    Cost: opens fonts only until all characters are supported, and each font once per process.
     """
     from matplotlib import font_manager, rcParams  # noqa: PLC0415  matplotlib is optional
 
@@ -87,7 +87,7 @@ def covering_families(characters: Iterable[str]) -> tuple[list[str], set[str]]:
     missing -= _characters_drawn_with(font_manager.FontProperties())
     for search in (_known_faces, _new_faces):
         for name, path, face in search() if missing else ():
-            # A family has many faces: check the one that matplotlib uses.
+            # A family can have many faces, so check the one that matplotlib uses.
             if missing & _characters(path, face):
                 covered = missing & _characters_drawn_with(font_manager.FontProperties(family=[name]))
                 families += [name] if covered else []
@@ -98,7 +98,7 @@ def covering_families(characters: Iterable[str]) -> tuple[list[str], set[str]]:
 
 
 def _known_faces() -> list[_Face]:
-    """Return the font faces that matplotlib knows, and our own; the most legible families first."""
+    """Return the font faces that matplotlib knows and the bundled one, most legible families first."""
     from matplotlib import font_manager  # noqa: PLC0415  matplotlib is optional
 
     if all(entry.name != _OWN_FAMILY for entry in font_manager.fontManager.ttflist):
@@ -133,7 +133,7 @@ def _characters_drawn_with(properties: "FontProperties") -> frozenset[str]:
 
 @cache
 def _characters(path: str, face: int) -> frozenset[str]:
-    """Return the characters that a font face has; none if it cannot be read."""
+    """Return the characters that a font face supports; none if the font cannot be read."""
     from matplotlib.ft2font import FT2Font  # noqa: PLC0415  matplotlib is optional
 
     try:

@@ -14,12 +14,12 @@ from saccade.viz.canvas import INK, Canvas, blank, colours
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# In pixels: a cell, the space between grids, above each for its name, at its left and below for numbers.
+# In pixels: a cell, the gap between grids, the space above a grid for its name, and to its left and below for numbers.
 _CELL, _GAP, _NAME, _SIDE, _BELOW = 30, 24, 34, 30, 30
-_LARGEST = 64  # a cell if there are few heads, so that names fit
+_LARGEST = 64  # largest cell, used if there are few heads so that names fit
 _WIDEST = 1300
-_WIDEST_NUMBER = 40  # pixels of the number of a head, with margin
-_ENDS = 8  # columns of text of the ends of a scale, about
+_WIDEST_NUMBER = 40  # pixels for a head's number, with margin
+_ENDS = 8  # approximate width of the ends of a scale, in columns of text
 _LETTER = 10  # pixels of one column of text in a name
 
 
@@ -27,23 +27,24 @@ _LETTER = 10  # pixels of one column of text in a name
 def head_grid(
     values: object, *, title: str | None = None, limits: tuple[float, float] | None = None, shared_scale: bool = False
 ) -> "Figure":
-    """Draw one cell for each head: rows are layers from the top, columns are heads; several grids side by side.
+    """Draw a grid with one cell per head (rows are layers, columns are heads), or several such grids side by side.
 
-    Each grid has its own scale, and its smallest and largest number below its name; with ``shared_scale`` or
-    ``limits``, equal colours mean equal numbers in all grids. NaN is grey.
+    Each grid has its own colour scale, and shows its smallest and largest number below its name. With ``shared_scale``
+    or ``limits``, equal colours mean equal numbers in all grids. NaN is grey.
 
     Args:
-        values: ``[layers, heads]``, or a mapping of names to such: tensors, arrays or nested lists, all of one shape.
+        values: ``[layers, heads]``, or a mapping from names to such arrays (tensors, arrays or nested lists) of equal
+            shape.
         title: text above the figure.
-        limits: the values at the two ends of all colour scales; from the values when None.
-        shared_scale: one colour scale for all grids.
+        limits: the values at the two ends of all colour scales; computed from ``values`` if None.
+        shared_scale: whether all grids share one colour scale.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
-        TypeError: not real numbers.
-        ValueError: not ``[layers, heads]``, different shapes, or nothing finite.
+        TypeError: the values are not real numbers.
+        ValueError: the values are not ``[layers, heads]``, differ in shape, or are not finite anywhere.
         ImportError: matplotlib is not installed.
 
     Cost: O(layers * heads) for each grid.
@@ -78,7 +79,7 @@ def head_grid(
 
 
 def _number(canvas: Canvas, shape: tuple[int, int], cell: int, top: int, left: int) -> None:
-    """Write the numbers of layers at the left of a grid, and those of heads below it: as many as are legible."""
+    """Write layer numbers to the left of a grid and head numbers below it, as many as are legible."""
     layers, heads = shape
     for layer in range(0, layers, _every(layers, 1)):
         y = top + (layer + 0.5) * cell
@@ -107,5 +108,5 @@ def _grids_by_name(values: object) -> dict[str, Array]:
 
 
 def _every(count: int, least: int) -> int:
-    """Return the step between numbered rows or columns of a grid: 1 if they are few, else 4."""
+    """Return the interval between numbered rows or columns of a grid: ``least`` if there are at most 16, else 4."""
     return least if count <= 16 else 4

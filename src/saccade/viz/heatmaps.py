@@ -1,4 +1,4 @@
-"""Heatmaps of one matrix: rows are queries, columns are keys."""
+"""Heatmaps of a single matrix, with queries as rows and keys as columns."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-ANNOTATED_AT_MOST = 40  # rows or columns: a figure with more numbers is a table
-_LONGEST, _PLAIN = 9.0, 5.0  # most inches of the map's longer side, with labels and without
-_SHORTEST = 0.9  # fewest inches of the shorter side
-_LINES = "#e4e4e9"  # of lines between cells
+ANNOTATED_AT_MOST = 40  # most rows or columns of a map with numbers in its cells
+_LONGEST, _PLAIN = 9.0, 5.0  # inches: longest side of the map, with labels and without
+_SHORTEST = 0.9  # inches: least length of the shorter side
+_LINES = "#e4e4e9"  # colour of the lines between cells
 
 
 @argument_hints({})
@@ -40,45 +40,48 @@ def heatmap(
     allowed: object = None,
     log: bool = False,
 ) -> "Figure":
-    """Draw a matrix as a heatmap, lazy ones of any length too: rows are queries from the top, columns are keys.
+    """Draw a dense or lazy matrix of any length as a heatmap, with queries as rows from the top and keys as columns.
 
-    If there are more cells than pixels, each pixel shows the value farthest from 0 of a group of neighbours, so that a
-    thin diagonal or a single bright key stays visible; axes and labels still count rows and columns of the matrix.
+    If there are more cells than pixels, each pixel shows the value farthest from 0 in a group of neighbours, so that a
+    thin diagonal or a single bright key stays visible. Axes and labels still count rows and columns of the matrix.
 
-    With numbers below 0, the scale is symmetric around 0, and 0 is white. NaN, infinite entries and pairs that are not
-    allowed are grey; a weight of 0 is white. Of a lazy matrix (`saccade.AttentionMatrix` or any other
-    `saccade.matrix.Matrix`) only the drawn cells are stored. Pairs that its mask hides are grey, and without labels its
-    axes count the positions of the tokens.
+    A weight of 0 is white, and if there are numbers below 0, the scale is symmetric around 0. NaN, infinite entries and
+    pairs that are not allowed are grey. For a lazy matrix (`saccade.AttentionMatrix` or any other
+    `saccade.matrix.Matrix`), only the drawn cells are stored. Pairs that its mask hides are grey, and without labels,
+    its axes show token positions.
 
-    Sinks (keys that most queries give most of their attention) do not set the colour scale. Without ``limits``, the
-    scale ends at the largest weight of 95 % of the queries, without sinks, if that is below half of the largest weight.
-    Larger values get the last colour, and an arrow at the scale shows the largest.
+    Sinks (keys that receive most of the attention of most queries) do not affect the colour scale. Without ``limits``,
+    the scale ends at the largest weight of 95 % of the queries, ignoring sinks, if that is below half of the largest
+    weight. Larger values get the last colour, and an arrow on the scale shows the largest value.
 
     Args:
         weights: a lazy matrix, or ``[q_len, kv_len]``: a tensor of any dtype and device, an array, or nested lists.
-        head, batch: the head and batch item of a lazy matrix to draw; only this one is computed. A matrix with one head
+        head, batch: the head and batch item of a lazy matrix to draw; no others are computed. A matrix with one head
             needs neither.
-        x_labels: one per key. Shown as text, never as mathematics; as many as fit. Long ones are cut, and one
-            with a character that no installed font has is shown by its number, counted from 1: ``#4``.
-        y_labels: one per query.
-        annotate: write every value into its cell; at most 40 rows and 40 columns.
+        x_labels: one label per key, shown literally, never as mathematics; only as many as fit are drawn. Long labels
+            are cut. A label with a character that no installed font supports is replaced by its number, counted from 1:
+            ``#4``.
+        y_labels: one label per query.
+        annotate: whether to write every value into its cell; for at most 40 rows and 40 columns.
         title: text above the figure.
         x_name: name of the columns.
         y_name: name of the rows.
-        limits: the values at the two ends of the colour scale; from the matrix when None.
-        allowed: bool, broadcastable to the weights: the pairs that may attend; all when None. A lazy matrix knows them.
-        log: a logarithmic colour scale of four decades, or of ``limits``; smaller values are white. It shows weights
-            besides a strong sink.
+        limits: the values at the two ends of the colour scale; computed from the matrix if None.
+        allowed: bool, broadcastable to the weights: the visible pairs; all if None. Not needed for a lazy matrix, which
+            has a mask.
+        log: whether the colour scale is logarithmic, over four decades or ``limits``; smaller values are white. It
+            makes other weights visible beside a strong sink.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
-        TypeError: ``weights`` are not real numbers, or labels are one string.
-        ValueError: not a matrix, nothing finite in it, labels of another length, or a head that does not exist.
+        TypeError: ``weights`` are not real numbers, or the labels are a single string.
+        ValueError: the weights are not a matrix, none is finite, the number of labels is wrong, or the head does not
+            exist.
         ImportError: matplotlib is not installed.
 
-    Cost: O(q_len * kv_len) time, and memory for dense weights; a lazy matrix takes one sweep over one head, and
+    Cost: O(q_len * kv_len) time, and as much memory for dense weights; a lazy matrix takes one pass over one head and
     O(q_len + kv_len) memory.
     """
     if isinstance(weights, Matrix):
@@ -113,8 +116,8 @@ def heatmap(
 
 
 def rule_cells(axes: "Axes", rows: int, columns: int) -> None:
-    """Draw a frame around a heatmap, and lines between its cells if these are few."""
-    # Below the image, or the frame would cover its outermost pixels.
+    """Draw a frame around a heatmap, and lines between its cells if there are few."""
+    # Draw the frame below the image, so that it does not cover the outermost pixels.
     axes.spines[:].set(color=_LINES, linewidth=1.2, zorder=-1)
     if max(rows, columns) <= ANNOTATED_AT_MOST:
         axes.set_xticks(np.arange(1, columns) - 0.5, minor=True)
@@ -124,10 +127,10 @@ def rule_cells(axes: "Axes", rows: int, columns: int) -> None:
 
 
 def _size(shape: tuple[int, int], annotate: bool, labelled: bool) -> tuple[float, float]:
-    """Return width and height of a heatmap in inches, in whole pixels: square cells, unless it would be too thin."""
+    """Return a heatmap's width and height in inches, as whole pixels; cells are square unless it would be too thin."""
     rows, columns = shape
     longer = max(rows, columns)
-    # Inches of a cell, and most inches of the longer side. Annotated maps are limited in cells instead.
+    # Inches of a cell, and limit for the longer side. Annotated maps have a limited number of cells instead.
     cell, most = (0.44, np.inf) if annotate else (0.34, _LONGEST) if labelled else (0.6, _PLAIN)
     side = min(longer * cell, most) / longer
     width, height = max(columns * side, _SHORTEST), max(rows * side, _SHORTEST)
@@ -141,13 +144,13 @@ def _draw_cells(
 
     (rows, columns), (low, high, is_more), axes = shape, scale, canvas.axes
     image = axes.imshow(
-        # Values below a logarithmic scale get its lowest colour: grey marks hidden cells.
+        # Values below a logarithmic scale get its lowest colour, because grey marks hidden cells.
         np.maximum(cells, low) if log else cells,
         cmap=colours(signed=low < 0),
         norm=(LogNorm if log else Normalize)(low, high),
         aspect="auto",
         interpolation="nearest",
-        # The axes count rows and columns of the matrix, pooled or not.
+        # The axes count rows and columns of the unpooled matrix.
         extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
     )
     rule_cells(axes, rows, columns)
@@ -166,6 +169,6 @@ def _draw_values(axes: "Axes", image: "AxesImage", matrix: Array) -> None:
 
 
 def _luminance(red: float, green: float, blue: float) -> float:
-    """Return the relative luminance of a colour (WCAG 2): above 0.179 black text has the higher contrast."""
+    """Return the relative luminance of a colour (WCAG 2): above 0.179, black text has more contrast."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))

@@ -16,11 +16,11 @@ from saccade.viz.pooled_maps import maps_of, refuse_choice
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# All in pixels: the longer side of a map, its shorter side at least, what is between maps, what is above each
-# for its name, and the frame of the chosen one.
+# All in pixels: the longer side of a map, the least shorter side, the gap between maps, the space above each
+# for its name, and the frame of the highlighted map.
 _TILE, _SLIMMEST, _GAP, _NAME, _EDGE = 112, 32, 16, 26, 4
-_FEW = 4  # maps that stand in one row anyway
-_TINY = 1e-30  # 0 on a logarithmic scale
+_FEW = 4  # up to this number, maps are always in one row
+_TINY = 1e-30  # stands for 0 on a logarithmic scale
 _FRAME, _CHOSEN = (0.80, 0.80, 0.83), (0.0, 0.45, 0.55)
 
 
@@ -37,32 +37,34 @@ def mosaic(
 ) -> "Figure":
     """Draw the small attention maps of all heads in one figure, each under its name: ``L0 H3`` is layer 0, head 3.
 
-    Each map has its own scale from 0 to its largest weight (or less, because of sinks; see `heatmap`), so that a
-    diffuse head shows its shape as clearly as a sharp one; with ``shared_scale`` equal colours mean equal weights in
-    all maps. Maps with more cells than pixels show the largest value of every group of neighbours.
+    Each map has its own scale from 0 to its largest weight (or less if there are sinks; see `heatmap`), so that a
+    diffuse head shows its shape as clearly as a sharp one. With ``shared_scale``, equal colours mean equal weights in
+    all maps. Maps with more cells than pixels show the largest value in each group of neighbours.
 
     Args:
-        weights: a lazy matrix of any length, or a list of them, one per layer, such as ``encoder.matrices(tokens)``;
-            or ``[layers, heads, q_len, kv_len]``, a row of maps per layer, or ``[heads, q_len, kv_len]``: a tensor, an
-            array or nested lists.
+        weights: a lazy matrix of any length, or a list of lazy matrices, one per layer, such as
+            ``encoder.matrices(tokens)``; or a tensor, an array or nested lists of shape
+            ``[layers, heads, q_len, kv_len]`` (drawn with one row per layer) or ``[heads, q_len, kv_len]``.
         batch: the batch item of lazy matrices to draw.
         title: text above the figure.
         highlight: the map to frame, ``(layer, head)`` or ``(head,)``.
-        shared_scale: one colour scale for all maps.
-        allowed: bool, broadcastable to the weights: the pairs that may attend; others are grey. All when None; lazy
-            matrices know them.
-        log: a logarithmic colour scale of four decades below the largest weight; smaller values are white.
+        shared_scale: whether all maps share one colour scale.
+        allowed: bool, broadcastable to the weights: the visible pairs; others are grey. All are visible if None. Not
+            needed for lazy matrices, which have a mask.
+        log: whether the colour scale is logarithmic, over four decades below the largest weight; smaller values are
+            white.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
         TypeError: ``weights`` are not real numbers.
-        ValueError: other axes, nothing finite, or a ``highlight`` that is no map.
+        ValueError: the wrong number of axes, no finite weight, or ``highlight`` is not one of the
+            maps.
         ImportError: matplotlib is not installed.
 
-    Cost: O(layers * heads * q_len * kv_len) time, and memory for dense weights; lazy matrices take a sweep each, and
-    memory linear in the lengths. The figure is one image, however many maps it has.
+    Cost: O(layers * heads * q_len * kv_len) time, and as much memory for dense weights; each lazy matrix takes one
+    pass, and memory linear in the lengths. The figure is one image, regardless of the number of maps.
     """
     maps, shape = _read_maps(weights, batch, allowed)
     grid = maps.shape[:-2]
@@ -81,7 +83,7 @@ def mosaic(
         edge, ink = (_EDGE, _CHOSEN) if chosen else (1, _FRAME)
         sheet[top - edge : top + height + edge, left - edge : left + width + edge] = ink
         low, high = limits[number]
-        pixels = (_enlarged(flat[number], height, width) - low) / (high - low)  # above 1 is the last colour
+        pixels = (_enlarged(flat[number], height, width) - low) / (high - low)  # values above 1 get the last colour
         sheet[top : top + height, left : left + width] = palettes[low < 0 and not log](pixels)[..., :3]
         name = " ".join(f"{letter}{i}" for letter, i in zip("LH"[-len(index) :], index, strict=True))
         weight = "bold" if chosen else "normal"
@@ -90,7 +92,7 @@ def mosaic(
 
 
 def _read_maps(weights: object, batch: int, allowed: object) -> tuple[Array, tuple[int, int]]:
-    """Return the maps of a mosaic ``[(layers,) heads, rows, columns]``, pooled if lazy, and the matrices' lengths."""
+    """Return a mosaic's maps ``[(layers,) heads, rows, columns]``, pooled if lazy, and the matrices' lengths."""
     lazy = weights if isinstance(weights, Matrix) else _layers(weights)
     if lazy is None:
         refuse_choice(batch=batch)
@@ -103,14 +105,14 @@ def _read_maps(weights: object, batch: int, allowed: object) -> tuple[Array, tup
 
 
 def _layers(weights: object) -> Sequence[Matrix] | None:
-    """Return a list of lazy matrices; None if `weights` are dense."""
+    """Return the lazy matrices in the weights of a mosaic, as a list; None if `weights` are dense."""
     given = weights if isinstance(weights, list | tuple) else ()
     layers = [one for one in given if isinstance(one, Matrix)]
     return layers if layers and len(layers) == len(given) else None
 
 
 def _scaled(maps: Array, shared_scale: bool, log: bool) -> tuple[Array, list[tuple[float, float]]]:
-    """Return the maps of a mosaic ``[maps, rows, columns]``, as logarithms on a log scale, and each scale's ends."""
+    """Return a mosaic's maps ``[maps, rows, columns]`` (their logarithms if ``log``), and the ends of each scale."""
     flat = maps.reshape(-1, *maps.shape[-2:])
     if not log:
         if not shared_scale:
@@ -118,7 +120,7 @@ def _scaled(maps: Array, shared_scale: bool, log: bool) -> tuple[Array, list[tup
         low, high = limits_of(maps, None)
         end = float(np.fmax.reduce([robust_top(one) for one in flat]))
         return flat, [(low, end if 0 < end < high else high)] * len(flat)
-    log_limits_of(maps, None)  # something must be above 0
+    log_limits_of(maps, None)  # raises if no value is above 0
     flat = np.log10(np.maximum(flat, _TINY))
     tops = np.fmax.reduce(flat, axis=(1, 2))
     tops = np.full_like(tops, np.nanmax(tops)) if shared_scale else tops
@@ -134,13 +136,13 @@ def _check_highlight(highlight: tuple[int, ...] | None, grid: tuple[int, ...]) -
 
 
 def _tile_size(q_len: int, kv_len: int) -> tuple[int, int]:
-    """Return height and width of a map of the mosaic in pixels."""
+    """Return the height and width in pixels of each map in a mosaic."""
     longer = max(q_len, kv_len)
     return max(round(_TILE * q_len / longer), _SLIMMEST), max(round(_TILE * kv_len / longer), _SLIMMEST)
 
 
 def _enlarged(matrix: Array, height: int, width: int) -> Array:
-    """Return a map at a size in pixels: cells are enlarged, or pooled to their largest value."""
+    """Resize a map of a mosaic to a size in pixels: cells are enlarged, or pooled to their largest value."""
     pooled = max_pool(matrix, height, width)
     y = np.arange(height) * pooled.shape[0] // height
     x = np.arange(width) * pooled.shape[1] // width

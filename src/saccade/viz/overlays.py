@@ -1,4 +1,4 @@
-"""Overlays: a map of weights over the image that it belongs to."""
+"""Overlays: a map of weights drawn over the image it belongs to."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _LONGER = 3.2  # inches
 _SHORTER = 0.5  # at least
 _TINTS = ((1.0, 0.85, 0.3), (1.0, 0.7, 0.1), (0.97, 0.35, 0.05), (0.8, 0.0, 0.1))
-_LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue, as the eye weighs them
+_LUMINANCE = (0.299, 0.587, 0.114)  # weights of red, green and blue in perceived brightness
 
 
 @argument_hints({})
@@ -30,26 +30,26 @@ def spatial_map(
     opacity: float = 0.7,
     limits: tuple[float, float] | None = None,
 ) -> "Figure":
-    """Draw a map of weights over the image that it belongs to.
+    """Draw a map of weights over the image it belongs to.
 
-    The image is grey, so that colour shows only weight: at the low end of the scale the image shows unchanged, towards
-    the high end it turns red. A map of another size is resized smoothly to the image.
+    The image is drawn in grey, so that colour shows only weight: where weights are low the image is unchanged, and
+    where they are high it turns red. A map of a different size is resized smoothly to the image.
 
     Args:
         image: ``[H, W]``, ``[1, H, W]`` or ``[3, H, W]`` (red, green, blue): a tensor, an array or nested lists. Its
             smallest value is drawn black, its largest white.
         weights: ``[h, w]`` or ``[1, h, w]``, such as one item of `saccade.vision.SpatialAttention.weights`, or a row
-            of a matrix over positions in the shape of its map.
+            of an attention matrix over positions, reshaped to a map.
         title: text above the figure.
-        opacity: opacity of the largest weight's colour: at 0 the image stays grey, at 1 the colour hides it.
-        limits: the values at the two ends of the colour scale; from the weights when None.
+        opacity: opacity of the largest weight's colour: at 0 the image stays grey, at 1 the colour covers it.
+        limits: the values at the two ends of the colour scale; computed from the weights if None.
 
     Returns:
-        A figure that pyplot does not manage: it is not shown and need not be closed. `save` writes it.
+        A figure outside pyplot, which is not shown automatically and need not be closed. `save` writes it.
 
     Raises:
-        TypeError: not real numbers.
-        ValueError: other axes, values that are not finite, or an opacity outside of [0, 1].
+        TypeError: the image or weights are not real numbers.
+        ValueError: the wrong number of axes, values that are not finite, or an opacity outside [0, 1].
         ImportError: matplotlib is not installed.
 
     Cost: O(H * W + h * w).
@@ -72,7 +72,7 @@ def spatial_map(
 
 
 def _tints(opacity: float) -> "Colormap":
-    """Return the overlay's colour map, from transparent to red, which keeps light and dark of the image visible."""
+    """Return an overlay's colour map, from transparent to red, which preserves light and dark in the image."""
     from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415  matplotlib is optional
 
     steps = [(*rgb, share * opacity) for share, rgb in zip((0.0, 0.45, 0.8, 1.0), _TINTS, strict=True)]
@@ -80,14 +80,14 @@ def _tints(opacity: float) -> "Colormap":
 
 
 def _grey(image: object) -> Array:
-    """Return the image's luminance, stretched to [0, 1]; an image of one brightness is mid-grey."""
+    """Return the image's luminance, stretched to [0, 1]; an image of uniform brightness becomes mid-grey."""
     planes = _plane("image", image, (1, 3))
     low, high = float(planes.min()), float(planes.max())
     return (planes - low) / (high - low) if low < high else np.full_like(planes, 0.5)
 
 
 def _plane(argument: str, values: object, channels: tuple[int, ...]) -> Array:
-    """Return an image or map as ``[H, W]``; three channels are reduced to their luminance."""
+    """Return an overlay's image or map as ``[H, W]``; three channels are reduced to their luminance."""
     array = as_numbers(argument, values)
     if array.ndim == 3 and array.shape[0] in channels:
         array = np.tensordot(np.array(_LUMINANCE, array.dtype), array, 1) if array.shape[0] == 3 else array[0]

@@ -1,4 +1,4 @@
-"""Pooled maps of a lazy matrix: the largest weight of every cell, NaN where the mask hides the whole cell."""
+"""Pooled maps of a lazy matrix: the largest weight in each cell, or NaN if the mask hides the entire cell."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from saccade.support.torch_modes import without_autocast
 from saccade.support.validation import is_integer
 from saccade.viz.arrays import Array
 
-_SURELY_HIDDEN = -500.0  # logs of hidden pairs are below that, those of visible pairs above
+_SURELY_HIDDEN = -500.0  # logs of hidden pairs are below this, those of visible pairs above
 
 
 def chosen(matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
-    """Return the batch item and head of a matrix to draw, checked; the only head is the default.
+    """Check and return the batch item and head of a matrix to draw; the head may be omitted if there is only one.
 
     Raises:
-        TypeError: an index that is not an int.
-        ValueError: an index out of range, no head where there are several, or a matrix without entries.
+        TypeError: an index is not an int.
+        ValueError: an index is out of range, no head is passed although there are several, or the matrix is empty.
     """
     if 0 in matrix.shape:
         raise value_error("weights", "have no empty axis", f"shape {list(matrix.shape)}")
@@ -52,7 +52,7 @@ def chosen(matrix: Matrix, batch: object, head: object) -> tuple[int, int]:
 
 
 def refuse_choice(**named: object) -> None:
-    """Raise if an option was passed that only a lazy matrix has."""
+    """Raise if an option was passed that only applies to lazy matrices."""
     for name, value in named.items():
         if value not in (None, 0):
             hint = "index an array yourself: weights[batch, head]"
@@ -60,23 +60,23 @@ def refuse_choice(**named: object) -> None:
 
 
 def map_of(matrix: Matrix, batch: int, head: int, bins: int) -> Array:
-    """Return the pooled map of one head, ``[min(bins, q_len), min(bins, kv_len)]``; see `maps_of`."""
+    """Return the pooled map of one attention head, ``[min(bins, q_len), min(bins, kv_len)]``; see `maps_of`."""
     return _maps(matrix, batch, range(head, head + 1), bins)[0]
 
 
 def maps_of(matrices: Matrix | Sequence[Matrix], batch: object, bins: int) -> Array:
-    """Return pooled maps of all heads of one or several layers.
+    """Return pooled maps of all heads in one or several layers.
 
     Args:
-        matrices: a matrix, or one for each layer, all of one shape.
+        matrices: a matrix, or one for each layer, with equal shapes.
         batch: the batch item to draw.
         bins: most cells on either side.
 
     Returns:
-        ``[heads, rows, columns]``, or ``[layers, heads, rows, columns]`` for several layers: the largest weight of each
-        cell, NaN if all of it is hidden.
+        ``[heads, rows, columns]``, or ``[layers, heads, rows, columns]`` for several layers: the largest weight in each
+        cell, or NaN if the entire cell is hidden.
 
-    Cost: one sweep over each matrix; O(heads * bins ** 2) memory.
+    Cost: one pass over each matrix; O(heads * bins ** 2) memory.
     """
     layers = [matrices] if isinstance(matrices, Matrix) else list(matrices)
     shapes = {matrix.shape for matrix in layers}
@@ -88,7 +88,7 @@ def maps_of(matrices: Matrix | Sequence[Matrix], batch: object, bins: int) -> Ar
 
 
 def places_of(matrix: Matrix, batch: int) -> tuple[Ints, Ints]:
-    """Return the positions of one item's queries and keys: int64 ``[q_len]`` and ``[kv_len]``; -1 marks padding."""
+    """Return the positions of a batch item's queries and keys, int64 ``[q_len]`` and ``[kv_len]``; -1 marks padding."""
     _, _, q_len, kv_len = matrix.shape
     q, kv = matrix.positions(range(q_len), (range(kv_len),))
     rows, columns = (x.expand(matrix.shape[0], -1, -1, -1)[batch].flatten().cpu().numpy() for x in (q, kv))
@@ -96,26 +96,26 @@ def places_of(matrix: Matrix, batch: int) -> tuple[Ints, Ints]:
 
 
 def _maps(matrix: Matrix, batch: int, heads: range, bins: int) -> Array:
-    """Return the pooled maps of some heads, ``[heads, rows, columns]``."""
+    """Return the pooled maps of a range of heads, ``[heads, rows, columns]``."""
     return sweep_maps(matrix, batch, heads, bins)[0]
 
 
 def sweep_maps(
     matrix: Matrix, batch: int, heads: range, bins: int, statistics: Sequence[Statistic[Any, Any]] = ()
 ) -> tuple[Array, tuple[Any, ...]]:
-    """Compute pooled maps of one head or all, and other statistics of one batch item, in one sweep.
+    """Compute pooled maps of one head or of all heads, with other statistics of a batch item, in one pass.
 
     Args:
         matrix: a matrix with at least one query and one key.
         batch: the batch item to draw.
-        heads: one head, or all.
+        heads: the range of one head, or of all heads.
         bins: most cells on either side.
         statistics: further statistics of this batch item and these heads.
     """
     info = MatrixInfo.of(matrix)._replace(shape=(1, len(heads), *matrix.shape[2:]))
     is_whole = max(matrix.shape[2:]) <= bins
     statistic, visible = Pooled(bins, "sum" if is_whole else "max"), _VisibleCells(info, bins)
-    # With weights of both signs, draw the one farthest from 0; a matrix that fits is drawn unpooled.
+    # With weights of mixed sign, draw the one farthest from 0; a matrix that fits is not pooled.
     is_signed = not is_whole and matrix.hidden == 0 and not isinstance(matrix, AttentionMatrix)
     state, below, states = statistic.start(info), statistic.start(info), [one.start(info) for one in statistics]
     with torch.no_grad(), without_autocast(matrix.device):
@@ -140,10 +140,10 @@ def sweep_maps(
 
 
 class _VisibleCells:
-    """The cells of a pooled map with an allowed pair, bool ``[heads, rows, columns]``, computed from the mask.
+    """The cells of a pooled map that contain a visible pair, bool ``[heads, rows, columns]``.
 
     Args:
-        info: description of the part of a matrix that is drawn.
+        info: description of the drawn part of the matrix.
         bins: most cells on either side.
     """
 
@@ -155,7 +155,7 @@ class _VisibleCells:
         self._column = torch.arange(kv_len, device=info.device) * columns // kv_len
 
     def add_all(self, matrix: AttentionMatrix, batch: int, heads: range) -> None:
-        """Mark the visible cells from a mask's plan; pairs are evaluated in partial tiles only."""
+        """Mark visible cells of a pooled map from the mask's plan; pairs are evaluated only in partial tiles."""
         inputs = matrix.inputs.current()
         tells_heads_apart = inputs.rule.shape[1] > 1 or inputs.rule.asks_functions
         for head in heads if tells_heads_apart else heads[:1]:
@@ -166,9 +166,9 @@ class _VisibleCells:
                     self._mark(local_heads, piece.rows, strip.keys, None if allowed is None else allowed[0, 0])
 
     def add_block(self, matrix: Matrix, block: Block, batch: int) -> None:
-        """Mark the visible cells from weights: a pair counts as hidden if its weight is exactly 0."""
+        """Mark visible cells of a pooled map from weights, where a weight of exactly 0 counts as hidden."""
         if isinstance(matrix, FeatureMatrix | RecurrenceMatrix | StateSpaceMatrix):
-            # These masks do not distinguish heads, and a weight that has decayed to 0 is not hidden.
+            # These masks are the same for all heads, and a weight that has decayed to 0 is not hidden.
             item = slice(batch, batch + 1)
             for keys in block.columns if block.heads.start == 0 else ():
                 self._mark(slice(None), block.rows, keys, matrix.visible.allowed(item, block.rows, keys)[0, 0])
@@ -180,7 +180,7 @@ class _VisibleCells:
                 self._mark(head, block.rows, keys, part[0, head - block.heads.start])
 
     def _mark(self, heads: int | slice, rows: range, keys: range, allowed: Tensor | None) -> None:
-        """Mark the cells of allowed pairs, bool ``[rows, keys]``; None for all pairs."""
+        """Mark the map cells that contain a pair in ``allowed``, bool ``[rows, keys]``; None for all pairs."""
         row, column = self._row[as_slice(rows)], self._column[as_slice(keys)]
         if allowed is None:
             self.cells[heads, row.unique()[:, None], column.unique()] = True

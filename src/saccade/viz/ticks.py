@@ -1,4 +1,4 @@
-"""Tick labels along the two axes of a map: as many as are legible."""
+"""Tick labels along the axes of a map, as many as are legible."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -21,7 +21,7 @@ _COLUMN = 0.62 * _SIZE  # points of one column of text, with a margin
 
 
 def check_labels(argument: str, labels: Sequence[str] | None, count: int, lines: str) -> None:
-    """Raise unless `labels` is None or has one label for each of ``count`` rows or columns (``lines``)."""
+    """Raise unless tick `labels` are None or there is one for each of ``count`` rows or columns (``lines``)."""
     if isinstance(labels, str):
         hint = "list(text) is one label per character."
         raise type_error(argument, "be a list of strings", "one string", hint=hint)
@@ -53,7 +53,7 @@ def name_rows(
     height: float,
     places: Ints | None = None,
 ) -> None:
-    """Write tick labels, or numbers, at the left of a map ``height`` inches high."""
+    """Write tick labels, or numbers, to the left of a map ``height`` inches high."""
     _write(axes.yaxis, labels, name, count, height, places, across=False)
 
 
@@ -89,10 +89,10 @@ def _write(
 
 
 def _number(axis: "Axis", places: Ints, length: float, *, across: bool) -> None:
-    """Write round tick numbers among the positions of rows or columns, or some positions if not consecutive."""
+    """Write round numbers as ticks along consecutive positions; otherwise label a selection of the positions."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  matplotlib is optional
 
-    # As many steps as numbers fit; small maps number every cell.
+    # Use as many ticks as fit; small maps number every cell.
     room = (len(f"{places.max():,}") + 3) * _COLUMN if across else 2.5 * _SIZE
     steps = max(1, min(len(places), int(length * 72 / room), 12))
     locator = MaxNLocator(nbins=steps, integer=True, steps=[1, 2, 5, 10])

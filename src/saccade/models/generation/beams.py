@@ -1,4 +1,4 @@
-"""Beam search: several continuations of a text in parallel, of which the likeliest remain."""
+"""Beam search: extend several continuations of a text in parallel, keeping the likeliest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from saccade.support.validation import check_int, check_number
 
 
 class Hypothesis(NamedTuple):
-    """A continuation found by beam search, and its score.
+    """A continuation that beam search returns, with its score.
 
     Args:
         tokens: the new tokens, without the prompt and the stop token.
@@ -43,28 +43,27 @@ def beam_search(
     cache: Cache | LayerCache | None = None,
     stop: int | Collection[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    r"""Continue texts by beam search, so that each continuation as a whole is likely, not only each token.
+    r"""Continue texts by beam search, which looks for likely continuations rather than likely single tokens.
 
     .. math:: \mathrm{score}(y) = \frac{\sum_t \ln p(y_t \mid y_{<t})}{|y|^{\mathrm{length\_penalty}}}
 
-    Each step extends the open continuations by every token and keeps the ``beams`` likeliest that do not end; those
-    among the ``beams`` likeliest that end are finished. A prompt is done when no open continuation can become better
-    than the finished ones.
+    Each iteration extends the open continuations by every possible token. The ``beams`` likeliest that do not end stay
+    open, and those among the ``beams`` likeliest that end are finished. The search for a prompt stops when no open
+    continuation can become better than the finished ones.
 
     Args:
         model, tokens, max_new_tokens, stop: see `generate`.
         beams: number of parallel continuations, at least 1.
         length_penalty: 0 compares sums of log-probabilities, which favours short texts; 1 compares their means.
-        cache: a cache of earlier text; it is not changed.
+        cache: a cache of earlier text, which is not modified.
 
     Returns:
         For each prompt at most ``beams`` continuations, best first.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit; raised before the model is called.
+        ValueError, TypeError: invalid arguments; raised before the model is called.
 
-    Cost: as `generate` for ``beams`` times as many texts, plus a copy of the cache in each step that reorders the
-    beams.
+    Cost: as `generate` for ``beams`` times as many texts, plus a copy of the cache whenever the beams are reordered.
 
     Example:
         >>> from saccade.models import Decoder, DecoderConfig
@@ -74,7 +73,7 @@ def beam_search(
         >>> best.score >= second.score, len(best.tokens)
         (True, 4)
 
-    Reference: Wu et al. 2016, arXiv:1609.08144, section 7, with a plain power of the length.
+    Reference: Wu et al. 2016, arXiv:1609.08144, section 7, but with a plain power of the length as the divisor.
     """
     prompts = as_prompts(tokens)
     max_new_tokens = check_int("max_new_tokens", max_new_tokens)
@@ -110,7 +109,7 @@ class _Open(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _Search:
-    """The beams of one prompt: the open ones, and the finished ones, best first."""
+    """The beam search for one prompt, with its open and finished beams, best first."""
 
     beams: int
     length_penalty: float
@@ -120,14 +119,14 @@ class _Search:
     done: list[Hypothesis] = dataclasses.field(default_factory=list)
 
     def extend(self, log_probs: Tensor) -> list[tuple[int, int]]:
-        """Add one token to all beams; return (parent, token) of the open ones, none if the search is over.
+        """Extend all beams by one token; return (parent, token) of each open beam, or nothing if the search is over.
 
         Args:
             log_probs: ``[open beams, vocab]``.
         """
         vocab = log_probs.shape[1]
         totals = log_probs.double() + torch.tensor([one.total for one in self.open], device=log_probs.device)[:, None]
-        # Enough candidates to fill all beams even if others end.
+        # Take enough candidates to fill all beams even if some end.
         count = min(totals.numel(), self.beams * (1 + len(self.ends)))
         values, index = totals.flatten().topk(count)
         grown: list[_Open] = []
@@ -154,9 +153,9 @@ class _Search:
         return total / length**self.length_penalty
 
     def _cannot_improve(self, length: int) -> bool:
-        """Return whether no open beam can ever score better than the worst finished one."""
+        """Return whether no open beam can still beat the worst finished one."""
         if len(self.done) < self.beams:
             return False
-        # Totals only decrease; the divisor may grow.
+        # Totals only decrease, but the divisor may grow.
         most = self.max_new_tokens if self.length_penalty > 0 else length + 1
         return self._score(self.open[0].total, most) <= self.done[-1].score

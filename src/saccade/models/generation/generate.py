@@ -24,13 +24,13 @@ Tokens = Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """One step of text generation: the chosen tokens, and the work it took.
+    """One step of text generation: the generated tokens and the amount of work.
 
     Args:
-        phase: "prefill" if the model read the prompt, "decode" if it read the last chosen tokens.
-        tokens: the chosen tokens, int64 ``[batch]``; -1 for a text that has ended before.
-        log_probs: their log-probabilities under the distribution they were drawn from, ``[batch]``; 0 if greedy.
-        processed: tokens that the model read in this step, without padding and ended texts.
+        phase: "prefill" if the model read the prompt, "decode" if it read the last generated tokens.
+        tokens: the generated tokens, int64 ``[batch]``; -1 for a text that has already ended.
+        log_probs: log-probabilities of the tokens under the sampling distribution, ``[batch]``; 0 without a sampler.
+        processed: number of tokens that the model read in this step, not counting padding and texts that have ended.
         bytes_read: bytes of keys and values that attention read from the caches of all layers; None without a cache.
         bytes_appended: bytes of keys and values that were added to the caches; None without a cache.
     """
@@ -54,28 +54,28 @@ def generate(
     stop: int | Collection[int] | None = None,
     seed: int | None = None,
 ) -> list[list[int]]:
-    """Continue texts, one token at a time; return the new tokens.
+    """Generate text: continue prompts one token at a time, and return the new tokens.
 
     Args:
         model: ``model(tokens, cache=cache, positions=positions) -> logits [batch, len, vocab]`` with ``new_cache()``,
-            in eval mode; or one without, ``model(tokens, positions=positions)``, which reads the whole texts each time.
-            A model with ``hidden`` and ``logits`` computes the logits of the last token only.
+            in eval mode; or a model without a cache, ``model(tokens, positions=positions)``, which reads the full texts
+            each time. If the model has ``hidden`` and ``logits``, only the logits of the last token are computed.
         tokens: the prompts: a list of lists of ints, which may differ in length, or an int tensor ``[batch, len]``.
-        max_new_tokens: most tokens to add to a text.
-        cache: a cache of the text before the prompts; it is extended. The last chosen token is not in it yet: start the
-            next call with that token. A new cache if None.
-        sampler: how tokens are drawn; the likeliest each time if None.
-        stop: tokens that end a text; they are not part of it.
-        seed: seed of the draws, from 0 to 2**63 - 1; taken from torch's generator if None. The draws do not change the
-            random state of the process. Without a sampler nothing is drawn, and a seed is refused.
+        max_new_tokens: maximum number of tokens to add to a text.
+        cache: a cache of the text before the prompts, which is extended; a new cache if None. The last generated token
+            is not yet in it, so start the next call with that token.
+        sampler: how tokens are sampled; if None, the likeliest token is taken each time.
+        stop: tokens that end a text; they are not included in the result.
+        seed: seed for sampling, from 0 to 2**63 - 1; taken from torch's generator if None. Sampling does not change the
+            global random state. Without a sampler there is no randomness, and passing a seed raises an error.
 
     Returns:
-        The new tokens of each prompt, without the prompt, padding and stop token.
+        The new tokens for each prompt, without the prompt, padding and stop token.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit; raised before the model is called.
+        ValueError, TypeError: invalid arguments; raised before the model is called.
 
-    Cost: one pass over the prompts, then one for each new token of the batch, which reads the cache once.
+    Cost: one forward pass over the prompts, then one for each new token, which reads the cache once.
 
     Example:
         >>> from saccade.models import Decoder, DecoderConfig
@@ -104,7 +104,7 @@ def stream(
     stop: int | Collection[int] | None = None,
     seed: int | None = None,
 ) -> Iterator[Step]:
-    """Continue texts like `generate`, and yield a `Step` with one token of every text at a time.
+    """Generate text like `generate`, but yield a `Step` with one new token per text at a time.
 
     Example:
         >>> from saccade.models import Decoder, DecoderConfig
@@ -128,7 +128,7 @@ def _prepare(
     stop: int | Collection[int] | None,
     seed: int | None,
 ) -> tuple[list[list[int]], frozenset[int], Iterator[Step]]:
-    """Check all arguments of a generation; return the prompts, the end tokens, and the steps."""
+    """Check all arguments of a generation; return the prompts, the end tokens and an iterator over the steps."""
     prompts = as_prompts(tokens)
     check_int("max_new_tokens", max_new_tokens, 0)
     hint = "for instance saccade.models.Sampler(temperature=0.8, top_p=0.95)"

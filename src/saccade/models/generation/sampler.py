@@ -1,4 +1,4 @@
-"""Sampler: draws the next token from logits."""
+"""Sampler: samples the next token from logits."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from saccade.support.validation import check_int, check_number
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """A sampling rule: temperature first, then the ``top_k`` likeliest tokens, then the fewest that reach ``top_p``.
+    """A sampling rule that applies a temperature, then top-k filtering, then top-p filtering.
 
     Args:
-        temperature: divisor of the logits, above 0. Below 1 it favours likely tokens; near 0 only the likeliest remain,
-            with equal shares if there are several.
-        top_k: number of tokens that remain; None for all. Tokens as likely as the k-th remain as well.
-        top_p: the likeliest tokens remain until their probabilities sum to it; above 0, at most 1; None for all.
+        temperature: divisor of the logits, above 0. Below 1 it favours likely tokens; near 0 only the likeliest token
+            remains (tied tokens share the probability equally).
+        top_k: number of likeliest tokens to keep; None for all. Tokens tied with the k-th are kept too.
+        top_p: keep the fewest likeliest tokens whose probabilities sum to at least this; above 0, at most 1; None for
+            all.
 
     Raises:
-        ValueError, TypeError: anything else.
+        ValueError, TypeError: an option is out of range or has the wrong type.
 
     Example:
         >>> logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
@@ -48,9 +49,9 @@ class Sampler:
             raise value_error("top_p", "be above 0 and at most 1", self.top_p)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the distribution that tokens are sampled from: ``[batch, vocab]``, rows sum to 1."""
+        """Return the distribution that tokens are sampled from, ``[batch, vocab]``; each row sums to 1."""
         dtype = logits.dtype if logits.is_floating_point() else torch.get_default_dtype()
-        # Divide differences to the largest logit: they may become -inf, but never inf, at any temperature.
+        # Divide differences from the largest logit: they may become -inf, but never inf, at any temperature.
         differences = logits.double() - logits.double().amax(-1, keepdim=True)
         divided = (differences / self.temperature).masked_fill(differences == 0, 0.0)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
@@ -61,14 +62,14 @@ class Sampler:
             return probabilities
         ordered, index = probabilities.sort(descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
-        before[..., 0] = 0.0  # the likeliest token remains despite rounding
+        before[..., 0] = 0.0  # keep the likeliest token despite rounding
         top = torch.where(before < self.top_p, ordered, 0.0)
         return torch.zeros_like(top).scatter_(-1, index, top / top.sum(-1, keepdim=True))
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Sample tokens: return int64 ``[batch]``, and their log-probabilities, ``[batch]``.
+        """Sample one token per row; return the tokens, int64 ``[batch]``, and their log-probabilities, ``[batch]``.
 
-        One number is taken from the generator for each row, so that the draws do not depend on the lengths of others.
+        Each row uses one random number, so a text's samples do not depend on the lengths of the other texts.
         """
         probabilities = self.probabilities(logits)
         total = probabilities.double().cumsum(-1)

@@ -17,35 +17,35 @@ from saccade.support.validation import check_type
 
 
 class LanguageModel(Protocol):
-    """The interface of models for generation. Without ``new_cache()`` they read the whole texts in each step."""
+    """The interface of models for generation. Without ``new_cache()`` a model reads the full texts in each step."""
 
     def __call__(self, tokens: Tensor, *, positions: GivenPositions) -> Tensor:
-        """Return logits ``[batch, len, vocab]`` of ``tokens [batch, len]``; with a cache also ``cache=``."""
+        """Return next-token logits, ``[batch, len, vocab]``; models with a cache also take ``cache=``."""
         ...
 
 
 class Reader(Protocol):
-    """A language model together with the texts that it has read so far.
+    """A language model together with the texts it has read so far.
 
     Attributes:
         processed: number of tokens that the model read in the last call of `read`.
-        traffic: bytes that its caches moved; None without a cache.
+        traffic: bytes that the caches read and wrote; None without a cache.
     """
 
     processed: int = 0
     traffic: Traffic | None = None
 
     def read(self, new: list[list[int]]) -> Tensor:
-        """Read new tokens of each text, none if it has ended; return logits of the next, float ``[batch, vocab]``."""
+        """Read new tokens of each text (none if it has ended); return next-token logits, float ``[batch, vocab]``."""
         ...
 
     def reorder(self, rows: list[int]) -> None:
-        """Keep only these texts of the batch, in this order; they may repeat (beams)."""
+        """Keep only these texts of the batch, in this order; beam search may repeat a text."""
         ...
 
 
 def new_reader(model: LanguageModel, cache: Cache | LayerCache | None) -> Reader:
-    """Return the reader for a model: one with a cache if the model has caches."""
+    """Return a reader for a language model, with a cache if the model supports one."""
     if not callable(model):
         raise type_error("model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
     check_type("cache", cache, (Cache, LayerCache, NoneType), "be what model.new_cache() gives, or None")
@@ -97,7 +97,7 @@ class _WholeTextReader(Reader):
 
 
 def _last(model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
-    """Return logits of the last token; the others are not computed if the model has ``hidden`` and ``logits``."""
+    """Return a model's logits at the last token, skipping the others if the model has ``hidden`` and ``logits``."""
     hidden, project = getattr(model, "hidden", None), getattr(model, "logits", None)
     with torch.no_grad():
         if callable(hidden) and callable(project):

@@ -1,4 +1,4 @@
-"""An HTML page that shows any model's attention, at full length, without a network connection."""
+"""An HTML page that shows any model's attention at full length and works offline."""
 
 from saccade.viz.page.html_report import report
 from saccade.viz.page.live import live_report

@@ -1,4 +1,4 @@
-"""The HTML document of a page in one file: code, style, data, and a policy that forbids everything else."""
+"""The HTML document of a page in one file: code, style, data, and a security policy that forbids all else."""
 
 import base64
 import hashlib
@@ -14,11 +14,11 @@ _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 
 
 def document(title: str, parts: Mapping[str, str]) -> str:
-    """Return the HTML document of a page.
+    """Return the complete HTML document of a page.
 
     Args:
-        title: title of the window.
-        parts: packed data by name, in base64, which cannot contain markup.
+        title: title of the browser window.
+        parts: packed data by name, encoded in base64 so that it cannot contain markup.
     """
     script, look = code("file"), style()
     policy = "; ".join(
@@ -41,19 +41,19 @@ def document(title: str, parts: Mapping[str, str]) -> str:
         ),
     }
     page = _BROWSER.joinpath("page.html").read_text("utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], page)  # in one pass: inserted text is not searched
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], page)  # one pass: insertions are not searched
 
 
 @cache
 def code(name: str) -> str:
-    """Return a JavaScript module with all that it imports as one script for the document."""
+    """Return a JavaScript module and all its imports as one script for the document."""
     done: dict[str, str] = {}
 
     def add(module: str) -> None:
         if module in done:
             return
         text = _BROWSER.joinpath(f"{module}.js").read_text("utf-8")
-        done[module] = ""  # ends cycles
+        done[module] = ""  # stops import cycles
         for needed in _IMPORT.findall(text):
             add(needed)
         del done[module]
@@ -65,7 +65,7 @@ def code(name: str) -> str:
 
 @cache
 def style() -> str:
-    """Return the style sheet of the document."""
+    """Return the style sheet of the HTML document."""
     return _BROWSER.joinpath("page.css").read_text("utf-8")
 
 

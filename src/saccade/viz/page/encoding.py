@@ -1,4 +1,4 @@
-"""Encoding of numbers in few bytes, and of bytes as text that a browser can decode without libraries."""
+"""Compact encodings of a page's numbers as bytes, and of bytes as text that browsers decode without libraries."""
 
 import base64
 import json
@@ -11,49 +11,49 @@ import numpy.typing as npt
 
 from saccade.viz.arrays import Array
 
-DECADES = 6  # of the colours of a map, below its largest weight
-_ZERO = 128  # the level of 0 with weights of both signs
+DECADES = 6  # range of a map's colours below its largest weight
+_ZERO = 128  # the level of 0 if weights have both signs
 
 
 def tops_of(cells: Array) -> list[float]:
-    """Return the largest absolute weight of each map ``[heads, rows, columns]``; 0 if nothing is finite."""
+    """Return the largest absolute weight in each map of ``[heads, rows, columns]``; 0 if none is finite."""
     sizes = np.abs(np.where(np.isfinite(cells), cells, 0.0))
     return [float(top) for top in sizes.max(axis=(1, 2), initial=0.0)]
 
 
 def levels(cells: Array, top: float, *, is_signed: bool) -> npt.NDArray[np.uint8]:
-    """Encode a map of weights as one byte a cell, on a log scale of six decades: steps of 6 %, or 12 % with signs.
+    """Encode a map as one byte per cell, on a log scale of six decades in steps of 6 % (12 % with signs).
 
-    Weights are rounded away from 0, so that no weight is larger than its level. Level 0 is a hidden cell. Without
-    signs, 255 is ``top`` and 1 is close to 0; with signs, 255 is ``top``, 128 is 0 and 1 is ``-top``.
+    Weights are rounded away from 0, so that no weight exceeds its level. Level 0 marks a hidden cell. Without signs,
+    255 is ``top`` and 1 is close to 0; with signs, 255 is ``top``, 128 is 0 and 1 is ``-top``.
 
     Args:
-        cells: NaN where hidden.
+        cells: the weights, NaN where hidden.
         top: the largest absolute weight.
-        is_signed: True if weights may be below 0.
+        is_signed: whether weights may be below 0.
     """
     steps = 254 - _ZERO if is_signed else 253
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log10(np.abs(cells) / top) if top > 0 else np.full(cells.shape, -np.inf)
-    scaled = np.clip(logs / DECADES + 1.0, -1.0, 1.0)  # 1 for the largest, 0 for six decades below
+    scaled = np.clip(logs / DECADES + 1.0, -1.0, 1.0)  # 1 for the largest, 0 at six decades below it
     level = np.where(scaled >= 0, np.ceil(scaled * steps) + 1, 0)
     shown = _ZERO + np.where(cells < 0, -level, level) if is_signed else 1 + level
     return np.where(np.isnan(cells), 0, shown).astype(np.uint8)
 
 
 def halves(numbers: Array, top: float) -> bytes:
-    """Encode numbers as float16 fractions of the largest, within 0.05 %."""
+    """Encode numbers as float16 fractions of the largest, accurate to 0.05 %."""
     parts = numbers / top if top > 0 else np.zeros_like(numbers)
     return np.clip(np.nan_to_num(parts), -1.0, 1.0).astype("<f2").tobytes()
 
 
 def packed(data: bytes) -> str:
-    """Compress bytes and encode them in base64."""
+    """Compress bytes for a page and encode them in base64."""
     return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
 
 
 def as_json(value: Any) -> bytes:
-    """Encode a value as JSON; numbers have six digits, and are null if not finite."""
+    """Encode a value as JSON for a page; numbers get six digits, or null if not finite."""
     return json.dumps(_plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
 
 

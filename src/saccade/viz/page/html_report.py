@@ -1,4 +1,4 @@
-"""report(): an HTML report of any model's attention in one file, from all heads to single weights."""
+"""report(): an HTML report of any model's attention in one file, from an overview to single weights."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from saccade.viz.page.page_data import checked_labels, read_side
 from saccade.viz.page.texts import Tokens, check_tokens
 
 FORMAT = "saccade.report/1"
-"""Names the form of a page's data."""
+"""Identifies the format of a page's data."""
 Language = Literal["en", "zh"]
 _SIZE = 8_000_000
 
 
 class Options(NamedTuple):
-    """The options of a report besides its data; see `report`."""
+    """The options of a report, apart from its data; see `report`."""
 
     tokens: Tokens = None
     title: str = "Attention"
@@ -54,46 +54,50 @@ def report(
     language: Language | None = None,
     size: int = _SIZE,
 ) -> Path:
-    """Write an HTML report of attention, from all heads to single weights; it opens from disk, without a network.
+    """Write an HTML report of attention, from all heads to single weights; it opens from disk and works offline.
 
-    All heads are shown in a table of layers × heads, coloured by any statistic or as small maps, and sorted by it. A
-    click opens a head's map, to zoom and pan; pointing at a token highlights the tokens that it attends to and those
-    that attend to it. Heads can be searched by kind or by similarity to another head, and tokens by their text; sinks
-    can be hidden. The view is stored in the page's address, and can be saved as PNG, SVG and JSON.
+    All heads are shown in a table of layers × heads, either coloured and sorted by a statistic or as small
+    maps. Clicking a head opens its map, which can be zoomed and panned; pointing at a token highlights the tokens that
+    it attends to and those that attend to it. Heads can be searched by kind or by similarity to another head, and
+    tokens by their text; sinks can be hidden. The view is stored in the page's URL and can be saved as PNG, SVG and
+    JSON.
 
-    Every head has a map of at most 128 × 128 cells, which show the largest weight of neighbours (the one farthest from
-    0 if weights have both signs). As many heads as fit into ``size`` have details: all weights of a short text; else a
-    map of at most 1,024 × 1,024 cells and the strongest 8 to 64 weights of every query and key. These are drawn
-    exactly; a weight that is known only from a cell is marked "at most".
+    Every head has a map of at most 128 × 128 cells, each showing the largest weight in a group of neighbours (or
+    the one farthest from 0, if weights have both signs). As many heads as fit into ``size`` also get details: all
+    weights if the text is short; otherwise a map of at most 1,024 × 1,024 cells and the strongest 8 to 64 weights of
+    every query and key. These weights are exact; a weight that is known only from a map cell is marked "at most".
 
     Args:
-        given: a lazy matrix; dense weights, ``[batch, heads, q_len, kv_len]``; a list of either, one for each layer, or
-            a dict by names; or a `saccade.recording.Recording`, of which everything recorded is shown (all with
-            ``keep="qk"``).
-        path: path of the HTML file; an existing file is replaced at once.
-        tokens: readable tokens of the text, one for each key; or a pair, (of queries, of keys), for two texts; or
-            either by names of layers: ``{"encoder*": source, "decoder*self*": target, "*": (target, source)}``, of
-            which the first matching name counts. Numbers when None.
-        other: a second recording to compare with: of another model, of later training, or of another kernel.
-        other_tokens: tokens of the second recording; ``tokens`` when None.
+        given: a lazy matrix; dense weights, ``[batch, heads, q_len, kv_len]``; a list of either with one entry per
+            layer, or a dict by layer names; or a `saccade.recording.Recording`, whose recorded results are shown (with
+            ``keep="qk"``, everything can be shown).
+        path: path of the HTML file; an existing file is replaced atomically.
+        tokens: readable tokens of the text, one for each key; for two texts, a pair (query tokens, key tokens); or a
+            dict of either by layer names, such as
+            ``{"encoder*": source, "decoder*self*": target, "*": (target, source)}``, where the first matching name
+            counts. Numbers if None.
+        other: a second recording to compare with, such as one of a different model, a later checkpoint or another
+            kernel.
+        other_tokens: tokens of the second recording; ``tokens`` if None.
         names: names of the two recordings.
         title: text above the page.
         batch: the batch item to show.
-        heads: (layer, head) of the heads to show in detail; when None all, or as many as fit, the most informative of
+        heads: (layer, head) pairs to show in detail. If None, as many heads as fit are shown, the most informative of
             each kind first.
-        language: language of the page, "en" or "zh"; the reader's when None, who may change it.
-        size: approximate number of bytes that the file may have. Small maps of all heads, and details of the heads
-            passed in ``heads``, are written in any case.
+        language: language of the page, "en" or "zh"; if None, that of the reader's browser. The reader can change it.
+        size: approximate size limit of the file in bytes. Small maps of all heads, and details of the heads passed in
+            ``heads``, are always written.
 
     Returns:
         The path of the file.
 
     Raises:
-        TypeError: an object that cannot be shown; tokens that are not strings.
-        ValueError: no layers, an empty axis, a wrong number of tokens, heads or a batch item that do not exist.
+        TypeError: the object cannot be shown, or tokens are not strings.
+        ValueError: there are no layers, an axis is empty, the number of tokens is wrong, or a head or the batch item
+            does not exist.
         OSError: the file cannot be written.
 
-    Cost: for each layer about three sweeps over the weights, one more for each head with details; memory linear in the
+    Cost: about three passes over the weights of each layer, plus one for each head with details; memory linear in the
     lengths.
 
     Example:
@@ -109,7 +113,7 @@ def report(
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a report; raise unless a file can be written there."""
+    """Return the path to write a report to; raise unless a file can be written there."""
     check_type("path", path, (str, os.PathLike), "be a path")
     destination = Path(path)
     if destination.is_dir() or not destination.parent.is_dir():
@@ -126,7 +130,7 @@ def checked_options(
     language: object,
     size: object,
 ) -> Options:
-    """Check the options of a report that do not depend on its data."""
+    """Check and return the options of a report that do not depend on its data."""
     check_type("title", title, str, "be a string")
     pair = tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else ()
     if len(pair) != 2 or not all(isinstance(name, str) for name in pair):
@@ -158,7 +162,7 @@ def write(
     other_tokens: Tokens = None,
     live: float = 0.0,
 ) -> None:
-    """Write a report whose options are checked; with ``live``, it reloads itself at intervals of as many seconds."""
+    """Write a report whose options have been checked; if ``live`` is above 0, it reloads every ``live`` seconds."""
     data = page_parts(options, given, other, other_tokens, live)
     write_whole(path, memoryview(document(visible(options.title), data).encode()))
 
@@ -166,7 +170,7 @@ def write(
 def page_parts(
     options: Options, given: object, other: object = None, other_tokens: Tokens = None, live: float = 0.0
 ) -> dict[str, str]:
-    """Return the packed data of a report, by name."""
+    """Return the packed data of a report by name."""
     if other is None and other_tokens is not None:
         raise value_error("other_tokens", "be left out where there is no other recording", kind(other_tokens))
     check_tokens(other_tokens)

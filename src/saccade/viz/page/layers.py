@@ -1,4 +1,4 @@
-"""The layers that a page can show: lazy matrices, dense weights, and recorded results."""
+"""The kinds of layers that a page can show: lazy matrices, dense weights and recorded results."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from saccade.viz.page.statistics import BothWays, Strong, Without
 from saccade.viz.pooled_maps import sweep_maps
 
 Columns = tuple[tuple[int, ...], ...]
-"""For some columns of a map, the keys that are pooled again, without the others."""
+"""For some columns of a map, the keys to pool again without the others."""
 
 
 class Map(NamedTuple):
-    """Small maps of a layer's heads, and columns of these maps without the keys that receive most attention.
+    """Small maps of a layer's heads, and some of their columns recomputed without attention sinks.
 
     Attributes:
         cells: ``[heads, rows, columns]``, NaN where hidden.
         beside: ``[heads, rows, chosen columns]``.
         answers: results of the additional statistics.
-        how: the reduction of a cell, as in `saccade.statistics.Pooled`.
+        how: how a cell is reduced, as in `saccade.statistics.Pooled`.
     """
 
     cells: Array
@@ -42,7 +42,7 @@ class Map(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The details of one head of a layer: a larger map and its strongest weights; None if unknown."""
+    """The details of one head of a layer: a larger map and the strongest weights; None if unknown."""
 
     map: Map | None
     strong: Strong | None
@@ -60,13 +60,13 @@ class Source(Protocol):
         """True if weights may be below 0."""
 
     def measures(self, item: int) -> list[Measure]:
-        """Return statistics of the layer's heads, ``[1, heads]`` each."""
+        """Return statistics of the layer's heads, each ``[1, heads]``."""
 
     def received(self, item: int) -> Tensor | None:
         """Return the attention that each key of the layer receives, ``[heads, kv_len]``."""
 
     def map(self, item: int, bins: int, columns: Columns, statistics: Sequence[Statistic[Any, Any]]) -> Map | None:
-        """Return small maps of the layer's heads, and more statistics; None if unknown."""
+        """Return small maps of the layer's heads, with further statistics; None if unknown."""
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
         """Return the details of one head of the layer."""
@@ -85,7 +85,7 @@ class Recorded(Protocol):
 
     @property
     def kept(self) -> tuple[Statistic[Any, Any], ...]:
-        """The statistics that were recorded."""
+        """The kinds of statistics that were recorded."""
 
     @property
     def statistics(self) -> dict[str, Tensor]:
@@ -99,11 +99,11 @@ class Recorded(Protocol):
 
 
 def layers_of(data: object) -> dict[str, Source]:
-    """Return the layers in the user's argument, by name.
+    """Return the layers to show on a page by name, given the user's argument.
 
     Raises:
-        TypeError: an argument that is neither matrices nor weights nor a recording.
-        ValueError: no layer, or one without queries, keys or heads.
+        TypeError: the argument is neither matrices, nor weights, nor a recording.
+        ValueError: there is no layer, or a layer has no queries, keys or heads.
     """
     if isinstance(data, Matrix | Tensor | np.ndarray):
         named: dict[str, object] = {"attention": data}
@@ -140,7 +140,7 @@ def _source_of(name: str, data: object) -> Source:
     if _is_recorded(data):
         try:
             return OfMatrix(data.matrix)
-        except UnsupportedError:  # queries and keys were not recorded, but results were
+        except UnsupportedError:  # only results were recorded, not queries and keys
             return Kept(data)
     raise type_error("given", _RULE, f"{kind(data)} in layer {name}")
 
@@ -150,13 +150,13 @@ def _is_real(dtype: torch.dtype) -> bool:
 
 
 def _is_recorded(layer: object) -> TypeGuard[Recorded]:
-    """Return whether an object is a recorded layer, by its type, since reading properties may cost a sweep."""
+    """Return whether an object is a recorded layer, judging by its type because reading properties may be slow."""
     names = ("shape", "matrix", "kept", "statistics", "summary", "compute")
     return all(hasattr(type(layer), name) for name in names)
 
 
 class OfMatrix(Source):
-    """A layer on a page that has a matrix, from which everything can be computed."""
+    """A page's layer with an attention matrix, from which everything can be computed."""
 
     def __init__(self, matrix: Matrix):
         self._matrix = matrix
@@ -204,10 +204,10 @@ class OfMatrix(Source):
 
 
 class Kept(Source):
-    """A layer of a page with recorded results, without queries and keys."""
+    """A page's layer with recorded results only, without queries and keys."""
 
     def __init__(self, run: Recorded):
-        self._run = copy.copy(run)  # another thread may still add to it
+        self._run = copy.copy(run)  # another thread may still extend it
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -215,7 +215,7 @@ class Kept(Source):
 
     @cached_property
     def is_signed(self) -> bool:
-        if "given_mass" in self._statistics:  # for rows that are not distributions; a softmax has scores nonetheless
+        if "given_mass" in self._statistics:  # recorded if rows are no distributions; a softmax still has logits
             return "largest_logit" not in self._statistics
         return self._pooled is not None and bool((self._pooled < 0).any())
 
@@ -233,7 +233,7 @@ class Kept(Source):
         if self._pooled is None or self._best is None:
             return None
         cells = self._pooled[item].float().cpu().numpy()
-        is_whole = cells.shape[2] == self.shape[3] <= bins  # then a column without its key is empty; else unknown
+        is_whole = cells.shape[2] == self.shape[3] <= bins  # then columns without their key are empty
         return Map(cells, np.zeros((*cells.shape[:2], len(columns) if is_whole else 0), np.float32), (), self._best.how)
 
     def head(self, item: int, head: int, bins: int, columns: Columns, k: int) -> Head:
@@ -250,7 +250,7 @@ class Kept(Source):
 
     @property
     def _best(self) -> Pooled | None:
-        """The most detailed recorded map, or None."""
+        """The most detailed recorded map; None if no map was recorded."""
         kept = [statistic for statistic in self._run.kept if isinstance(statistic, Pooled)]
         return max(kept, key=lambda statistic: (statistic.how == "max", statistic.bins), default=None)
 
@@ -259,7 +259,7 @@ class Kept(Source):
         """The cells of the most detailed recorded map, ``[batch, heads, rows, columns]``."""
         try:
             return None if self._best is None else self._run.compute(self._best)[0]
-        except UnsupportedError:  # maps of several calls cannot be joined
+        except UnsupportedError:  # maps of several calls cannot be combined
             return None
 
     @cached_property
@@ -271,7 +271,7 @@ class Kept(Source):
 
 
 def _measures(summary: Summary | None, plain: Mapping[str, Tensor], item: int) -> list[Measure]:
-    """Return the statistics of one batch item; for weights without a summary, means over queries."""
+    """Return a layer's statistics for one batch item; without a summary, they are means over queries."""
     if summary is not None:
         cut = slice(item, item + 1)
         return [one._replace(values=one.values[cut], uniform=one.uniform[cut]) for one in summary.measures]
@@ -289,7 +289,7 @@ class WrittenOut(Matrix):
     """A matrix of dense weights, ``[batch, heads, q_len, kv_len]``; NaN marks unknown weights."""
 
     def __init__(self, weights: Tensor | npt.NDArray[Any]):
-        if isinstance(weights, np.ndarray):  # a copy that torch can read, of any byte order and width
+        if isinstance(weights, np.ndarray):  # copy to a byte order and width that torch can read
             is_known = weights.dtype in (np.float16, np.float32, np.float64)
             weights = torch.from_numpy(weights.astype(weights.dtype if is_known else np.float32, order="C"))
         self._weights = weights.detach() if weights.is_floating_point() else weights.float()
@@ -313,7 +313,7 @@ class WrittenOut(Matrix):
 
     @cached_property
     def is_signed(self) -> bool:
-        """True if some weight is below 0."""
+        """True if any weight is below 0."""
         return bool((self._weights < 0).any())
 
     @cached_property

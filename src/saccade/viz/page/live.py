@@ -1,4 +1,4 @@
-"""live_report(): a live page that is rewritten while a recording goes on."""
+"""live_report(): a page that is updated while a recording is running."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from saccade.viz.page.html_report import Language, checked_options, checked_path
 from saccade.viz.page.layers import Recorded
 from saccade.viz.page.texts import Tokens, check_tokens
 
-_SHARE = 0.1  # most of the time that writing may take
+_SHARE = 0.1  # largest fraction of the time that writing may take
 
 
 @argument_hints({})
-class live_report:  # noqa: N801  it is used as a function is: with live_report(...)
-    """A context manager that keeps a page up to date while a model is recorded; the page reloads itself.
+class live_report:  # noqa: N801  it is used like a function: with live_report(...)
+    """A context manager that keeps an HTML page up to date while a model is recorded; the page reloads itself.
 
-    Within the ``with`` block a thread writes the page at intervals, from everything that is recorded so far. At the end
-    the page is written once more, and no longer reloads. Reloading keeps the view, which is part of the page's address.
+    Within the ``with`` block, a thread regularly writes the page from everything recorded so far. At the end, the page
+    is written once more and stops reloading. Reloading preserves the view, which is part of the page's URL.
 
     Args:
-        recording: the recording that `saccade.record` fills, best with ``keep="qk"`` for generations; nothing is
-            written before its first layer has run.
+        recording: the recording that `saccade.record` fills, preferably with ``keep="qk"`` for text generation; nothing
+            is written before the first layer has run.
         path: path of the HTML file.
-        every: seconds between two pages; more if writing one takes more than a tenth of the time.
-        tokens: as for `report`; or a function that returns them when a page is written, for a text that grows; the list
-            may be longer than the text read so far. If the tokens do not fit yet, the page shows numbers; if those of
-            the last page do not fit, it shows numbers too, and the error is raised.
+        every: seconds between updates of the page; more if writing it would take more than a tenth of the time.
+        tokens: as for `report`; or, for a text that grows, a function that returns the tokens whenever the page is
+            written. The list may be longer than the text read so far. While the number of tokens does not match, the
+            page shows numbers. If it still does not match at the end, the error is raised.
         title, batch, heads, language, size: as for `report`.
 
     Raises:
-        TypeError, ValueError: as `report` does; errors of writing a page are raised at the end.
+        TypeError, ValueError: as `report` does; errors from writing the page are raised at the end.
 
-    Cost: that of `report` for each page, at most a tenth of the time.
+    Cost: that of `report` for each update, in total at most a tenth of the time.
 
     Example:
         >>> from pathlib import Path
@@ -86,7 +86,7 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
         self._write(0.0)
         if self._error is not None and error is None:
             raise self._error
-        if self._error is not None and error is not None:  # it explains more than a missing page
+        if self._error is not None and error is not None:  # the user's error matters more than a missing page
             error.add_note(str(self._error))
 
     def _write_again(self) -> None:
@@ -97,7 +97,7 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
             wait = max(self._every, (time.monotonic() - began) * (1 / _SHARE - 1))
 
     def _write(self, live: float) -> None:
-        """Write a live page if there is something to show; store the first error until the end."""
+        """Write the live page if there is something to show; store the first error until the end."""
         layers = dict(self._recording)
         try:
             if layers:
@@ -108,12 +108,12 @@ class live_report:  # noqa: N801  it is used as a function is: with live_report(
     def _write_layers(self, layers: Mapping[str, Recorded], live: float) -> None:
         tokens = self._tokens() if callable(self._tokens) else self._tokens
         check_tokens(tokens)
-        if callable(self._tokens) and isinstance(tokens, list):  # the last token was sampled and not yet read
+        if callable(self._tokens) and isinstance(tokens, list):  # the last token was sampled but not read yet
             tokens = tokens[: max(run.shape[3] for run in layers.values())]
         try:
             write(self._path, self._options._replace(tokens=tokens), layers, live=live)
         except ValueError:
-            # If the tokens do not fit, show numbers; any other error is raised again.
+            # If the tokens do not match, show numbers; any other error occurs again.
             write(self._path, self._options._replace(tokens=None), layers, live=live)
             if not live:
                 raise

@@ -1,4 +1,4 @@
-"""The data of one recording on a page, as numbers and packed bytes."""
+"""The data of one recording for a page, as numbers and packed bytes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from saccade.viz.page.encoding import as_json, halves, levels, packed, tops_of
 from saccade.viz.page.layers import Head, Map, Source
 from saccade.viz.page.texts import Labels, Tokens, labels_of, shown_tokens
 
-_BINS = 128  # cells on a side of a head's small map
-_FINE = 1024  # and of the large one
-_MOST, _FEWEST = 64, 8  # strongest weights of each token
-_SINKS = 8  # most keys of a layer that can be left out
+_BINS = 128  # most cells on each side of a head's small map
+_FINE = 1024  # most cells on each side of the large map
+_MOST, _FEWEST = 64, 8  # numbers of strongest weights per token
+_SINKS = 8  # most keys of a layer that the page can hide
 _SINK_SHARE, _SINK_TIMES = 0.05, 4.0
-_A_WEIGHT = 5.6  # bytes of a weight and its index: base64 adds a third, deflating saves some
-_FINER = 1.2  # largest ratio of the bytes of a cell of a large map to one of a small map
+_A_WEIGHT = 5.6  # bytes of a weight and its index, after compression and base64
+_FINER = 1.2  # upper bound for the bytes of a large map's cell, relative to a small map's
 _TELLING = ("position_information", "previous_mass", "induction_mass", "first_mass", "distance", "effective_tokens")
 
 
@@ -30,7 +30,7 @@ class Side(NamedTuple):
     """The page data of one recording.
 
     Attributes:
-        descriptions: names and settings of texts, layers and heads.
+        descriptions: names and settings of the texts, layers and heads.
         parts: packed bytes by name: maps of each layer, and details of heads.
     """
 
@@ -45,17 +45,17 @@ class _Layer(NamedTuple):
     measures: list[Measure]
     received: Tensor | None
     sinks: list[int]
-    columns: list[int]  # of the small map, with the sinks
+    columns: list[int]  # the columns of the small map that contain sinks
     map: Map | None
 
 
 def checked_labels(
     layers: dict[str, Source], tokens: Tokens, item: int, heads: Sequence[tuple[int, int]] | None
 ) -> dict[str, Labels]:
-    """Return the tokens of all layers on the page; raise unless they, the batch item and the heads exist.
+    """Return the tokens of all layers on a page; raise if tokens, batch item or heads are invalid.
 
     Raises:
-        TypeError, ValueError: tokens, a batch item or heads that do not fit the layers.
+        TypeError, ValueError: tokens, batch item or heads do not match the layers.
     """
     for name, layer in layers.items():
         if item >= layer.shape[0]:
@@ -83,10 +83,10 @@ def read_side(
         layers: layers by name.
         labels: checked tokens of the layers.
         item: the batch item to show.
-        heads: (layer, head) of those with details; the most informative ones when None.
-        size: approximate number of bytes that the page may take.
+        heads: (layer, head) pairs to show in detail; the most informative ones if None.
+        size: approximate size limit of the page in bytes.
 
-    Cost: about three sweeps over each matrix and one over each head with details.
+    Cost: about three passes over each matrix, plus one over each head with details.
     """
     read = [_layer(one, layer, labels[one], item) for one, layer in layers.items()]
     texts: dict[tuple[str, ...], int] = {}
@@ -127,7 +127,7 @@ def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
     columns = sorted({sink * min(_BINS, kv_len) // kv_len for sink in sinks})
     statistics: list[Statistic[Any, Any]] = []
     numbers = {token: number for number, token in enumerate(dict.fromkeys(labels.keys))}
-    if labels.is_one_text and len(numbers) < kv_len:  # else no token repeats, or tokens are unknown
+    if labels.is_one_text and len(numbers) < kv_len:  # otherwise no token repeats, or the tokens are unknown
         statistics = [InductionMass(tuple(numbers[token] for token in labels.keys))]
     maps = source.map(item, _BINS, _keys_without_sinks(columns, sinks, kv_len, _BINS), statistics)
     measures = source.measures(item)
@@ -140,7 +140,7 @@ def _layer(name: str, source: Source, labels: Labels, item: int) -> _Layer:
 
 
 def _sinks(received: Tensor) -> list[int]:
-    """Return attention sinks: keys with at least 5 % of a layer's attention and four times their equal share."""
+    """Return a layer's attention sinks: keys with at least 5 % of its attention and four times the average."""
     shares = received / received.sum().clamp_min(1e-30)
     least = max(_SINK_SHARE, _SINK_TIMES / len(shares))
     best = shares.topk(min(_SINKS, len(shares)))
@@ -150,14 +150,14 @@ def _sinks(received: Tensor) -> list[int]:
 def _keys_without_sinks(
     columns: Sequence[int], sinks: Sequence[int], kv_len: int, bins: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the keys of some columns of a map, without the sinks."""
+    """Return the keys in some columns of a pooled map, excluding attention sinks."""
     count = min(bins, kv_len)
     spans = [range(-(-column * kv_len // count), -(-(column + 1) * kv_len // count)) for column in columns]
     return tuple(tuple(key for key in span if key not in sinks) for span in spans)
 
 
 def _describe_measures(layers: Sequence[_Layer]) -> list[dict[str, str]]:
-    """Return names, units and meanings of all statistics on the page."""
+    """Return the names, units and meanings of all statistics on a page."""
     measures: dict[str, Measure] = {}
     for layer in layers:
         for measure in layer.measures:
@@ -166,7 +166,7 @@ def _describe_measures(layers: Sequence[_Layer]) -> list[dict[str, str]]:
 
 
 def _describe_layer(layer: _Layer, texts: dict[tuple[str, ...], int]) -> dict[str, Any]:
-    """Describe a layer for the page's index; add its texts to the others."""
+    """Return a layer's entry in the page's index; add its texts to ``texts``."""
     _, heads, q_len, kv_len = layer.source.shape
     keys = texts.setdefault(layer.labels.keys, len(texts))
     queries = keys if layer.labels.is_one_text else texts.setdefault(layer.labels.queries, len(texts))
@@ -192,8 +192,8 @@ def _choose_details(
 ) -> tuple[Iterable[tuple[int, int]], int, bool]:
     """Return the heads to show in detail, the number of strongest weights of each token, and whether all fit.
 
-    All weights of all heads are shown if they fit; else the most per token that fit; at last the fewest, for as many
-    heads as fit.
+    If they fit, all weights of all heads are shown. Otherwise each token gets as many weights as fit; if even the
+    fewest do not fit for all heads, only as many heads as fit are shown.
     """
     every = [(place, head) for place, layer in enumerate(layers) for head in range(layer.source.shape[1])]
     chosen = every if heads is None else list(dict.fromkeys((int(layer), int(head)) for layer, head in heads))
@@ -205,7 +205,7 @@ def _choose_details(
 
 
 def _most_informative(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
-    """Order all heads by how informative they are: the first of each kind, then the second of each, and so on."""
+    """Yield all heads on a page, most informative first: the best of each kind, then the second of each, and so on."""
     orders = []
     for name in _TELLING:
         values = {
@@ -222,7 +222,7 @@ def _most_informative(layers: Sequence[_Layer]) -> Iterator[tuple[int, int]]:
 
 
 def _head_details(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str, Any], str]:
-    """Return the details of one head for the page: its entry in the index, and its packed bytes."""
+    """Return the details of one head for a page: its entry in the index, and its packed bytes."""
     _, _, q_len, kv_len = layer.source.shape
     bins = min(_FINE, max(q_len, kv_len))
     columns = sorted({sink * min(bins, kv_len) // kv_len for sink in layer.sinks})
@@ -241,7 +241,7 @@ def _head_details(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str
         strong = details.strong
         top = max(float(torch.nan_to_num(strong.weights).abs().max()), 0.0)
         described |= {"k": strong.weights.shape[-1], "back": strong.received.shape[-1], "top": top}
-        # Recorded results may lack weights below 0, which they count as missing.
+        # Recorded results may lack weights below 0 and count them as missing.
         described["whole"] = kv_len <= described["k"] == described["back"]
         for weights, names in ((strong.weights, strong.keys), (strong.received, strong.queries)):
             pieces += [halves(weights[0, 0].cpu().numpy(), top), _encode_indices(names[0, 0])]
@@ -253,12 +253,12 @@ def _head_details(layer: _Layer, item: int, head: int, k: int) -> tuple[dict[str
 
 
 def _encode_indices(indices: Tensor) -> bytes:
-    """Encode key indices as uint32, plus one; 0 means none."""
+    """Encode key indices for a page as uint32, increased by one so that 0 means none."""
     return (indices + 1).cpu().numpy().astype("<u4").tobytes()
 
 
 def _cell_bytes(layer: _Layer, maps: str) -> float:
-    """Estimate the bytes of a cell of a large map from the small maps; 0 if there are none."""
+    """Estimate the bytes per cell of a large map from the small maps; 0 if there are no small maps."""
     return 0.0 if layer.map is None else _FINER * len(maps) / layer.map.cells.size
 
 

@@ -1,4 +1,4 @@
-"""Statistics for pages only: the strongest weights by query and by key, and maps without some keys."""
+"""Statistics used only by pages: the strongest weights by query and by key, and maps without some keys."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Strong(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BothWays(Statistic[Strong, Strong]):
-    """The strongest keys of each query and the strongest queries of each key, as `Strong`.
+    """A statistic: the strongest keys of each query and the strongest queries of each key, as `Strong`.
 
     Args:
-        k: number of weights of each query and key.
+        k: number of weights for each query and key.
 
-    Cost: two selections from the weights; O((q_len + kv_len) * k) memory.
+    Cost: two top-k selections from the weights; O((q_len + kv_len) * k) memory.
     """
 
     k: int
@@ -73,18 +73,18 @@ class BothWays(Statistic[Strong, Strong]):
 
 class _Cells(NamedTuple):
     cells: Tensor  # [batch, heads, rows of cells, columns]
-    row: Tensor  # [q_len]: the row of cells of each query
+    row: Tensor  # [q_len]: the row of cells that each query belongs to
 
 
 @dataclasses.dataclass(frozen=True)
 class Without(Statistic[_Cells, Tensor]):
-    """A statistic: columns of a pooled map without some of their keys, ``[batch, heads, rows, columns]``.
+    """A statistic: columns of a pooled map computed without some of their keys, ``[batch, heads, rows, columns]``.
 
-    If many keys share a cell, one that receives most of the attention hides its neighbours.
+    It reveals the neighbours of a key that receives most of the attention, when many keys share a cell.
 
     Args:
-        bins: most cells on either side, as in `saccade.statistics.Pooled`.
-        columns: for each column of the result, the keys that are pooled.
+        bins: most cells on each side, as in `saccade.statistics.Pooled`.
+        columns: the keys to pool for each column of the result.
     """
 
     bins: int
@@ -115,7 +115,7 @@ class Without(Statistic[_Cells, Tensor]):
 
 
 def _larger(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
-    """Return the k weights farthest from 0 of two lists, with their indices."""
+    """Return the k weights farthest from 0 in two lists, with their indices."""
     weights, names = (torch.cat(pair, -1) for pair in zip(one, other, strict=True))
     best = weights.abs().topk(k, -1).indices
     weights = weights.gather(-1, best)
@@ -123,7 +123,7 @@ def _larger(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], k: int) ->
 
 
 def _strongest_of(values: Tensor, row: Tensor, rows: int) -> Tensor:
-    """Return the value farthest from 0 among the queries of each row of cells, ``[..., rows]``."""
+    """Return the weight farthest from 0 among the queries in each row of map cells, ``[..., rows]``."""
     place, start = row.expand(values.shape), values.new_zeros(*values.shape[:-1], rows)
     most = start.scatter_reduce(-1, place, values, "amax")
     least = start.scatter_reduce(-1, place, values, "amin")

@@ -1,4 +1,4 @@
-"""The texts of a page: the tokens of the queries and keys of each layer."""
+"""The texts of a page: the query and key tokens of each layer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from saccade.text.labels import legible
 
 Text = Sequence[str]
 Tokens = Text | tuple[Text, Text] | Mapping[str, Text | tuple[Text, Text]] | None
-"""Tokens of one text; of queries and of keys; either of them by names of layers, in which ``*`` stands for anything."""
+"""Tokens of one text, a pair of query and key tokens, or a dict of either by layer name; ``*`` matches anything."""
 
 
 class Labels(NamedTuple):
-    """The tokens of a layer's queries and keys on a page, of one text or two."""
+    """The tokens of a layer's queries and keys on a page, from one text or two."""
 
     queries: tuple[str, ...]
     keys: tuple[str, ...]
@@ -25,10 +25,10 @@ class Labels(NamedTuple):
 
 
 def check_tokens(tokens: Tokens) -> None:
-    """Raise unless the ``tokens`` argument of a page is valid, for whatever layers.
+    """Raise unless the ``tokens`` argument of a page is valid, independent of the layers.
 
     Raises:
-        TypeError: a bare string, or entries that are not strings.
+        TypeError: the argument is a single string, or an entry is not a string.
     """
     for entry in tokens.values() if isinstance(tokens, Mapping) else [] if tokens is None else [tokens]:
         for text in entry if _is_pair(entry) else [entry]:
@@ -36,11 +36,11 @@ def check_tokens(tokens: Tokens) -> None:
 
 
 def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
-    """Return the tokens of one layer of a page; if the queries are the last keys, one sequence suffices.
+    """Return the tokens of one layer on a page; one sequence suffices if the queries are the last keys.
 
     Raises:
-        TypeError: tokens that are not strings.
-        ValueError: another number of tokens than queries and keys, or no name that fits the layer.
+        TypeError: tokens are not strings.
+        ValueError: the number of tokens differs from that of queries or keys, or no name matches the layer.
     """
     entry = _tokens_of_layer(tokens, name)
     if entry is None:
@@ -50,7 +50,7 @@ def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
         return Labels(tuple(map(str, range(q_len))), numbers, False)
     queries, keys = (_checked_text(text) for text in (entry if _is_pair(entry) else (entry, entry)))
     is_one = queries == keys
-    if is_one and q_len < kv_len == len(keys):  # the last ones, with a cache
+    if is_one and q_len < kv_len == len(keys):  # with a cache, the queries are the last tokens
         queries = queries[kv_len - q_len :]
     for what, text, length in (("keys", keys, kv_len), ("queries", queries, q_len)):
         if len(text) != length:
@@ -61,7 +61,7 @@ def labels_of(tokens: Tokens, name: str, q_len: int, kv_len: int) -> Labels:
 
 
 def shown_tokens(text: Sequence[str]) -> dict[str, object]:
-    """Return tokens as a page shows them, and which of them a tokenizer added."""
+    """Return tokens as a page displays them, and which of them are special tokens."""
     return {
         "tokens": [legible(token) for token in spelled(text)],
         "special": [place for place, token in enumerate(text) if is_special(token)],
@@ -79,7 +79,7 @@ def _tokens_of_layer(tokens: Tokens, name: str) -> Any:
 
 
 def _is_pair(entry: object) -> bool:
-    """Return whether an argument is a pair of token sequences, not one sequence of two tokens."""
+    """Return whether ``tokens`` is a pair of token sequences rather than a single sequence of two tokens."""
     return isinstance(entry, tuple) and len(entry) == 2 and not any(isinstance(text, str) for text in entry)
 
 

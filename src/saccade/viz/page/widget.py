@@ -1,4 +1,4 @@
-"""report_widget(): the page as a notebook widget."""
+"""report_widget(): an attention report as a notebook widget."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def report_widget(
     size: int = 4_000_000,
     height: int = 760,
 ) -> Any:
-    """Return the page that `report` writes as a widget for Jupyter, VS Code, Colab and marimo.
+    """Return an attention report as a widget for Jupyter, VS Code, Colab and marimo; see `report`.
 
     Args:
         given, tokens, other, other_tokens, names, title, batch, heads, language, size: as for `report`.
-        height: height in pixels.
+        height: height of the widget in pixels.
 
     Returns:
-        An ``anywidget.AnyWidget``, which a notebook shows.
+        An ``anywidget.AnyWidget``, which a notebook displays.
 
     Raises:
         ImportError: anywidget is not installed: ``pip install 'saccade-attention[notebook]'``.
@@ -46,13 +46,13 @@ def report_widget(
     options = checked_options(tokens, title, names, batch, heads, language, size)
     check_int("height", height, 100)
     try:
-        import anywidget  # noqa: PLC0415  an extra
+        import anywidget  # noqa: PLC0415  an optional dependency
         import traitlets  # noqa: PLC0415
     except ModuleNotFoundError:
         raise missing_extra("anywidget", "notebook") from None
 
     class Page(anywidget.AnyWidget):
-        """A page in a notebook."""
+        """An attention page in a notebook."""
 
         _esm = code("notebook")
         parts = traitlets.Dict().tag(sync=True)
