@@ -75,7 +75,7 @@ class GatedLinear(GatedRecurrence):
 
     @classmethod
     def lightning(cls, num_heads: int, layer: int = 0, num_layers: int = 1) -> GatedLinear:
-        """Return MiniMax's lightning attention: gated linear attention without a scale, with ALiBi's slopes as decay rates.
+        """Return MiniMax's lightning attention: gated linear attention without a scale, with decays from ALiBi's slopes.
 
         Args:
             num_heads: a power of two.

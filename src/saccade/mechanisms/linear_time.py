@@ -50,7 +50,7 @@ class LinearTimeMatrix(Matrix):
         """Return the matrix product with a checked value, computed in linear time and in float32 or wider."""
 
     def _pieces(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[tuple[slice, slice, range]]:
-        """Yield the batch items, heads and rows of each block to compute: everything if small, else rows of one head."""
+        """Yield batch items, heads and rows of each block to compute: everything if small, else rows of one head."""
         self._check_part(batch, head, rows)
         items = range(self.shape[0]) if batch is None else range(batch, batch + 1)
         heads = range(self.shape[1]) if head is None else range(head, head + 1)

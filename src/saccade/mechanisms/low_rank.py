@@ -158,7 +158,7 @@ class NarrowSoftmax(NamedTuple):
     def times(self, value: Tensor) -> Tensor:
         """Return the product of the softmax factor with a value; hidden columns contribute nothing."""
         if not is_readable(self.hidden):
-            value = value.masked_fill(self.hidden[:, None, :, None], 0.0)  # the bias makes the weight 0, but 0 * NaN is NaN
+            value = value.masked_fill(self.hidden[:, None, :, None], 0.0)  # the weight is 0, but 0 * NaN is NaN
         return self.matrix().matmul(value)  # a compiler treats "@" as a product of tensors
 
     def weights(self, items: slice, heads: slice, rows: range) -> Tensor:

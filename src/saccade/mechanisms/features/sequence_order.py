@@ -53,7 +53,7 @@ class Order(NamedTuple):
         order = torch.arange(q_len + kv_len, device=visible.q_positions.device).expand(size, -1)
         if visible.causal:
             places = torch.cat([x.expand(size, -1) for x in (visible.kv_positions, visible.q_positions)], 1)
-            order = places.argsort(dim=1, stable=True)  # stable, so that keys stay before queries with the same position
+            order = places.argsort(dim=1, stable=True)  # keys stay before queries with the same position
         segments = None
         if visible.kv_documents is not None and visible.q_documents is not None:
             size = max(size, len(visible.kv_documents))
@@ -83,7 +83,7 @@ class Order(NamedTuple):
         return take_rows(x, self.order.argsort(1)[:, self.kv_len :])
 
     def keys_of(self, x: Tensor) -> Tensor:
-        """Return the entries that belong to keys, ``[batch, heads, kv_len, width]``; 0 for keys outside the sequence."""
+        """Return the entries that belong to keys, ``[batch, heads, kv_len, width]``; 0 for keys without an entry."""
         if self.order is None:
             return F.pad(x, (0, 0, 0, self.kv_len - self.length))
         return take_rows(x, self.order.argsort(1)[:, : self.kv_len])
@@ -100,7 +100,7 @@ class Order(NamedTuple):
         return self.rows_of((last >= first)[..., None])[..., 0]
 
     def line(self, logs: Tensor | None) -> Line:
-        """Return the weights and segments of the sums in sequence order, given the keys' logs, ``[batch, groups, kv_len]``."""
+        """Return sum weights and segments in sequence order, given the keys' logs, ``[batch, groups, kv_len]``."""
         if logs is not None and self.order is None:
             logs = logs[..., : self.length]
         elif logs is not None and self.order is not None:
