@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
     @property
     def treats_heads_alike(self) -> bool:
-        """True if the mechanism declares that its result depends only on dot products and the mask, in the same way in every head.
+        """True if the mechanism declares that its result depends only on dot products and the mask, alike in all heads.
         """
         return getattr(self.mechanism, "treats_heads_alike", False)
 
@@ -121,7 +121,7 @@ _NEW = ShapeSpec(
 
 
 def check_call(mechanism: object, mask: object) -> None:
-    """Raise if a cache's mechanism cannot be called, or if its mask is a tensor, whose columns match no stored tokens."""
+    """Raise if a mechanism cannot be called, or if a cache's mask is a tensor, whose columns match no known tokens."""
     if not callable(mechanism):
         hint = "for instance saccade.mechanisms.Softmax()"
         raise type_error("mechanism", "make matrices", type(mechanism).__name__, hint=hint)
@@ -131,7 +131,7 @@ def check_call(mechanism: object, mask: object) -> None:
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise unless new keys and values are ``[batch, kv_heads, q_len, width]`` with the batch and length of the query."""
+    """Raise unless new keys and values are ``[batch, kv_heads, q_len, width]`` with the query's batch and length."""
     hint = "the cache adds the keys of earlier tokens itself; keys of other tokens go to a CrossCache"
     _NEW.check(query, key, value, hint=hint)
     if not query.dtype == key.dtype == value.dtype:

@@ -88,7 +88,7 @@ class BlockRead:
         return torch.cat([whole, rest], 1)
 
     def is_spare(self, rows: slice) -> Tensor | None:
-        """Return marks of the selected columns that are hidden fillers, bool ``[rows, columns]``; None if there are none."""
+        """Return marks of the selected columns that are hidden fillers, bool ``[rows, columns]``; None if none."""
         if self._spare is None:
             return None
         spare = self._spare.flatten(0, 1)[rows].repeat_interleave(self._size, 1)

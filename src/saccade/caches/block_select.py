@@ -30,7 +30,7 @@ _ENTRIES = 1 << 21  # number of block scores computed at a time
 
 
 class BlockSelectCache(KVCache):
-    r"""Keys and values of all tokens; each step reads only the first and last blocks and those that matter for its query.
+    r"""Keys and values of all tokens; a step reads only the first and last blocks and those that matter to its query.
 
     Columns are cut into blocks of ``block_size``. A call with several tokens (a prompt, a further question) reads
     everything and is exact. With ``prompt="sparse"``, each of its tokens instead reads the blocks that a step would. A
@@ -138,7 +138,7 @@ class BlockSelectCache(KVCache):
 
     @property
     def summary(self) -> Tensor | None:
-        """Scorer's summaries of the finished blocks, ``[batch, kv_heads, blocks, width]``; None before the first block."""
+        """Scorer's summaries of finished blocks, ``[batch, kv_heads, blocks, width]``; None before the first block."""
         return self._state["summary"][:, :, : self._summarized] if "summary" in self._state else None
 
     def advance(self, call: Call) -> Tensor:
@@ -236,7 +236,7 @@ class BlockSelectCache(KVCache):
         return self._state["summary"][:, :, :finished]
 
     def _rank(self, call: Call, summary: Tensor, visible: VisibleColumns) -> tuple[Tensor, int, int]:
-        """Return the ranking of finished blocks, ``[batch, kv_heads, blocks]``, its age, and the bytes read to compute it."""
+        """Return the ranking of finished blocks, ``[batch, kv_heads, blocks]``, its age, and the bytes read for it."""
         batch, kv_heads, blocks, _ = summary.shape
         last = self._state.get("ranking")
         if last is not None and self.age < self.rescore_every:
@@ -302,7 +302,7 @@ class BlockSelectCache(KVCache):
         for first in range(0, tokens, step):
             part = query[:, :, first : first + step]
             before = torch.arange(first, first + part.shape[2], device=query.device) + start
-            before = before.div_(size, rounding_mode="floor")[:, None]  # number of finished blocks before each token's own block
+            before = before.div_(size, rounding_mode="floor")[:, None]  # number of finished blocks
             scores = self._scores(part, summary).masked_fill(number >= before, -torch.inf)
             order = log_shares(scores).unflatten(1, (kv_heads, -1)).amax(2)
             at_ends = (number < self.sink_blocks) | (number >= before - (self.local_blocks - 1))

@@ -75,7 +75,7 @@ class GatedLinear(GatedRecurrence):
 
     @classmethod
     def lightning(cls, num_heads: int, layer: int = 0, num_layers: int = 1) -> GatedLinear:
-        """Return MiniMax's lightning attention: gated linear attention without a scale, with decays from ALiBi's slopes.
+        """Return MiniMax's lightning attention: gated linear attention with no scale, and with ALiBi's slopes as rates.
 
         Args:
             num_heads: a power of two.

@@ -150,7 +150,7 @@ class EarlierSegments(LinearTimeMatrix):
         return self._rows.back(torch.cat(outs, 2)), memory if keys is None else state
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return normalised queries, keys, and keys normalised by their sums in the earlier memory, in segment order."""
+        """Return normalised queries, keys, and keys normalised by the earlier memory, in segment order."""
         lines, keys = self._rows.in_line(self._features(self._query, self._nonfinite_queries)), self._keys(None)
         norm = keys.new_zeros(*keys.shape[:2], keys.shape[3], 1)
         totals = [lines[..., :0, :1]], [keys[..., :0, :1]]
@@ -198,7 +198,7 @@ class EarlierSegments(LinearTimeMatrix):
         return value.masked_fill(worthless[..., None], 0.0), self._bad_keys(bad)
 
     def _bad_keys(self, bad: Tensor | None) -> Tensor | None:
-        """Return the non-finite keys that some query may see, bool ``[batch, kv_heads, kv_len]``; None if there are none."""
+        """Return the non-finite keys that some query may see, bool ``[batch, kv_heads, kv_len]``; None if none."""
         return None if bad is None else bad & self._visible[:, None]
 
     @property
@@ -222,7 +222,7 @@ class EarlierSegments(LinearTimeMatrix):
         return functools.reduce(torch.logical_or, nan) if nan else None
 
     def _first(self, keys: Tensor) -> Tensor:
-        """Return the first segment with a marked key, given marks ``[batch, groups, kv_len]``; past the last if none."""
+        """Return the first segment with a marked key, from marks ``[batch, groups, kv_len]``; past all if none."""
         segments = torch.where(keys, self._columns.segments[:, None], _NEVER)
         return F.pad(segments, (0, 1), value=_NEVER).amin(-1)
 
@@ -306,7 +306,7 @@ class Tokens(NamedTuple):
         return take_rows(F.pad(x, (0, 0, 0, 1)), index[:, : self.size])
 
     def back(self, x: Tensor) -> Tensor:
-        """Move entries from segment order back to tokens, ``[batch, heads, len, width]``; 0 for tokens without a slot."""
+        """Move entries from segment order back to tokens, ``[batch, heads, len, width]``; 0 without a slot."""
         if self.places is None:
             return F.pad(x, (0, 0, self.first, 0)) if self.first else x
         return take_rows(F.pad(x, (0, 0, 0, 1)), self.places)

@@ -167,7 +167,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return tuple(x.unflatten(0, (batch, width)).movedim(1, 3) for x in (out, after))
 
     def _ranks(self) -> tuple[Tensor, Tensor]:
-        """Return each visible token's index in its sequence, and its sequence's number, int64 ``[batch | 1, length]``."""
+        """Return each visible token's index in its sequence, and the sequence, int64 ``[batch | 1, length]``."""
         texts, there = self.visible.kv_documents, self._visible_tokens(slice(None))
         texts = torch.zeros_like(there[:1], dtype=torch.int64) if texts is None else texts[:, : self._length]
         return there.long().cumsum(1) - 1, texts  # only differences within a sequence matter
@@ -180,7 +180,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return ~(hidden if len(hidden) == 1 else hidden[items])[:, : self._length]
 
     def _runs(self) -> Iterator[_Run]:
-        """Yield the sequences of each batch item without hidden tokens; all items at once if their layouts are equal."""
+        """Yield the sequences of each batch item without hidden tokens; all items at once if they are alike."""
         hidden, texts = self.visible.hidden_keys, self.visible.kv_documents
         if not self._length:
             return

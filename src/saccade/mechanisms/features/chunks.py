@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.engine.tiles.grouped_heads import folded
 
 CHUNK = 64
-"""Number of tokens in a chunk, in which all pairs are computed. Small chunks mean more iterations, large ones more work."""
+"""Number of tokens in a chunk, in which all pairs are computed. Small chunks mean more iterations, large more pairs."""
 
 _FLOOR = -1e30  # below every log weight, and finite, so that the difference of two of these is 0 and not NaN
 

@@ -168,7 +168,7 @@ def after(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
 def _split_segments(
     segments: Tensor, segment: Tensor, allowed: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return marks of each chunk: pairs in one segment, tokens in its first and last one, and whether it has only one."""
+    """Return marks of each chunk: pairs in one segment, tokens in its first and last one, and if it has only one."""
     missing = -segments.shape[1] % CHUNK
     whole = torch.cat([segments, segments[:, -1:].expand(-1, missing)], 1) if missing else segments
     before = torch.cat([segment[:, None], whole], 1)[:, :-1:CHUNK].mT  # [chunks, lines]
