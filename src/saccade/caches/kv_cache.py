@@ -69,12 +69,12 @@ class KVCache(LayerCache):
 
     @property
     def key(self) -> Tensor | None:
-        """Keys of all tokens, ``[batch, kv_heads, length, head_dim]``, as a read-only view; None before the first call."""
+        """Stored keys, ``[batch, kv_heads, length, head_dim]``, as a read-only view; None before the first call."""
         return self._state["key"][:, :, : self.length] if self._state else None
 
     @property
     def value(self) -> Tensor | None:
-        """Values of all tokens, ``[batch, kv_heads, length, value_dim]``, as a read-only view; None before the first call."""
+        """Stored values, ``[batch, kv_heads, length, value_dim]``, as a read-only view; None before the first call."""
         return self._state["value"][:, :, : self.length] if self._state else None
 
     @property
@@ -109,7 +109,7 @@ class KVCache(LayerCache):
         return out
 
     def _bytes_read(self, matrix: AttentionMatrix, stored: int) -> int:
-        """Return the number of bytes of stored keys and values that a step reads; several causal queries read nearly all."""
+        """Return the number of stored key and value bytes that a step reads; several causal queries read nearly all."""
         batch, _, _, kv_len = matrix.shape
         tiles = matrix.inputs.plan.tiles
         needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
@@ -158,7 +158,7 @@ class KVCache(LayerCache):
         return x.narrow(2, 0, stop)
 
     def _grow(self, name: str, start: int, stop: int, new: Tensor) -> Tensor:
-        """Return a state tensor in new memory for at least ``stop`` columns, with the first ``start`` columns copied."""
+        """Return a state tensor in new memory for at least ``stop`` columns, with a copy of the first ``start``."""
         old = self._state.get(name)
         size, room = (self.block_size, self.max_len) if name in ("key", "value") else (1, None)
         if room is None:

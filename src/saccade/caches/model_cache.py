@@ -69,7 +69,7 @@ class Cache:
         return Traffic(sum(one.bytes_read for one in each), sum(one.bytes_appended for one in each))
 
     def positions(self, q_len: int) -> range | Tensor | None:
-        """Return the positions of the model's next tokens: a range, or int64 ``[batch, q_len]`` if batch items differ."""
+        """Return the positions of the model's next tokens: a range, or int64 ``[batch, q_len]`` if items differ."""
         layers = self._self_attention
         return None if layers is None else layers.positions(q_len)
 

@@ -42,7 +42,7 @@ class Memory(NamedTuple):
 
     @property
     def taints(self) -> Tensor:
-        """Marks of the heads with a NaN or inf in their sums, bool ``[batch, kv_heads]``; all False if `tainted` is None."""
+        """Marks of heads with a NaN or inf in their sums, bool ``[batch, kv_heads]``; False if `tainted` is None."""
         whole = self.state
         return self.tainted if self.tainted is not None else whole.new_zeros(whole.shape[:2], dtype=torch.bool)
 

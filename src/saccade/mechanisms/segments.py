@@ -198,7 +198,7 @@ class EarlierSegments(LinearTimeMatrix):
         return value.masked_fill(worthless[..., None], 0.0), self._bad_keys(bad)
 
     def _bad_keys(self, bad: Tensor | None) -> Tensor | None:
-        """Return the non-finite keys that some query sees, bool ``[batch, kv_heads, kv_len]``; None if there are none."""
+        """Return the non-finite keys that some query sees, bool ``[batch, kv_heads, kv_len]``; None without any."""
         return None if bad is None else bad & self._visible[:, None]
 
     @property
@@ -306,7 +306,7 @@ class Tokens(NamedTuple):
         return take_rows(F.pad(x, (0, 0, 0, 1)), index[:, : self.size])
 
     def back(self, x: Tensor) -> Tensor:
-        """Move entries from segment order back to token order, ``[batch, heads, len, width]``; 0 without a slot."""
+        """Move entries from segment order to token order, ``[batch, heads, len, width]``; 0 without a slot."""
         if self.places is None:
             return F.pad(x, (0, 0, self.first, 0)) if self.first else x
         return take_rows(F.pad(x, (0, 0, 0, 1)), self.places)
