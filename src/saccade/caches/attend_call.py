@@ -67,8 +67,7 @@ class Call(NamedTuple):
 
     @property
     def treats_heads_alike(self) -> bool:
-        """True if the mechanism declares that its result depends only on dot products and the mask, alike in all heads.
-        """
+        """True if the mechanism declares that only dot products and the mask matter, in the same way in every head."""
         return getattr(self.mechanism, "treats_heads_alike", False)
 
     @property

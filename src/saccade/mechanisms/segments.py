@@ -198,7 +198,7 @@ class EarlierSegments(LinearTimeMatrix):
         return value.masked_fill(worthless[..., None], 0.0), self._bad_keys(bad)
 
     def _bad_keys(self, bad: Tensor | None) -> Tensor | None:
-        """Return the non-finite keys that some query sees, bool ``[batch, kv_heads, kv_len]``; None without any."""
+        """Return the non-finite keys that some query sees, bool ``[batch, kv_heads, kv_len]``; None if none."""
         return None if bad is None else bad & self._visible[:, None]
 
     @property

@@ -111,7 +111,7 @@ def _texts(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> Iterator[st
 
 
 def _character(pieces: Sequence[bytes | None]) -> tuple[int, str]:
-    """Return the number of tokens that form complete characters, and the characters; else one token with escaped bytes."""
+    """Return the number of tokens that form complete characters, and these; else one token with escaped bytes."""
     data = b""
     for count, piece in enumerate(pieces, 1):
         if piece is None:
