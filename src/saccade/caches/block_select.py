@@ -61,7 +61,7 @@ class BlockSelectCache(KVCache):
         prompt: "dense", or "sparse": each token of a call reads only the blocks that it would read in a step, so the
             result does not depend on how a sequence is split into calls. This requires a causal mask, no padding, and
             ``rescore_every=1``.
-        max_len: see `KVCache`; rounded up to whole blocks.
+        max_len: see `KVCache`; rounded up to full blocks.
 
     Raises:
         ValueError: sizes that do not fit together, or an argument that a `KVCache` rejects.

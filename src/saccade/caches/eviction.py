@@ -80,9 +80,8 @@ class EvictingCache(LayerCache):
         UnsupportedError: an impossible crop, or, with voting queries, a matrix whose rows are not distributions.
 
     Cost: memory for ``batch * kv_heads * budget`` keys and values, and 12 bytes for each (16 in float64). If all
-    queries vote, another 132 bytes for each until a token is evicted. A call computes its weights a second time, n²/2
-    of them
-    for a prompt of n tokens, in O(n) memory.
+    queries vote, another 132 bytes for each until a token is evicted. A call computes its weights a second time, which
+    are n²/2 weights for a prompt of n tokens, in O(n) memory.
 
     Example:
         >>> from saccade import masks, mechanisms

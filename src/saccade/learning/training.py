@@ -166,7 +166,7 @@ class Learner(nn.Module):
             asked: bool ``[batch, length]``, True at tokens to compute logits for; None for all tokens.
 
         Returns:
-            ``[batch, length, vocab_size]``, or ``[asked tokens, vocab_size]``.
+            ``[batch, length, vocab_size]``, or ``[selected tokens, vocab_size]``.
         """
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for layer in self.layers:

@@ -1,4 +1,4 @@
-"""compare(): the error and cost of mechanisms, and the length at which they become faster than exact attention."""
+"""compare(): the error and cost of mechanisms, and the length from which they are faster than exact attention."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compare(
     mask: object = None,
     timed_lengths: Sequence[int] | None = None,
 ) -> Comparison:
-    """Compare mechanisms with exact softmax attention on your tensors: error, cost, and the length at which they win.
+    """Compare mechanisms with exact softmax attention on your tensors: error, cost, and the length from which they win.
 
     Errors and memory are measured on the tensors as passed. Products are also timed at other lengths, on the first
     tokens or on repeated tokens, to find the length from which a mechanism is faster than exact attention on this

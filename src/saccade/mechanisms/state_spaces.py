@@ -180,7 +180,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return ~(hidden if len(hidden) == 1 else hidden[items])[:, : self._length]
 
     def _runs(self) -> Iterator[_Run]:
-        """Yield the sequences of each batch item without hidden tokens; all items at once if they are alike."""
+        """Yield the sequences of each batch item without hidden tokens; all items at once if equal."""
         hidden, texts = self.visible.hidden_keys, self.visible.kv_documents
         if not self._length:
             return

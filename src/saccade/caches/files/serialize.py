@@ -240,7 +240,7 @@ def _rotary(contents: Contents) -> encodings.Rotary:
     base, layout = contents.value("base"), contents.value("layout")
     if not isinstance(layout, str):
         raise contents.misfit("layout")
-    return encodings.Rotary(**sizes, base=base, layout=layout, scaling=scaling)  # type: ignore[arg-type]  # checked at run time
+    return encodings.Rotary(**sizes, base=base, layout=layout, scaling=scaling)  # type: ignore[arg-type]  # it checks
 
 
 def _is_scaling_setting(value: object) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.engine.tiles.grouped_heads import folded
 
 CHUNK = 64
-"""Number of tokens in a chunk, in which all pairs are computed. Small chunks mean more iterations, large more pairs."""
+"""Number of tokens in a chunk, which computes all pairs. Small chunks mean more iterations, large ones more pairs."""
 
 _FLOOR = -1e30  # below every log weight, and finite, so that the difference of two of these is 0 and not NaN
 
@@ -36,7 +36,7 @@ class Line(NamedTuple):
         return Line(-self.key_logs, -self.row_logs, self.segments)
 
     def at(self, part: slice) -> Line:
-        """Return the weights of some of the tokens."""
+        """Return the sum weights of a range of tokens."""
         return Line(*(None if x is None else x[..., part] for x in self))
 
 

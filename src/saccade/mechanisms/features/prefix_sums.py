@@ -102,7 +102,7 @@ def _mapped(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Tenso
 def _into_batch(x: Tensor, dim: int | None, size: int, batch: int) -> Tensor:
     """Move a mapped axis of ``torch.func.vmap`` into the batch."""
     x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-    return x.expand(size, batch, *x.shape[2:]).flatten(0, 1)  # segments may be the same for the whole batch
+    return x.expand(size, batch, *x.shape[2:]).flatten(0, 1)  # segments may be the same for the full batch
 
 
 class _PrefixSums(torch.autograd.Function):
