@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Return the name of the file with the run's outcome."""
+        """Name of the file with the run's outcome."""
         return f"{self.question}-{self.mixer}-{self.seed}.json".replace(", ", "-").replace(" ", "-").lower()
 
 

@@ -40,7 +40,7 @@ class CompressiveMatrix(Sum):
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """Return the output for tokens that follow a compressive memory of all earlier tokens, and the new memory.
 
-        See `saccade.mechanisms.segments.EarlierSegments.advance_segments`.
+        Arguments and results are those of `saccade.mechanisms.segments.EarlierSegments.advance_segments`.
         """
         (rest, within), (gate, earlier) = self.terms
         assert isinstance(earlier, EarlierSegments)
