@@ -1,4 +1,4 @@
-"""Caches: the keys and values (or sums of them) that an attention layer stores, so that it need not recompute them."""
+"""Caches: stored keys and values (or sums of them), so that an attention layer need not recompute them."""
 
 from saccade.caches.attend_call import Call, MakesMatrix, Traffic
 from saccade.caches.block_select import BlockSelectCache

@@ -1,4 +1,4 @@
-"""One checked call of a cache, `Call`: its interface to a mechanism, and the checks before anything is written."""
+"""`Call`, one checked call of a cache: the interface to a mechanism, and the checks before anything is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from saccade.support.validation import ShapeSpec, check_int, is_integer
 class MakesMatrix(Protocol):
     """The interface of a mechanism for a cache: a function from queries and keys to an attention matrix.
 
-    One that declares ``treats_heads_alike``, as `saccade.mechanisms.Mechanism` does, may be faster.
+    A mechanism that declares ``treats_heads_alike``, as `saccade.mechanisms.Mechanism` does, may run faster.
     """
 
     def __call__(
@@ -33,7 +33,7 @@ class Traffic(NamedTuple):
     """The number of bytes of keys and values that one cache call read and appended.
 
     Args:
-        bytes_read: bytes of the keys that some query needs, and of their values, each counted once.
+        bytes_read: bytes of all keys that any query needs, and of their values, each counted once.
         bytes_appended: bytes of the new keys and values.
     """
 
@@ -48,7 +48,7 @@ class Call(NamedTuple):
         mechanism, query, key, value, dropout_p: the arguments of the call.
         mask: the mask, evaluated at positions; None for no mask.
         positions: positions of the new tokens.
-        kv_positions: positions of all tokens so far if the cache keeps their order, else of the new ones.
+        kv_positions: positions of all tokens so far if the cache preserves their order, else of the new tokens.
     """
 
     mechanism: MakesMatrix
@@ -62,14 +62,12 @@ class Call(NamedTuple):
 
     @property
     def table(self) -> Tensor:
-        """The positions of the new tokens, int64 ``[batch | 1, q_len]``, on the device of the keys."""
+        """Positions of the call's new tokens, int64 ``[batch | 1, q_len]``, on the device of the keys."""
         return self.positions.on(self.key.device)
 
     @property
     def treats_heads_alike(self) -> bool:
-        """True if the mechanism declares that its result depends on dot products and the mask alone, alike in every
-        head.
-        """
+        """True if the mechanism declares that only dot products and the mask matter, in the same way in every head."""
         return getattr(self.mechanism, "treats_heads_alike", False)
 
     @property
@@ -93,7 +91,7 @@ class Call(NamedTuple):
         return isinstance(module, torch.nn.Module) and any(x.requires_grad for x in module.parameters())
 
     def product(self, matrix: Matrix, value: Tensor) -> tuple[Tensor]:
-        """Return the attention output, ``matrix @ value``, as a tuple of one tensor."""
+        """Return the attention output of a cache call, ``matrix @ value``, as a tuple of one tensor."""
         return (matrix.matmul(value, dropout_p=self.dropout_p),)
 
 
@@ -109,7 +107,7 @@ class KeyValueSpec(NamedTuple):
 
     @classmethod
     def of(cls, key: Tensor, value: Tensor) -> KeyValueSpec:
-        """Return the spec of new keys and values; raise if they do not fit together."""
+        """Return the sizes, dtype and device of new keys and values; raise if they do not match each other."""
         batch, kv_heads, _, head_dim = key.shape
         return cls(batch, kv_heads, head_dim, value.shape[3], key.dtype, key.device)
 
@@ -122,7 +120,7 @@ _NEW = ShapeSpec(
 
 
 def check_call(mechanism: object, mask: object) -> None:
-    """Raise for a mechanism that cannot be called, or a tensor as mask, whose columns have no known tokens."""
+    """Raise if a mechanism cannot be called, or if a cache's mask is a tensor, whose columns match no known tokens."""
     if not callable(mechanism):
         hint = "for instance saccade.mechanisms.Softmax()"
         raise type_error("mechanism", "make matrices", type(mechanism).__name__, hint=hint)
@@ -132,7 +130,7 @@ def check_call(mechanism: object, mask: object) -> None:
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise unless key and value are ``[batch, kv_heads, q_len, width]`` with the query's batch and length."""
+    """Raise unless new keys and values are ``[batch, kv_heads, q_len, width]`` with the query's batch and length."""
     hint = "the cache adds the keys of earlier tokens itself; keys of other tokens go to a CrossCache"
     _NEW.check(query, key, value, hint=hint)
     if not query.dtype == key.dtype == value.dtype:
@@ -157,20 +155,20 @@ def checked_rows(rows: Tensor | Sequence[int], batch: int | None) -> Tensor:
 
 
 def check_crop(length: object, stored: int) -> None:
-    """Raise unless ``length`` is an int from 0 to the cached length."""
+    """Raise unless the ``length`` of a crop is an int from 0 to the number of stored columns."""
     if not 0 <= check_int("length", length, None) <= stored:
         raise value_error("length", f"be from 0 to {stored}, the columns held", length)
 
 
 class Region(NamedTuple):
-    """The region of gradient checkpointing that runs now, as far as it can be recognised.
+    """The currently running region of gradient checkpointing, as far as it can be recognised.
 
-    A replay runs inside a backward pass, which has a number. In its first run, a region of the non-reentrant
-    checkpoint is recognised by torch's hooks for saved tensors; one of the reentrant checkpoint cannot be.
+    A replay runs inside a backward pass, which has a number. In its first run, a region of the non-reentrant checkpoint
+    is recognised by torch's hooks for saved tensors. A region of the reentrant checkpoint cannot be recognised.
 
     Args:
-        graph_task: number of the backward pass; -1 outside of all.
-        hook: id of the checkpoint's hook; 0 outside of all.
+        graph_task: number of the backward pass; -1 outside of backward passes.
+        hook: id of the checkpoint's hook; 0 outside of checkpoints.
     """
 
     graph_task: int = -1
@@ -178,7 +176,7 @@ class Region(NamedTuple):
 
     @classmethod
     def current(cls) -> Region:
-        """Return the innermost checkpointed region that runs now."""
+        """Return the innermost checkpointed region that is currently running."""
         if is_tracing():
             return OUTSIDE
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -186,7 +184,7 @@ class Region(NamedTuple):
         return cls(torch._C._current_graph_task_id(), id(hooks[0]) if is_checkpoint else 0)
 
     def repeats(self, made_in: Region) -> bool:
-        """Return whether this region replays a call that changed a cache in another region."""
+        """Return whether this region replays a call that changed a cache in the region ``made_in``."""
         is_other_pass = self.graph_task not in (-1, made_in.graph_task)
         return is_other_pass or self.hook not in (0, made_in.hook)
 
@@ -195,7 +193,7 @@ OUTSIDE = Region()
 
 
 def refuse_replay() -> NoReturn:
-    """Raise the error of a cache call that gradient checkpointing replays, or will replay.
+    """Raise the error for a cache call that gradient checkpointing replays or will replay.
 
     Raises:
         UnsupportedError: always.

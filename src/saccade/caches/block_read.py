@@ -12,18 +12,19 @@ from saccade.caches.attend_call import Call
 from saccade.caches.buffers import reused
 from saccade.masks.rules.key_ranges import KeyRanges
 
-_AT_ONCE = 1 << 23  # bytes of keys that are gathered at once: small enough that they stay in a core's cache
+_AT_ONCE = 1 << 23  # bytes of keys that are gathered at once, small enough to stay in a core's cache
 
 
 class BlockRead:
     """The columns that a decoding step reads: the selected blocks, and the unfinished block at the end.
 
     Args:
-        keys, values: those of all tokens, ``[batch, kv_heads, room, width]``, with room for whole blocks.
-        chosen: finished blocks, int64 ``[batch, kv_heads, blocks]``.
-        spare: which of the chosen blocks are filler and hidden, bool of the same shape; None if none is.
-        unfinished: columns of the unfinished block.
-        size: columns of a block.
+        keys, values: keys and values of all tokens, ``[batch, kv_heads, room, width]``; the allocated columns form full
+            blocks.
+        chosen: indices of the selected finished blocks, int64 ``[batch, kv_heads, blocks]``.
+        spare: marks of the selected blocks that are hidden fillers, bool of the same shape; None if there are none.
+        unfinished: number of columns in the unfinished block.
+        size: number of columns in a block.
     """
 
     def __init__(
@@ -31,26 +32,26 @@ class BlockRead:
     ):
         self.chosen, self._spare = chosen, spare
         start, stop = unfinished.start, unfinished.stop
-        self.newest: tuple[Tensor, Tensor] | None = None  # with gradients, in place of the last column
+        self.newest: tuple[Tensor, Tensor] | None = None  # with gradients; replaces the last column
         self._start, self._stop, self._size = start, stop, size
         # A block is a row. Sizes are explicit, since -1 is ambiguous for tensors without elements.
         count = keys.shape[:3].numel() // size
         self._blocks = keys.view(count, size * keys.shape[3]), values.view(count, size * values.shape[3])
         per_head = keys.shape[2] // size  # blocks allocated for each key head
         rows = torch.arange(chosen.shape[0] * chosen.shape[1], device=chosen.device)[:, None]
-        # The unfinished block is read as a whole one, and the columns behind its last one are cut off.
+        # The unfinished block is read in full, and the columns after its last token are cut off.
         read = F.pad(chosen, (0, 1), value=start // size) if stop > start else chosen
         self._index = rows * per_head + read.flatten(0, 1)
         self.count = chosen.shape[2] * size + stop - start
 
     @property
     def column_bytes(self) -> int:
-        """The bytes of one key and its value in one key head."""
+        """Bytes of one key and its value in one key head."""
         return sum(x.shape[1] // self._size * x.element_size() for x in self._blocks)
 
     @property
     def ranges(self) -> KeyRanges:
-        """The columns that are read, as key ranges with one row for each key head of each batch item."""
+        """Columns that the step reads, as key ranges with one row for each key head of each batch item."""
         stop = self._stop
         first = self.chosen.flatten(0, 1).sort(1).values * self._size
         last = first + self._size
@@ -61,17 +62,17 @@ class BlockRead:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all keys and values that are read."""
+        """Bytes of all keys and values that the step reads."""
         return self.chosen.shape[0] * self.chosen.shape[1] * self.count * self.column_bytes
 
     def portions(self) -> list[slice]:
-        """Return slices of the (item, head) rows, each small enough for the reused memory."""
+        """Return slices of the (item, head) rows, each small enough to fit the reused memory."""
         each = self.count * self._blocks[0].shape[1] // self._size * self._blocks[0].element_size()
         step = max(1, _AT_ONCE // max(1, each))
         return [slice(i, i + step) for i in range(0, len(self._index), step)]
 
     def read(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Return the selected keys and values of some (item, head) rows, ``[rows, columns, width]`` each."""
+        """Return the selected keys and values of the given (item, head) rows, ``[rows, columns, width]`` each."""
         k, v = (self._gathered(name, table, rows) for name, table in zip(("keys", "values"), self._blocks, strict=True))
         if self.newest is None:
             return k, v
@@ -79,7 +80,7 @@ class BlockRead:
         return torch.cat([k[:, :-1], new_k], 1), torch.cat([v[:, :-1], new_v], 1)
 
     def columns(self, rows: slice) -> Tensor:
-        """Return the indices of the columns that some (item, head) rows read, int64 ``[rows, columns]``."""
+        """Return the indices of the columns that the given (item, head) rows read, int64 ``[rows, columns]``."""
         device = self.chosen.device
         blocks = self.chosen.flatten(0, 1)[rows]
         whole = (blocks[:, :, None] * self._size + torch.arange(self._size, device=device)).flatten(1)
@@ -87,7 +88,7 @@ class BlockRead:
         return torch.cat([whole, rest], 1)
 
     def is_spare(self, rows: slice) -> Tensor | None:
-        """Return which selected columns are filler and hidden, bool ``[rows, columns]``; None if none is."""
+        """Return marks of the selected columns that are hidden fillers, bool ``[rows, columns]``; None if none."""
         if self._spare is None:
             return None
         spare = self._spare.flatten(0, 1)[rows].repeat_interleave(self._size, 1)
@@ -97,17 +98,17 @@ class BlockRead:
         """Return the selected blocks of one tensor, gathered into reused memory."""
         index = self._index[rows]
         shape = (index.numel(), table.shape[1])
-        # A graph keeps its inputs: with one, the memory is not reused.
+        # An autograd graph stores its inputs, so the memory is not reused if there is one.
         out = reused(name, shape, table) if self.newest is None else table.new_empty(shape)
         torch.index_select(table, 0, index.flatten(), out=out)
         return out.view(len(index), index.shape[1] * self._size, table.shape[1] // self._size)[:, : self.count]
 
 
 class VisibleColumns(NamedTuple):
-    """The cached columns that the single new token of a step may see, and their positions.
+    """The cached columns that are visible to the single new token of a step, and their positions.
 
     Args:
-        allowed: bool ``[batch | 1, heads | 1, 1, columns]``; None if all are.
+        allowed: bool ``[batch | 1, heads | 1, 1, columns]``, True at visible columns; None if all are visible.
         real: bool ``[batch | 1, columns]``, False at padding.
         is_all_real: whether there is no padding.
         kv_positions: a range, or int64 ``[batch, columns]``.
@@ -120,7 +121,7 @@ class VisibleColumns(NamedTuple):
 
     @classmethod
     def of(cls, call: Call) -> VisibleColumns:
-        """Return the columns that are visible to the only new token of a call."""
+        """Return the cached columns that are visible to the single new token of a call."""
         device, rule, kv_positions = call.query.device, call.mask, call.kv_positions.given
         if isinstance(kv_positions, range) and call.sees_all_before:
             return cls(
@@ -141,7 +142,7 @@ class VisibleColumns(NamedTuple):
         return self.real[:, : blocks * size].unflatten(1, (blocks, size)).sum(2)
 
     def positions(self, read: BlockRead, rows: slice) -> Tensor:
-        """Return the positions of the columns that a read selects, int64 ``[rows, columns]``; -1 for hidden ones."""
+        """Return the positions of the columns that a step reads, int64 ``[rows, columns]``; -1 for hidden columns."""
         columns = read.columns(rows)
         if isinstance(self.kv_positions, range):
             return columns + self.kv_positions.start

@@ -26,49 +26,52 @@ from saccade.support.numerics import is_finite, wide_dtype
 from saccade.support.torch_modes import is_plain as is_plain_tensor
 from saccade.support.validation import check_choice, check_int, check_type
 
-_ENTRIES = 1 << 21  # scores of blocks at a time
+_ENTRIES = 1 << 21  # number of block scores computed at a time
 
 
 class BlockSelectCache(KVCache):
-    r"""Keys and values of all tokens; a step reads the first blocks, the last ones, and those that matter to its query.
+    r"""Keys and values of all tokens; a step reads only the first and last blocks and those that matter to its query.
 
     Columns are cut into blocks of ``block_size``. A call with several tokens (a prompt, a further question) reads
-    everything and is exact, unless ``prompt="sparse"``: then each of its tokens reads the blocks that a step would. A
-    call with one token reads ``budget`` tokens for each key head: the ``sink_blocks`` first blocks, the
-    ``local_blocks`` last ones, the unfinished one included, and as many *anchor blocks* as fit: the blocks in between
-    that score highest for this query. The softmax of the mechanism then runs over these tokens.
+    everything and is exact. With ``prompt="sparse"``, each of its tokens instead reads the blocks that a step would. A
+    call with one token reads ``budget`` tokens for each key head: the first ``sink_blocks`` blocks, the last
+    ``local_blocks`` blocks including the unfinished one, and *anchor blocks* up to the budget, which are the blocks in
+    between with the highest scores for this query. The softmax of the mechanism then runs over these tokens.
 
-    Equals the run with a `KVCache` while at most ``budget`` tokens are stored; after that, the dense run of each step
-    in which all other blocks are hidden. Nothing is forgotten: the next step may read what this one leaves out.
+    The result equals the run with a `KVCache` while at most ``budget`` tokens are stored. After that, each step equals
+    a dense run with all other blocks hidden. Nothing is forgotten: the next step may read the blocks that this one
+    skips.
 
-    In a ragged batch both hold for each item: the budget counts its tokens and no padding, and blocks that hold only
-    its padding do not count as first, last or other blocks. Blocks are cut at the batch's columns, so that padding may
-    put an item's tokens into other blocks than those of its sequence alone.
+    In a ragged batch both hold for each item. The budget counts its tokens but no padding, and blocks that contain only
+    padding are ignored. Blocks are cut at the columns of the batch, so padding may move an item's tokens to different
+    blocks than in a run of this sequence alone.
 
-    Heads that share keys share blocks: each head's scores are normalised by a softmax over blocks, and a block counts
-    with the largest of its heads.
+    Heads that share keys read the same blocks. Each head's scores are normalised by a softmax over blocks, and the
+    score of a block is its maximum over these heads.
 
     Args:
-        block_size: tokens in a block, at least 1.
-        budget: tokens that a step reads for each key head: a multiple of ``block_size`` that holds at least the first
-            and last blocks.
-        sink_blocks: blocks at the beginning that are always read.
-        local_blocks: blocks at the end that are always read, at least 1.
+        block_size: number of tokens in a block, at least 1.
+        budget: number of tokens that a step reads for each key head, a multiple of ``block_size`` that is large enough
+            for the first and last blocks.
+        sink_blocks: number of blocks at the beginning that are always read.
+        local_blocks: number of blocks at the end that are always read, at least 1.
         scorer: ranks the other blocks; `saccade.scorers.BlockBounds` when None.
-        rescore_every: steps from one ranking of the blocks to the next; the steps in between use the last ranking, in
-            which newer blocks come last.
-        prompt: "dense", or "sparse": tokens of one call read no more than each would by itself, so that any split of
-            a sequence gives the same; requires a causal mask, no padding, and ``rescore_every=1``.
-        max_len: see `KVCache`; rounded up to whole blocks.
+        rescore_every: number of steps from one ranking of the blocks to the next. Steps in between use the last
+            ranking, with newer blocks ranked last.
+        prompt: "dense", or "sparse": each token of a call reads only the blocks that it would read in a step, so the
+            result does not depend on how a sequence is split into calls. This requires a causal mask, no padding, and
+            ``rescore_every=1``.
+        max_len: see `KVCache`; rounded up to full blocks.
 
     Raises:
-        ValueError: sizes that do not fit together, or an argument that a `KVCache` refuses.
-        UnsupportedError: a mechanism whose matrix is not a softmax; a sparse prompt with padding or another mask.
+        ValueError: sizes that do not fit together, or an argument that a `KVCache` rejects.
+        UnsupportedError: a mechanism whose matrix is not a softmax, or a sparse prompt with padding or a mask that is
+            not causal.
 
-    Cost: memory of a `KVCache`, and a summary for each finished block. A step reads ``budget`` keys and values and all
-    summaries, for each key head; if padding leaves blocks half empty, as many blocks as the item that needs most of
-    them. With a bias, a custom score, a sink logit, or a mask that differs between heads, the arithmetic of a step
-    (not the reading) is repeated for each key head.
+    Cost: memory of a `KVCache`, and a summary for each finished block. For each key head, a step reads ``budget`` keys
+    and values and all summaries. If padding leaves blocks half empty, all items read as many blocks as the item that
+    needs most. With a bias, a custom score, a sink logit, or a mask that differs between heads, the arithmetic of a
+    step (not the reading) is repeated for each key head.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -86,7 +89,7 @@ class BlockSelectCache(KVCache):
     leaves = (
         *KVCache.leaves,
         Leaf("summary", "batch kv_heads blocks width", is_optional=True, is_saved=False),
-        Leaf("ranking", "batch kv_heads ranked", "wide", is_optional=True),  # the last one, if a later step uses it
+        Leaf("ranking", "batch kv_heads ranked", "wide", is_optional=True),  # the last ranking, if a later step uses it
     )
     numbers = ("exact_until", "age")
     equivalent_run = (
@@ -94,9 +97,9 @@ class BlockSelectCache(KVCache):
     )
     exposes_all_keys, needs_softmax = False, True
 
-    exact_until: int | None  # columns before the first step that left blocks out
-    age: int  # steps for which the ranking has been used
-    _summarized: int  # blocks
+    exact_until: int | None  # number of columns before the first step that skipped blocks
+    age: int  # number of steps that have used the ranking
+    _summarized: int  # number of blocks with a summary
 
     def __init__(
         self,
@@ -135,7 +138,7 @@ class BlockSelectCache(KVCache):
 
     @property
     def summary(self) -> Tensor | None:
-        """The scorer's summaries of finished blocks, ``[batch, kv_heads, blocks, width]``; None before the first."""
+        """Scorer's summaries of finished blocks, ``[batch, kv_heads, blocks, width]``; None before the first block."""
         return self._state["summary"][:, :, : self._summarized] if "summary" in self._state else None
 
     def advance(self, call: Call) -> Tensor:
@@ -174,7 +177,7 @@ class BlockSelectCache(KVCache):
         return out
 
     def _advance_sparse(self, call: Call) -> Tensor:
-        """Attend with several tokens, each of which reads the blocks that a step would read."""
+        """Attend with several tokens; each reads the blocks that a step with this token would read."""
         start, stop = self.length, self.length + call.key.shape[2]
 
         def select(query: Tensor, keys: Tensor) -> Tensor:
@@ -199,7 +202,7 @@ class BlockSelectCache(KVCache):
     def _read_in_place(
         self, call: Call, ranges: KeyRanges, finish: Callable[[Matrix, Tensor], tuple[Tensor]]
     ) -> tuple[Tensor]:
-        """Return the product, computed with the key heads of all items as batch items."""
+        """Return the attention output, computed in place with the key heads of all items as batch items."""
         batch, heads, q_len, _ = call.query.shape
         keys, values = (self._state[name][:, :, : ranges.columns].flatten(0, 1)[:, None] for name in ("key", "value"))
         query = call.query.reshape(len(keys), -1, q_len, call.query.shape[3])
@@ -219,7 +222,7 @@ class BlockSelectCache(KVCache):
             self.exact_until = None
 
     def _summary_of(self, keys: Tensor, table: Tensor | None, finished: int) -> Tensor:
-        """Return the summaries of the finished blocks that rank them; each is computed once."""
+        """Return the summaries by which finished blocks are ranked; each is computed only once."""
         size, done = self.block_size, self._summarized
         if done < finished:
             blocks = keys[:, :, done * size : finished * size].unflatten(2, (finished - done, size))
@@ -233,14 +236,14 @@ class BlockSelectCache(KVCache):
         return self._state["summary"][:, :, :finished]
 
     def _rank(self, call: Call, summary: Tensor, visible: VisibleColumns) -> tuple[Tensor, int, int]:
-        """Return the rank of each finished block, ``[batch, kv_heads, blocks]``, its age, and the bytes read for it."""
+        """Return the ranking of finished blocks, ``[batch, kv_heads, blocks]``, its age, and the bytes read for it."""
         batch, kv_heads, blocks, _ = summary.shape
         last = self._state.get("ranking")
         if last is not None and self.age < self.rescore_every:
             newer = last.new_full((batch, kv_heads, blocks - last.shape[2]), -torch.inf)
             return torch.cat([last, newer], 2), self.age + 1, last.nbytes
         scores = self._scores(call.query, summary)[:, :, 0]
-        if not visible.is_all_real:  # blocks of padding take no share of the softmax over blocks
+        if not visible.is_all_real:  # blocks of padding are excluded from the softmax over blocks
             scores = scores.masked_fill((visible.tokens(blocks, self.block_size) == 0)[:, None], -torch.inf)
         return log_shares(scores).view(batch, kv_heads, -1, blocks).amax(2), 1, summary.nbytes
 
@@ -252,7 +255,7 @@ class BlockSelectCache(KVCache):
     def _select(self, ranking: Tensor, visible: VisibleColumns) -> tuple[Tensor, Tensor | None]:
         """Return the blocks that a step reads besides the unfinished one: int64 ``[batch, kv_heads, blocks]``.
 
-        The second result, bool of the same shape or None, marks blocks that only fill the table up and are hidden.
+        The second result, bool of the same shape or None, marks hidden blocks that only fill up the table.
         """
         blocks, size = ranking.shape[2], self.block_size
         order = ranking.clone()
@@ -272,9 +275,9 @@ class BlockSelectCache(KVCache):
             some = some.view(some.shape[0], ranking.shape[1], -1, blocks).any(2)
         order = order.masked_fill(~some, -torch.inf)
         if visible.is_all_real:
-            # If fewer blocks are visible than fit the budget, hidden ones are read as well; the mask hides them.
+            # If fewer blocks are visible than fit the budget, hidden blocks are read as well, and the mask hides them.
             return order.topk(self.budget // size - 1, 2, sorted=False).indices, None
-        # Padding takes no budget: an item reads more blocks if they hold fewer tokens.
+        # Padding does not use up the budget: an item reads more blocks if they contain fewer tokens.
         rank, index = order.sort(dim=2, descending=True)
         counted = tokens[:, None].expand_as(index).gather(2, index).cumsum(2)
         left = self.budget - visible.real[:, blocks * size :].sum(1)
@@ -288,7 +291,7 @@ class BlockSelectCache(KVCache):
         Args:
             query: ``[batch, heads, tokens, head_dim]``.
             summary: summaries of all finished blocks, ``[batch, kv_heads, blocks, width]``.
-            start: the column of the first token.
+            start: the column of the prompt's first token.
         """
         batch, heads, tokens, _ = query.shape
         kv_heads, finished, size = summary.shape[1], summary.shape[2], self.block_size
@@ -299,7 +302,7 @@ class BlockSelectCache(KVCache):
         for first in range(0, tokens, step):
             part = query[:, :, first : first + step]
             before = torch.arange(first, first + part.shape[2], device=query.device) + start
-            before = before.div_(size, rounding_mode="floor")[:, None]  # finished blocks: the number of the token's own
+            before = before.div_(size, rounding_mode="floor")[:, None]  # number of finished blocks
             scores = self._scores(part, summary).masked_fill(number >= before, -torch.inf)
             order = log_shares(scores).unflatten(1, (kv_heads, -1)).amax(2)
             at_ends = (number < self.sink_blocks) | (number >= before - (self.local_blocks - 1))
@@ -321,9 +324,8 @@ class _BlockSparseMechanism(nn.Module):
     """A mechanism wrapped for a sparse prompt: each query attends to its selected key blocks only.
 
     Args:
-        call: the call.
-        select: selects blocks from queries and all keys; see `saccade.matrix.block_sparse`.
-        size: keys of a block.
+        call: the cache call. select: selects blocks from queries and all keys; see `saccade.matrix.block_sparse`.
+        size: number of keys in a block.
     """
 
     def __init__(self, call: Call, select: Callable[[Tensor, Tensor], Tensor], size: int):
@@ -340,7 +342,7 @@ class _BlockSparseMechanism(nn.Module):
 
 
 def _check_sparse_prompt(call: Call) -> None:
-    """Raise unless the blocks of all tokens of a sparse prompt can be selected at once."""
+    """Raise unless the blocks can be selected for all tokens of a sparse prompt at once."""
     reasons = []
     if not isinstance(call.kv_positions.given, range):
         reasons.append("it has padding, or positions of its own")

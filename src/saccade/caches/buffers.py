@@ -1,4 +1,4 @@
-"""Memory buffers of caches: on huge pages if the system has them, usable in every gradient mode, or reused."""
+"""Memory buffers for caches: on huge pages if available, usable in every gradient mode, or reused."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import Tensor
 
 from saccade.support.torch_modes import is_plain
 
-_HUGE = 2 << 20  # bytes of a huge page, of x86-64 and of arm64 with pages of 4 KB
-_ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux has it
-_KEPT = 1 << 26  # bytes that `reused` stores at most; larger pieces are allocated each time
+_HUGE = 2 << 20  # bytes of a huge page on x86-64, and on arm64 with 4 KB pages
+_ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # only on Linux
+_KEPT = 1 << 26  # largest buffer in bytes that `reused` keeps; larger ones are allocated each time
 
 
 def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return an uninitialised buffer of a tensor's dtype and device; copying it gives an ordinary tensor.
+    """Return an uninitialised buffer with the dtype and device of a tensor; a copy of it is an ordinary tensor.
 
-    A step over ordinary pages of 4 KB spends part of its time on address translation. A huge page is one entry of the
-    page table for 2 MB. Torch does not request huge pages; this function does, for the whole huge pages of a tensor on
-    a CPU, so that it takes no more memory than the tensor.
+    A decoding step that reads ordinary 4 KB pages spends part of its time on address translation. A huge page needs one
+    entry of the page table for 2 MB. Torch does not request huge pages. This function does so on the CPU, but only for
+    huge pages that lie completely within the buffer, so that the buffer takes no more memory than a tensor.
 
     Args:
-        like: gives dtype and device.
-        shape: shape of the new tensor.
+        like: a tensor with the dtype and device of the buffer.
+        shape: shape of the buffer.
     """
     size = math.prod(shape) * like.element_size()
     if _ADVICE is None or size < _HUGE or like.device.type != "cpu" or not is_plain(like):
@@ -45,10 +45,11 @@ def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def usable(x: Tensor) -> Tensor:
-    """Return the buffer, or a copy if it is an inference tensor and inference mode has ended.
+    """Return the buffer itself, or a copy if it is an inference tensor and inference mode has ended.
 
-    An inference tensor may neither be written to outside of inference mode nor be part of a graph. Call this before
-    using a tensor that was stored in an earlier call: it copies if the mode has changed, and is free otherwise.
+    An inference tensor can neither be written to outside of inference mode nor be part of an autograd graph. Call this
+    function before using a tensor that was stored in an earlier call. It copies if the mode has changed, and costs
+    nothing otherwise.
     """
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
 
@@ -64,8 +65,8 @@ _MINE = _Kept()
 def reused(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Return an uninitialised buffer for one step; the next call with the same name overwrites it.
 
-    Fresh pages cost more than the copy that fills them. There is one piece for each thread and name, shared by all
-    caches; no cache counts it as its memory.
+    Allocating new pages costs more than the copy that fills them. There is one buffer for each thread and name, shared
+    by all caches and not included in the memory size of any cache.
     """
     size = math.prod(shape) * like.element_size()
     if size > _KEPT:

@@ -1,4 +1,4 @@
-"""LayerCache: the base of all caches of one attention layer, described by its settings and its state."""
+"""LayerCache: the base of all caches for one attention layer, described by settings and state."""
 
 from __future__ import annotations
 
@@ -33,21 +33,23 @@ _NO_TOKENS = Positions(range(0))
 
 
 class LayerCache(ArgumentHints):
-    """The tokens that one attention layer has seen. The caller passes it to each call; no module stores one.
+    """The tokens that one attention layer has seen. The caller passes the cache to each call; no module stores it.
 
-    Every cache obeys one law: a prefill, then extend and decode steps of any sizes, give the result of the full run,
-    for every causal mask. A cache that forgets tokens describes in ``equivalent_run`` the run that it does equal.
+    Every cache obeys one law: a prefill followed by extend and decode steps of any sizes gives the result of the full
+    run, for every causal mask. A cache that forgets tokens describes in ``equivalent_run`` the run that it equals
+    instead.
 
-    A custom cache names its ``settings`` and ``leaves``; its `advance` returns the output of a call and stores what
-    later calls need. `fork`, `reorder`, ``crop(0)``, `nbytes`, ``repr`` and `state` follow.
+    A custom cache declares its ``settings`` and ``leaves``. Its `advance` returns the output of a call and stores what
+    later calls need. `fork`, `reorder`, ``crop(0)``, `nbytes`, ``repr`` and `state` then work without further code.
 
     Attributes:
-        settings: arguments of the constructor, stored as attributes of the same names.
-        leaves: the tensors of the state, batch first; they are in ``_state``, by name, once the cache has tokens.
-        numbers: attributes that belong to the state as well, ints and bools.
-        keeps_order: whether columns are stored in the order in which they came, so that any positions are allowed.
-        exposes_all_keys: whether the mechanism gets the keys of all tokens so far, in their order.
-        max_len: most columns; None for any number.
+        settings: names of the constructor's arguments, which are stored as attributes with the same names.
+        leaves: declarations of the state's tensors, whose first axis is the batch. Once the cache has tokens, the
+            tensors are in ``_state`` by name.
+        numbers: names of int and bool attributes that also belong to the state.
+        keeps_order: whether columns are stored in order of arrival, so that any positions are allowed.
+        exposes_all_keys: whether the mechanism receives the keys of all tokens so far, in order.
+        max_len: largest number of columns; None for no limit.
         equivalent_run: the run without a cache that this one equals.
     """
 
@@ -60,29 +62,29 @@ class LayerCache(ArgumentHints):
     max_len: int | None = None
 
     _state: dict[str, Tensor]
-    _shared: set[str]  # leaves whose memory a fork may hold as well: nobody writes there
+    _shared: set[str]  # leaves whose memory a fork may share, so that nothing may be written there
     _length: int
-    _tokens: Positions  # of all columns; without `keeps_order`, the last position of each item
+    _tokens: Positions  # positions of all columns; without `keeps_order`, the last position of each item
     _spec: KeyValueSpec | None
     _traffic: Traffic
-    _region: Region = OUTSIDE  # in which the cache was constructed, forked or emptied
+    _region: Region = OUTSIDE  # the region in which the cache was constructed, forked or emptied
 
     def __init__(self) -> None:
         self._forget()
 
     @property
     def length(self) -> int:
-        """Number of columns so far: tokens of one batch item, padding included."""
+        """Number of columns in the cache: the tokens of one batch item, including padding."""
         return self._length
 
     @property
     def nbytes(self) -> int:
-        """The bytes of memory that the cache holds, spare room included; memory shared with a fork counts in both."""
+        """Memory of the cache in bytes, including spare room; memory shared with a fork counts in both."""
         return sum(x.nbytes for x in self._state.values()) + self._tokens.nbytes
 
     @property
     def traffic(self) -> Traffic:
-        """The bytes that the last `attend` read and appended; 0 before the first call."""
+        """Number of bytes that the last `attend` read and appended; 0 before the first call."""
         return self._traffic
 
     def positions(self, q_len: int) -> range | Tensor | None:
@@ -108,12 +110,12 @@ class LayerCache(ArgumentHints):
             query: ``[batch, heads, q_len, head_dim]``.
             key: ``[batch, kv_heads, q_len, head_dim]``, of the new tokens only.
             value: ``[batch, kv_heads, q_len, value_dim]``.
-            mask: which pairs may attend, evaluated at positions.
-            positions: positions of the new tokens; `positions` of the cache when None; -1 means padding.
+            mask: the pairs that may attend, evaluated at positions.
+            positions: positions of the new tokens, with -1 for padding; those from `positions` of the cache when None.
             dropout_p: dropout probability of the weights in this product.
 
         Returns:
-            ``[batch, heads, q_len, value_dim]``. If the call fails, the cache is as it was before.
+            ``[batch, heads, q_len, value_dim]``. If the call fails, the cache does not change.
 
         Raises:
             UnsupportedError: gradient checkpointing, unless the cache was made inside the checkpointed function.
@@ -133,7 +135,7 @@ class LayerCache(ArgumentHints):
         else:
             tokens, held = self._advanced(new, batch, key.device), new
         out = self.advance(Call(mechanism, query, key, value, mask, new, held, dropout_p))
-        self._tokens, self._length = tokens, self._length + q_len  # only now do the new columns count
+        self._tokens, self._length = tokens, self._length + q_len  # the new columns count from here on
         if self._spec is None and self._state:
             self._spec = KeyValueSpec.of(key, value)
         return out
@@ -141,7 +143,7 @@ class LayerCache(ArgumentHints):
     def advance(self, call: Call) -> Tensor:
         """Return the output of one checked call, ``[batch, heads, q_len, value_dim]``, and store its keys and values.
 
-        If it fails, it has changed nothing that counts. Columns are counted by `attend`, after it.
+        If it fails, the cache's contents do not change. `attend` counts the new columns afterwards.
         """
         raise NotImplementedError(f"{type(self).__name__} must define advance(call), or attend")
 
@@ -160,7 +162,7 @@ class LayerCache(ArgumentHints):
         self._shared.clear()
 
     def crop(self, length: int) -> None:
-        """Forget all columns after the first ``length``; raise if that is not possible. 0 always is."""
+        """Forget all columns after the first ``length``; raise if that is not possible. A length of 0 always works."""
         check_crop(length, self.length)
         if length == 0:
             self._empty()
@@ -182,7 +184,7 @@ class LayerCache(ArgumentHints):
         return other
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the numbers and tensors of the cache's contents, which a file stores beside its settings."""
+        """Return the numbers and tensors of the cache's contents, which a file stores together with its settings."""
         tokens, tensors = self._tokens, {}
         for leaf in self.leaves:
             if leaf.is_saved and leaf.name in self._state and self.length:
@@ -233,18 +235,18 @@ class LayerCache(ArgumentHints):
         self._tokens, self._length = _NO_TOKENS, 0
 
     def _empty(self) -> None:
-        """Forget all columns; the cache may keep their memory for later ones."""
+        """Forget all columns; the cache may reuse their memory for later columns."""
         self._forget()
 
     def _crop(self, length: int) -> None:
-        """Forget all columns after the first ``length``: at least 1, and fewer than are stored."""
+        """Forget all columns after the first ``length``, which is at least 1 and below the number of stored columns."""
 
     def _why_not_cropped(self, length: int) -> str | None:
         """Return the reason why `crop` cannot go back to ``length`` columns, or None."""
         return "what later tokens did to it cannot be undone"
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Raise unless new keys and values match each other, the stored ones and ``max_len``."""
+        """Raise unless new keys and values match each other and the stored ones, and fit into ``max_len``."""
         if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
             check_tensors(query, key, value)
         q, k, v = query.shape, key.shape, value.shape
@@ -259,7 +261,7 @@ class LayerCache(ArgumentHints):
             raise value_error("tokens", f"fit in max_len {self.max_len}", got, hint=hint)
 
     def _advanced(self, new: Positions, batch: int, device: torch.device) -> Positions:
-        """Return the last positions after new tokens; raise unless positions ascend from the last ones on."""
+        """Return the last positions after new tokens; raise unless their positions increase from the last ones."""
         tokens = self._tokens.advanced(new, batch, device)
         if tokens is None:
             rule, hint = "come after those in the cache, one behind the other", "KVCache() takes any order"
@@ -268,7 +270,7 @@ class LayerCache(ArgumentHints):
         return tokens
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return some batch items of a state tensor, copied to new memory."""
+        """Return the given batch items of a cache's state tensor, copied to new memory."""
         return x[rows]
 
     def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:
@@ -282,8 +284,8 @@ class LayerCache(ArgumentHints):
                 raise error(what, f"be {was}, as in the cache", got, hint=hint)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
-        """Return the sizes of the state tensors that follow from the settings, before a file is read."""
+        """Return the sizes of state tensors that the cache's settings determine, before a file is read."""
         return {}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        """Raise if no cache of this kind could have written the file; set the numbers of its state."""
+        """Raise if no cache of this kind could have written the file; otherwise set the numbers of the state."""

@@ -23,26 +23,26 @@ class RemembersSegments(Protocol):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the output, the new compressive memory, where it has NaN or inf, and which tokens to store."""
+        """Return the output, the new compressive memory, marks where it has NaN or inf, and the tokens to store."""
         ...
 
 
 class CompressiveCache(LayerCache):
     """The cache of `saccade.mechanisms.CompressiveMemory`: constant size for sequences of any length.
 
-    It stores the sum over all finished segments, and the keys and values of the open segment, since a
-    segment is written as a whole. Equals the run with a `saccade.caches.KVCache`, and the full run; in a ragged batch
-    each item has its own segments. Tokens cannot be subtracted from a sum: `crop` goes back to 0 only; `fork` before a
-    guess costs nothing.
+    It stores the sum over all finished segments, and the keys and values of the open segment, because segments are
+    added to the sum only when they are complete. The result equals the run with a `saccade.caches.KVCache` and the full
+    run. In a ragged batch, each item has its own segments. Tokens cannot be subtracted from a sum, so `crop` supports
+    only length 0. To try tokens that may be rejected, use `fork`, which copies nothing.
 
-    Gradients flow to the keys and values of the call itself; stored ones are constants.
+    Gradients flow to the keys and values of the current call; stored ones are constants.
 
     Args:
-        max_len: most tokens; None for any number. The memory is the same.
+        max_len: largest number of tokens; None for no limit. The memory is the same in both cases.
 
     Raises:
-        ValueError: tokens at positions before earlier ones, or another batch than before.
-        UnsupportedError: a mechanism without segments, a crop to anything but 0, or dropout.
+        ValueError: tokens positioned before earlier ones, or a different batch size than before.
+        UnsupportedError: a mechanism without segments, a crop to a length other than 0, or dropout.
 
     Cost: memory of ``batch * kv_heads * (head_dim * (value_dim + 1) + segment * (head_dim + value_dim))`` elements at
     most, and 8 bytes for each stored token. A step reads and copies the open segment.
@@ -75,7 +75,7 @@ class CompressiveCache(LayerCache):
 
     @property
     def kv_positions(self) -> Tensor:
-        """The positions of the tokens of the open segment, int64 ``[batch | 1, open]``; -1 for padding."""
+        """Positions of the tokens in the open segment, int64 ``[batch | 1, open]``; -1 for padding."""
         return self._state["table"] if self._state else torch.empty(1, 0, dtype=torch.int64)
 
     def advance(self, call: Call) -> Tensor:
@@ -124,7 +124,7 @@ def _concatenate_positions(stored: Tensor, new: Tensor) -> Positions:
 
 
 def _open_segment_tokens(tokens: dict[str, Tensor], is_open: Tensor) -> dict[str, Tensor]:
-    """Return the entries of the tokens in the open segment of each item, in order, followed by padding."""
+    """Return the entries of tokens in each item's open segment, in order and followed by padding."""
     count = int(is_open.sum(1).amax()) if len(is_open) else 0
     order = (~is_open).to(torch.uint8).sort(dim=1, stable=True).indices[:, :count]
     if len(order) == 1:

@@ -19,12 +19,12 @@ _CONTEXT = ShapeSpec("key [batch, kv_heads, len, head_dim]", "value [batch, kv_h
 
 
 class CrossCache(LayerCache):
-    """The cache of cross-attention: it stores the projected context of the first call for all later ones.
+    """The cache of cross-attention, which stores the projected context of the first call for all later calls.
 
-    ``mha(x, context, cache=cache)`` projects the context in the first call only; from then on the context may be left
-    out; if passed, it must have the same shape, but its contents are not compared.
+    ``mha(x, context, cache=cache)`` projects the context in the first call only. Later calls may omit the context. If
+    they pass it, it must have the same shape, but its contents are not compared.
 
-    The cache does not count queries: their positions matter only to masks and rotations; pass ``positions`` then.
+    The cache does not count queries. If a mask or rotation needs their positions, pass ``positions``.
 
     Example:
         >>> import torch
@@ -49,27 +49,27 @@ class CrossCache(LayerCache):
 
     @property
     def is_filled(self) -> bool:
-        """True once the cross-attention context is stored."""
+        """True if the cross-attention context is stored."""
         return bool(self._state)
 
     @property
     def length(self) -> int:
-        """The number of tokens of the context, padding included."""
+        """Number of tokens in the cross-attention context, including padding."""
         return self._state["key"].shape[2] if self._state else 0
 
     @property
     def key(self) -> Tensor | None:
-        """The keys, ``[batch, kv_heads, length, head_dim]``; None before the first call."""
+        """Keys of the context, ``[batch, kv_heads, length, head_dim]``; None before the first call."""
         return self._state.get("key")
 
     @property
     def value(self) -> Tensor | None:
-        """The values, ``[batch, kv_heads, length, value_dim]``; None before the first call."""
+        """Values of the context, ``[batch, kv_heads, length, value_dim]``; None before the first call."""
         return self._state.get("value")
 
     @property
     def kv_positions(self) -> range | Tensor | None:
-        """The positions of the context's tokens; None if they are 0, 1, 2, …"""
+        """Positions of the context's tokens; None if they are 0, 1, 2, …"""
         return self._state.get("kv_positions", self._run)
 
     def positions(self, q_len: int) -> None:
@@ -79,7 +79,7 @@ class CrossCache(LayerCache):
         """Store the context: ``key [batch, kv_heads, len, head_dim]`` and ``value [batch, kv_heads, len, value_dim]``.
 
         Raises:
-            ValueError: it is filled already, or the shapes do not fit.
+            ValueError: the cache is already filled, or the shapes do not match.
         """
         self.check_not_replayed()
         if self._state:
@@ -90,7 +90,7 @@ class CrossCache(LayerCache):
         if kv_positions is not None:
             batch, _, length, _ = key.shape
             checked = Positions.of(kv_positions, "kv_positions", length=length, batch=batch).given
-        # Not copied if gradients must reach the context; else copies, so that nothing is shared with the caller.
+        # Not copied if gradients must reach the context; otherwise copied, so that no memory is shared with the caller.
         self._state = {name: x if x.requires_grad else x.clone() for name, x in (("key", key), ("value", value))}
         if isinstance(checked, Tensor):
             self._state["kv_positions"] = torch.atleast_2d(checked).clone()
@@ -110,15 +110,15 @@ class CrossCache(LayerCache):
         positions: GivenPositions = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
-        """Attend to the context; ``key`` and ``value`` are required in the first call and ignored if None later.
+        """Attend to the context; ``key`` and ``value`` are required in the first call, and None in later calls.
 
         Args:
             mechanism, query, mask, dropout_p: see `LayerCache.attend`.
-            key, value: keys and values of the context in the first call (or `fill`); None after that.
+            key, value: keys and values of the context in the first call, unless `fill` stored them; None after that.
             positions: positions of the queries, if the mask needs them.
 
         Raises:
-            ValueError: no context yet, or a second one.
+            ValueError: there is no context yet, or the call passes a second one.
         """
         check_call(mechanism, mask)
         if key is not None and value is not None:
@@ -136,7 +136,7 @@ class CrossCache(LayerCache):
         return out
 
     def crop(self, length: int) -> None:
-        """Do nothing: cropping the generated tokens does not change the context."""
+        """Do nothing, since cropping the generated tokens does not change the context."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         run = self._run

@@ -1,4 +1,4 @@
-"""Caches of a fixed size: each key head evicts the tokens with the lowest score."""
+"""Caches of a fixed size, in which each key head evicts the tokens with the lowest scores."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from saccade.support.numerics import wide_dtype
 from saccade.support.validation import ShapeSpec, check_int
 
 _SCORES = ShapeSpec("scores [batch, kv_heads, columns]")
-_MOST_ROWS = 32  # last queries whose weights are stored one by one, so that `crop` can subtract them
+_MOST_ROWS = 32  # number of last queries whose weights are stored separately, so that `crop` can subtract them
 _RECENT = (("earlier", "columns"), ("rows", "queries columns"))
 
 
 class Held(NamedTuple):
-    """The tokens that each key head of an evicting cache stores, oldest first, with padding before them.
+    """The tokens that each key head of an evicting cache stores: padding first, then tokens from oldest to newest.
 
     Args:
         key, value: ``[batch, kv_heads, columns, width]``.
         table: positions of the tokens, int64 ``[batch, kv_heads, columns]``; -1 for padding.
-        received: attention that each token received from the voting queries, summed over the heads that share the
-            keys, float32 or float64 ``[batch, kv_heads, columns]``.
+        received: attention that each token received from the voting queries, summed over the heads that share the keys;
+            float32 or float64 ``[batch, kv_heads, columns]``.
     """
 
     key: Tensor
@@ -45,11 +45,11 @@ class Held(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all four tensors of the stored tokens."""
+        """Size in bytes of all four tensors of the stored tokens."""
         return sum(x.nbytes for x in self)
 
     def at(self, index: Tensor) -> Held:
-        """Return the stored tokens at some columns, int64 ``[batch, kv_heads, columns]``."""
+        """Return the stored tokens at the given columns, int64 ``[batch, kv_heads, columns]``."""
         wide = [x.gather(2, index[..., None].expand(-1, -1, -1, x.shape[3])) for x in (self.key, self.value)]
         return Held(wide[0], wide[1], self.table.gather(2, index), self.received.gather(2, index))
 
@@ -57,31 +57,31 @@ class Held(NamedTuple):
 class EvictingCache(LayerCache):
     r"""A cache of the last ``recent`` tokens of each key head and, of the others, those with the highest `score`.
 
-    A custom rule defines `score` alone. After every call, tokens beyond ``budget`` are evicted. A call reads the tokens
-    stored before it and its own, so that a prompt is exact. Padding, at any position, takes no token's place.
+    A custom rule only needs to define `score`. After every call, tokens beyond ``budget`` are evicted. A call reads all
+    tokens stored before it and its own tokens, so a prompt is exact. Padding never displaces a token.
 
-    Equals, call by call, the dense run in which the tokens that the key head evicted before are hidden; while at most
-    ``budget`` tokens came, the run with a `KVCache`. Evicted tokens cannot be read again.
+    Each call equals a dense run with the tokens hidden that the key head has evicted before. The result equals the run
+    with a `KVCache` until more than ``budget`` tokens have been passed. Evicted tokens cannot be read again.
 
-    `crop` continues as if the last tokens had never come. It is possible while nothing was evicted (with
-    ``evict_once``, for all tokens after the first call), for tokens that did not vote, or for the last 32.
+    `crop` continues as if the last tokens had never been passed. It works until a token is evicted (with
+    ``evict_once``, for all tokens after the first call), for tokens that did not vote, and for the last 32 tokens.
 
     Args:
-        budget: tokens that each key head stores after a call.
-        recent: last tokens that stay; half of the budget when None.
+        budget: number of tokens that each key head stores after a call.
+        recent: number of last tokens that are never evicted; half of the budget when None.
 
     Attributes:
-        voting_queries: how many of a call's last queries count in ``received``; None for all, 0 for none: then nothing
-            is summed, and ``received`` is 0.
-        evict_once: whether tokens are evicted after the first call only.
+        voting_queries: number of a call's last queries that count in ``received``; None for all. With 0, nothing is
+            summed and ``received`` is 0.
+        evict_once: whether tokens are evicted only after the first call.
 
     Raises:
-        ValueError: sizes out of range, tokens at positions before earlier ones, or another batch than before.
-        UnsupportedError: an impossible crop, or, with voting queries, a matrix whose rows are no distributions.
+        ValueError: sizes out of range, tokens positioned before earlier ones, or a different batch size than before.
+        UnsupportedError: an impossible crop, or, with voting queries, a matrix whose rows are not distributions.
 
-    Cost: memory ``batch * kv_heads * budget`` keys and values, and 12 bytes for each (16 in float64); while
-    nothing was evicted and all queries vote, 132 bytes more. A call computes its weights a second time, n²/2 of them
-    for a prompt of n tokens, in O(n) memory.
+    Cost: memory for ``batch * kv_heads * budget`` keys and values, and 12 bytes for each (16 in float64). If all
+    queries vote, another 132 bytes for each until a token is evicted. A call computes its weights a second time, which
+    are n²/2 weights for a prompt of n tokens, in O(n) memory.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -107,7 +107,7 @@ class EvictingCache(LayerCache):
     voting_queries: int | None = None
     evict_once: ClassVar[bool] = False
 
-    _in_order_from: int  # columns whose order is not known any more, since padding was moved before tokens
+    _in_order_from: int  # number of columns whose order is no longer known, since padding was moved before tokens
 
     def __init__(self, budget: int, *, recent: int | None = None):
         super().__init__()
@@ -117,16 +117,16 @@ class EvictingCache(LayerCache):
             raise value_error("recent", f"be at most the budget {budget}", recent)
 
     def score(self, held: Held) -> Tensor:
-        """Return the score by which tokens are evicted, ``[batch, kv_heads, columns]``; high scores stay.
+        """Return the eviction score of each token, ``[batch, kv_heads, columns]``; tokens with high scores stay.
 
         Args:
-            held: all stored tokens, before the eviction; padding is evicted first, whatever its score.
+            held: all stored tokens before the eviction; padding is evicted first, whatever its score.
         """
         raise NotImplementedError(f"{type(self).__name__} must define score(held)")
 
     @property
     def kv_positions(self) -> Tensor | None:
-        """The positions of the stored tokens, int64 ``[batch, kv_heads, columns]``, -1 for padding; None when empty."""
+        """Positions of the stored tokens, int64 ``[batch, kv_heads, columns]``, -1 for padding; None when empty."""
         return self._state.get("table")
 
     def advance(self, call: Call) -> Tensor:
@@ -156,7 +156,7 @@ class EvictingCache(LayerCache):
         if bool((is_padding[..., 1:] & ~is_padding[..., :-1]).any()):
             held, recent, self._in_order_from = held.at(_padding_first(table)), {}, self.length + q_len
         self._traffic = Traffic(held.nbytes, held.nbytes // max(1, table.shape[2]) * q_len)
-        if before or q_len:  # an empty first call is no prompt
+        if before or q_len:  # an empty first call does not count as a prompt
             goes = table.shape[2] > self.budget and not (before and self.evict_once)
             self._state = (self._best(held) if goes else held)._asdict() | recent
         return out
@@ -171,7 +171,7 @@ class EvictingCache(LayerCache):
         *,
         product: bool = True,
     ) -> tuple[Tensor, ...]:
-        """Return the output of a call over all keys, and a statistic of its weights to score tokens by."""
+        """Return the output of a call over all keys, and the statistic of its weights that scores tokens."""
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor, ...]:
             return (*(call.product(matrix, v) if product else ()), *(matrix.compute(question) if question else ()))
@@ -185,7 +185,7 @@ class EvictingCache(LayerCache):
         )
 
     def _best(self, held: Held) -> Held:
-        """Return the tokens to store: the last ``recent`` ones, and those with the highest scores."""
+        """Return the tokens to store: the last ``recent`` tokens, and those with the highest scores."""
         scores, (batch, kv_heads, columns) = self.score(held), held.table.shape
         _SCORES.check(scores, batch=batch, kv_heads=kv_heads, columns=columns)
         order = scores.masked_fill(held.table < 0, -torch.inf)
@@ -222,7 +222,7 @@ class EvictingCache(LayerCache):
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         table, length = state["table"], contents.position("length")
         earlier, later = table[..., :-1], table[..., 1:]
-        is_wrong = bool(((earlier >= 0) & (later <= earlier)).any())  # padding, and then one behind the other
+        is_wrong = bool(((earlier >= 0) & (later <= earlier)).any())  # padding, then ascending positions
         is_large = not self.evict_once and table.shape[2] > self.budget
         if is_wrong or is_large or length < max(1, table.shape[2]):
             raise contents.misfit("table")
@@ -230,7 +230,7 @@ class EvictingCache(LayerCache):
 
 
 def _voting_call(call: Call, voting_queries: int | None) -> Call | None:
-    """Return the call restricted to the queries that vote on evictions: the last ones of each item; None for none."""
+    """Return the call restricted to the queries that vote on evictions, the last ones of each item; None if none."""
     query, where = call.query, call.positions
     if voting_queries == 0:
         return None
@@ -245,18 +245,18 @@ def _voting_call(call: Call, voting_queries: int | None) -> Call | None:
 
 
 def _padding_first(table: Tensor) -> Tensor:
-    """Return an order of the columns that puts padding before all tokens and keeps the order of tokens."""
+    """Return an order of the columns with padding before all tokens and the tokens in their old order."""
     return (table >= 0).to(torch.uint8).sort(dim=-1, stable=True).indices
 
 
 class HeavyHitterCache(EvictingCache):
-    r"""A cache of the tokens that received most attention, and the last ones, for each key head.
+    r"""A cache of the tokens that received the most attention, and of the last tokens, for each key head.
 
     After every call, tokens beyond ``budget`` are evicted: of the tokens before the last ``recent``, those that
-    received least attention from all queries so far, summed over the heads that share the keys. A sum favours early
-    tokens, which more queries have seen. A fact that a late question needs may have been evicted.
+    received the least attention from all queries so far, summed over the heads that share the keys. A sum favours early
+    tokens, because more queries have seen them. Tokens that a later question needs may have been evicted.
 
-    Equivalent run, errors and cost are those of an `EvictingCache` in which all queries vote.
+    The equivalent run, errors and cost are those of an `EvictingCache` in which all queries vote.
 
     Args:
         budget, recent: see `EvictingCache`.
@@ -276,27 +276,28 @@ class HeavyHitterCache(EvictingCache):
 
 
 class SnapKVCache(EvictingCache):
-    r"""A cache of the tokens of a prompt that its last tokens attended to, and all tokens after it.
+    r"""A cache of the prompt tokens that the prompt's last tokens attended to most, and of all tokens after the prompt.
 
-    Once, after the first call, each key head keeps the last ``window`` tokens and, of those before, the
-    ``budget - window`` that received most attention from these last ones: summed over them and over the heads that
-    share the keys, then averaged over ``pool`` neighbouring tokens, so that they keep some context. Padding
-    neither votes nor takes a token's place; an item of padding alone in the first call keeps all tokens.
+    After the first call, and only then, each key head selects the tokens to store: the last ``window`` tokens and, of
+    those before, the ``budget - window`` that received the most attention from the last ones. This attention is summed
+    over the last tokens and over the heads that share the keys, then averaged over ``pool`` neighbouring tokens, which
+    preserves some context. Padding neither votes nor displaces a token. An item that consists only of padding in the
+    first call stores all tokens.
 
-    Equals the dense run, and after the first call the dense run in which the tokens that a key head evicted are hidden.
-    It relies on the question being at the end of the prompt: tokens that only a later question needs may be gone.
+    The first call equals the dense run; later calls equal the dense run with the tokens hidden that each key head
+    evicted. The question must be at the end of the prompt, since tokens that only a later question needs may be
+    evicted.
 
     Args:
-        budget: tokens of the first call that each key head keeps.
-        window: last tokens of the first call, which vote and are kept; at most the budget.
-        pool: neighbouring tokens that are averaged, an odd number.
+        budget: number of tokens of the first call that each key head stores.
+        window: number of last tokens of the first call, which vote and are stored; at most the budget.
+        pool: number of neighbouring tokens to average over; odd.
 
     Raises:
-        ValueError: sizes that do not fit together, or what an `EvictingCache` refuses.
-        UnsupportedError: a crop into a first call after an eviction, or a matrix whose rows are no distributions.
-
-    Cost: memory ``batch * kv_heads * (budget + later tokens)`` keys and values, and 12 bytes for each (16 in float64).
-    Voting costs one pass over ``window`` rows, once.
+        ValueError: sizes that do not fit together, or arguments that an `EvictingCache` rejects.
+        UnsupportedError: a crop into a first call after an eviction, or a matrix whose rows are not distributions.
+            Cost: memory ``batch * kv_heads * (budget + later tokens)`` keys and values, and 12 bytes for each (16 in
+            float64). Voting costs one pass over ``window`` rows, once.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -305,7 +306,8 @@ class SnapKVCache(EvictingCache):
         >>> cache.kv_positions.shape
         torch.Size([1, 2, 6])
 
-    Reference: Li et al. 2024, arXiv:2404.14469, section 4 (SnapKV); here a set for each key head, not each query head.
+    Reference: Li et al. 2024, arXiv:2404.14469, section 4 (SnapKV); here tokens are selected for each key head, not
+    each query head.
     """
 
     settings = ("budget", "window", "pool")
@@ -350,10 +352,10 @@ def _by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
 
 
 def _with_rows(before: Mapping[str, Tensor], summed: Tensor, new: Tensor) -> dict[str, Tensor]:
-    """Return the weights of the last voting queries one by one, and the sum of those of all earlier queries.
+    """Return the separate weights of the last voting queries, and the sum of the weights of all earlier queries.
 
     Args:
-        before: the result without the new queries; empty if earlier weights are not stored one by one.
+        before: the result before the new queries; empty if earlier weights are not stored separately.
         summed: sums of earlier weights, ``[batch, kv_heads, columns]``, 0 for new tokens.
         new: weights of the new queries, ``[batch, kv_heads, queries, columns]``.
     """

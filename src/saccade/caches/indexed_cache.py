@@ -1,4 +1,4 @@
-"""IndexedCache: all keys and values, and the index keys by which a scorer ranks them."""
+"""IndexedCache: all keys and values, and the index keys that a scorer uses to rank them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from saccade.support.errors import unsupported
 
 
 class IndexedCache(KVCache):
-    """Keys and values of all tokens, and the index keys by which a scorer ranks them: exact for `TopK`.
+    """Keys and values of all tokens, and the index keys that a scorer uses to rank them; exact for `TopK`.
 
-    Each call brings a mechanism with the index keys of its new tokens, ``TopK(LightningIndexer(q, k, w), …)``; the
-    cache passes the mechanism on with the index keys of all tokens so far.
+    Each call passes a mechanism with the index keys of the new tokens, ``TopK(LightningIndexer(q, k, w), …)``. The
+    cache calls this mechanism with the index keys of all tokens so far.
 
     Args:
         max_len: as for `KVCache`.
 
     Raises:
-        UnsupportedError: a mechanism without index keys, or `fill`, which has none.
+        UnsupportedError: a mechanism without index keys, or a call of `fill`, which has no index keys.
 
-    Cost: that of a `KVCache`, and ``batch * columns * dim`` elements of index keys.
+    Cost: as for a `KVCache`, plus ``batch * columns * dim`` elements for index keys.
 
     Example:
         >>> import torch
@@ -45,7 +45,7 @@ class IndexedCache(KVCache):
 
     @property
     def index_key(self) -> Tensor | None:
-        """The index keys, ``[batch, 1, length, dim]``: a read-only view; None before the first call."""
+        """Index keys, ``[batch, 1, length, dim]``, as a read-only view; None before the first call."""
         return self._state["index_key"][:, :, : self.length] if self._state else None
 
     def advance(self, call: Call) -> Tensor:

@@ -17,18 +17,18 @@ from saccade.support.numerics import is_finite, not_finite, wide_dtype
 from saccade.support.validation import check_int
 
 _MOST = 127  # the largest code; the smallest is -127
-_AT_ONCE = 1 << 21  # bytes of keys that are converted at once: small enough that they stay in a core's cache
+_AT_ONCE = 1 << 21  # bytes of keys that are converted at once, small enough to stay in a core's cache
 
 
 class Rounded(NamedTuple):
-    """Keys or values rounded to int8 in finished blocks, and exact in the unfinished one; forks share it.
+    """Keys or values, rounded to int8 in finished blocks and exact in the unfinished block; shared by forks.
 
     Args:
         codes: int8 ``[batch, kv_heads, blocks * block_size, width]``.
-        steps: float32 or float64 ``[batch, kv_heads, blocks, width]``: the difference between a code and the next, in
-            each block and channel.
-        zeros: like ``steps``: the number that code 0 represents.
-        rest: columns of the unfinished block, not rounded, ``[batch, kv_heads, fewer than block_size, width]``.
+        steps: float32 or float64 ``[batch, kv_heads, blocks, width]``: the step between adjacent codes in each block
+            and channel.
+        zeros: the number that code 0 represents, in the shape of ``steps``.
+        rest: unrounded columns of the unfinished block, ``[batch, kv_heads, fewer than block_size, width]``.
     """
 
     codes: Tensor
@@ -64,7 +64,7 @@ class Rounded(NamedTuple):
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """Return all columns of some key heads as floats, followed by the new ones: ``[rows, columns, width]``."""
+        """Return all columns of the given key heads as floats, followed by the new ones, ``[rows, columns, width]``."""
         codes, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self)
         blocks = steps.shape[1]
         wide = codes.view(len(codes), blocks, codes.shape[1] // max(1, blocks), codes.shape[2]) * steps[:, :, None]
@@ -73,26 +73,27 @@ class Rounded(NamedTuple):
 
 
 class Int8Cache(LayerCache):
-    r"""Keys and values of all tokens at about a quarter of the memory of float32, or half of bfloat16.
+    r"""Keys and values of all tokens in about a quarter of the memory of float32, or half that of bfloat16.
 
-    A finished block is rounded once, each channel by itself: to one of 255 levels, evenly spaced from the smallest to
-    the largest number of the channel in that block. So no element is off by more than half a step,
+    A finished block is rounded once, separately for each channel, to 255 levels that are evenly spaced from the
+    smallest to the largest number of the channel in that block. So the error of an element is at most half a step,
 
     .. math:: |\hat x - x| \le \frac{\max_{\text{block, channel}} x - \min_{\text{block, channel}} x}{508}
 
-    (and the rounding of the dtype), and no score by more than ``scale * sum(|q_i| * step_i) / 2``. The unfinished block
-    and the tokens of a call itself are read unrounded. Equals the run with a `KVCache` of rounded keys and
-    values; as long as no block is finished, the run with a `KVCache`.
+    (plus the rounding of the dtype), and the error of a score is at most ``scale * sum(|q_i| * step_i) / 2``. The
+    unfinished block and the new tokens of a call are read unrounded. The result equals the run with a `KVCache` of
+    rounded keys and values, and is exact until the first block is finished.
 
     Args:
-        block_size: tokens that share a step. Smaller blocks are more exact, and store more steps.
+        block_size: number of tokens that share a step. Smaller blocks are more accurate, but need memory for more
+            steps.
 
     Raises:
-        ValueError: NaN or inf in a key or value, or another batch than before.
-        UnsupportedError: a crop into a block that is rounded.
+        ValueError: NaN or inf in a key or value, or a different batch size than before.
+        UnsupportedError: a crop into a rounded block.
 
-    Cost: memory ``(1 + 8 / block_size)`` bytes for each element. A step reads these, and writes the floats of a few
-    key heads at a time (of all, where heads must be run together): it saves memory, not time.
+    Cost: memory ``(1 + 8 / block_size)`` bytes for each element. A step reads these and writes them as floats, a few
+    key heads at a time (all heads if they must run together). This saves memory, but not time.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -101,7 +102,7 @@ class Int8Cache(LayerCache):
         >>> cache.nbytes, 160 * 2 * 16 * 4  # as float32
         (7680, 20480)
 
-    Reference: Liu et al. 2024, arXiv:2402.02750 (KIVI), which rounds keys by channel too.
+    Reference: Liu et al. 2024, arXiv:2402.02750 (KIVI), which also rounds keys by channel.
     """
 
     settings = ("block_size",)

@@ -1,4 +1,4 @@
-"""KVCache: the keys and values of all tokens."""
+"""KVCache: stores the keys and values of all tokens."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_int
 
-_SMALLEST = 16  # columns that a growing cache begins with
+_SMALLEST = 16  # initial number of columns of a growing cache
 
 
 class KVCache(LayerCache):
-    r"""Keys and values of all tokens so far, for every mechanism: exact.
+    r"""The exact keys and values of all tokens so far, for every mechanism.
 
-    Keys and values are stored as they come, with ``kv_heads`` heads. By default token j is at position j. In a ragged
-    batch the caller passes positions, -1 for padding on either side, and every item continues after its last token
+    Keys and values are stored unchanged, with ``kv_heads`` heads. By default token j is at position j. For a ragged
+    batch the caller passes positions, with -1 for padding on either side, and every item continues after its last token
     (`padded_positions` computes such positions from lengths).
 
-    Gradients flow to the keys and values of the call itself; stored ones are constants.
+    Gradients flow to the keys and values of the current call; stored ones are constants.
 
     Args:
-        max_len: most columns; the first call allocates room for all of them. None to grow, by doubling.
+        max_len: largest number of columns; the first call allocates memory for all of them. None to grow by doubling.
 
     Raises:
-        ValueError: the cache is full; or a batch, heads, width, dtype or device other than before.
+        ValueError: the cache is full, or the batch size, number of heads, width, dtype or device differs from earlier
+            calls.
 
-    Cost: memory ``batch * kv_heads * columns * (head_dim + value_dim)`` elements, where columns are ``max_len``, or at
-    most twice those held. Adding a token copies its own key and value.
+    Cost: memory ``batch * kv_heads * columns * (head_dim + value_dim)`` elements, where columns is ``max_len``, or at
+    most twice the number of stored columns. Adding a token copies only its own key and value.
 
     Example:
         >>> import torch
@@ -58,7 +59,7 @@ class KVCache(LayerCache):
     )
     keeps_order = exposes_all_keys = True
     needs_softmax: ClassVar[bool] = False
-    block_size: int = 1  # room is allocated in multiples of it
+    block_size: int = 1  # memory is allocated in multiples of it
 
     _tokens: Positions
 
@@ -68,29 +69,29 @@ class KVCache(LayerCache):
 
     @property
     def key(self) -> Tensor | None:
-        """The keys, ``[batch, kv_heads, length, head_dim]``: a read-only view; None before the first call."""
+        """Stored keys, ``[batch, kv_heads, length, head_dim]``, as a read-only view; None before the first call."""
         return self._state["key"][:, :, : self.length] if self._state else None
 
     @property
     def value(self) -> Tensor | None:
-        """The values, ``[batch, kv_heads, length, value_dim]``: a read-only view; None before the first call."""
+        """Stored values, ``[batch, kv_heads, length, value_dim]``, as a read-only view; None before the first call."""
         return self._state["value"][:, :, : self.length] if self._state else None
 
     @property
     def kv_positions(self) -> range | Tensor:
-        """The positions of the stored tokens: a range, or int64 ``[batch, length]`` with -1 for padding."""
+        """Positions of the stored tokens: a range, or int64 ``[batch, length]`` with -1 for padding."""
         return self._tokens.given
 
     @property
     def exact_len(self) -> int:
-        """The number of leading columns whose keys were computed with exact attention, with no block left out."""
+        """Number of leading columns whose keys were computed with exact attention, without skipping blocks."""
         return self.length
 
     def advance(self, call: Call) -> Tensor:
         key, value, start = call.key, call.value, len(self._tokens)
         keys, values = self._write_columns("key", start, key), self._write_columns("value", start, value)
         if torch.is_grad_enabled() and call.needs_graph:
-            # A graph must not hold views of memory that later calls write to, and new keys need gradients.
+            # An autograd graph must not contain views of memory that later calls write to, and new keys need gradients.
             keys = torch.cat([keys[:, :, :start], key], 2)
             values = torch.cat([values[:, :, :start], value], 2)
         matrix = call.mechanism(
@@ -108,7 +109,7 @@ class KVCache(LayerCache):
         return out
 
     def _bytes_read(self, matrix: AttentionMatrix, stored: int) -> int:
-        """Return how many bytes of the stored keys and values a step reads; several causal queries read nearly all."""
+        """Return the number of stored key and value bytes that a step reads; several causal queries read nearly all."""
         batch, _, _, kv_len = matrix.shape
         tiles = matrix.inputs.plan.tiles
         needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
@@ -116,7 +117,7 @@ class KVCache(LayerCache):
         return stored * min(batch * kv_len, columns) // max(1, batch * kv_len)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
-        """Store tokens whose keys and values are known, such as those of a prefix, without attending.
+        """Store given keys and values, such as those of a prefix, without attending.
 
         Args:
             key: ``[batch, kv_heads, len, head_dim]``.
@@ -124,7 +125,7 @@ class KVCache(LayerCache):
             positions: positions of the tokens; 0, 1, 2, … when None.
 
         Raises:
-            ValueError: the cache is not empty, or the shapes do not fit.
+            ValueError: the cache is not empty, or the shapes do not match.
         """
         self.check_not_replayed()
         if self.length:
@@ -145,9 +146,9 @@ class KVCache(LayerCache):
             self._write_columns(name, 0, self._state.pop(name))
 
     def _write_columns(self, name: str, start: int, new: Tensor) -> Tensor:
-        """Append columns after the first ``start`` of a state tensor; return a view of all of them.
+        """Write new columns after the first ``start`` columns of a state tensor; return a view of all of them.
 
-        Cost: a copy of ``new``; now and then, one of everything.
+        Cost: a copy of ``new``, or of the full tensor when its memory has to grow.
         """
         x, stop = self._state.get(name), start + new.shape[2]
         is_out_of_reach = x is not None and x.is_inference() and not torch.is_inference_mode_enabled()
@@ -157,7 +158,7 @@ class KVCache(LayerCache):
         return x.narrow(2, 0, stop)
 
     def _grow(self, name: str, start: int, stop: int, new: Tensor) -> Tensor:
-        """Return a state tensor in new memory for at least ``stop`` columns, with the first ``start`` copied."""
+        """Return a state tensor in new memory for at least ``stop`` columns, with a copy of the first ``start``."""
         old = self._state.get(name)
         size, room = (self.block_size, self.max_len) if name in ("key", "value") else (1, None)
         if room is None:
@@ -191,7 +192,7 @@ class KVCache(LayerCache):
 
 
 def check_softmax(matrix: Matrix, call: Call) -> None:
-    """Raise unless a matrix is a softmax, since caches select tokens by their softmax weights."""
+    """Raise unless a matrix is a softmax, because some caches select tokens by their softmax weights."""
     if not isinstance(matrix, AttentionMatrix):
         reason = f"a {type(matrix).__name__} is no softmax, of which the largest terms could be chosen"
         hint = "KVCache() fits every mechanism"

@@ -1,4 +1,4 @@
-"""LatentCache: one short latent vector per token, which is the key and the value of all heads."""
+"""LatentCache: one short latent vector per token, which serves as key and value of all heads."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from saccade.support.validation import check_int
 
 
 class LatentCache(KVCache):
-    """The latents of all tokens and the rotated part of their keys: all that latent attention needs, exactly.
+    """The latents of all tokens and the rotated part of their keys, which is exactly what latent attention needs.
 
-    One tensor holds both: the first ``latent_dim`` channels of a key are its value, and only keys are stored. A
-    `KVCache` fits the same layers, and stores latents twice. `saccade.nn.LatentAttention.new_cache` returns one.
+    Both are in one tensor: the first ``latent_dim`` channels of a key are its value, so only keys are stored. A
+    `KVCache` works with the same layers, but stores latents twice. `saccade.nn.LatentAttention.new_cache` returns one.
 
     Args:
-        latent_dim: how many channels of a key, from the first on, are its value.
+        latent_dim: number of first channels of a key that are its value.
         max_len: see `KVCache`.
 
     Raises:
-        ValueError: values that are not these channels of the keys, as a view of them; and see `KVCache`.
+        ValueError: values that are not a view of these channels of the keys; see also `KVCache`.
 
-    Cost: memory ``batch * columns * head_dim`` elements with one key head, where columns are ``max_len``, or at most
-    twice those held.
+    Cost: memory ``batch * columns * head_dim`` elements with one key head, where columns is ``max_len``, or at most
+    twice the number of stored columns.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -50,13 +50,13 @@ class LatentCache(KVCache):
 
     @property
     def value(self) -> Tensor | None:
-        """The values, ``[batch, kv_heads, length, latent_dim]``: a view of the keys; None before the first call."""
+        """Values, ``[batch, kv_heads, length, latent_dim]``, as a view of the keys; None before the first call."""
         key = self.key
         return None if key is None else self._values_in(key)
 
     def advance(self, call: Call) -> Tensor:
         out, width = super().advance(call), call.key.shape[3]
-        # Values are a view of the keys and take no bytes.
+        # Values are a view of the keys and take no memory.
         self._traffic = Traffic(*(moved * width // (width + self.latent_dim) for moved in self._traffic))
         return out
 

@@ -13,16 +13,16 @@ from saccade.support.errors import type_error, value_error
 
 
 class Cache:
-    """The caches of a model's layers, in order; its methods act on all of them.
+    """The caches of a model's layers, in order; methods act on all of them.
 
-    A layer with two attentions has a Cache of its own: ``Cache([Cache([KVCache(), CrossCache()]), ...])``.
+    A layer with two attention modules has a nested Cache: ``Cache([Cache([KVCache(), CrossCache()]), ...])``.
 
     Args:
-        layers: `LayerCache` objects, or Caches.
+        layers: `LayerCache` or `Cache` objects.
 
     Raises:
-        TypeError: something that is neither.
-        ValueError: no layer, or the same object twice.
+        TypeError: an object that is neither.
+        ValueError: no layers, or the same object twice.
 
     Example:
         >>> from saccade.caches import KVCache
@@ -45,7 +45,7 @@ class Cache:
 
     @property
     def flat(self) -> tuple[LayerCache, ...]:
-        """The caches of all layers in one list, including those of nested Caches."""
+        """Caches of all layers in one flat tuple, including those of nested Caches."""
         layers: list[LayerCache] = []
         for layer in self._layers:
             layers.extend(layer.flat if isinstance(layer, Cache) else [layer])
@@ -53,28 +53,28 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """The number of columns of the model's self-attention; the context of cross-attention does not count."""
+        """Number of columns of the model's self-attention; the context of cross-attention does not count."""
         layers = self._self_attention
         return 0 if layers is None else layers.length
 
     @property
     def nbytes(self) -> int:
-        """The bytes of memory of the caches of all layers."""
+        """Memory of the caches of all layers in bytes."""
         return sum(layer.nbytes for layer in self._layers)
 
     @property
     def traffic(self) -> Traffic:
-        """The bytes that the last pass through all layers read and appended."""
+        """Number of bytes that the last pass through all layers read and appended."""
         each = [layer.traffic for layer in self._layers]
         return Traffic(sum(one.bytes_read for one in each), sum(one.bytes_appended for one in each))
 
     def positions(self, q_len: int) -> range | Tensor | None:
-        """Return the positions of the next tokens: a range, or int64 ``[batch, q_len]`` if batch items differ."""
+        """Return the positions of the model's next tokens: a range, or int64 ``[batch, q_len]`` if items differ."""
         layers = self._self_attention
         return None if layers is None else layers.positions(q_len)
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
-        """Keep only these batch items in the caches of all layers, in this order; they may repeat."""
+        """Keep only the given batch items in the caches of all layers, in this order; items may repeat."""
         for layer in self._layers:
             layer.reorder(rows)
 
@@ -102,5 +102,5 @@ class Cache:
 
     @property
     def _self_attention(self) -> LayerCache | None:
-        """The first cache of self-attention, which counts the model's tokens; None if there is none."""
+        """First self-attention cache, which counts the model's tokens; None if there is none."""
         return next((layer for layer in self.flat if not isinstance(layer, CrossCache)), None)

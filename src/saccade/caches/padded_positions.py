@@ -14,18 +14,18 @@ from saccade.masks import Padding
 def padded_positions(
     lengths: Sequence[int] | Tensor, *, side: Literal["right", "left"] = "right", padded_len: int | None = None
 ) -> Tensor:
-    """Return the positions of a ragged batch: 0, 1, 2, … in every item, and -1 at its padding.
+    """Return the positions of a ragged batch: 0, 1, 2, … in every item, and -1 for padding.
 
     Args:
-        lengths: real tokens per batch item, at least 0.
+        lengths: number of real tokens in each batch item, at least 0.
         side: the side of the padding.
-        padded_len: the length that the items are padded to; that of the longest item when None.
+        padded_len: length to which all items are padded; the length of the longest item when None.
 
     Returns:
-        int64 ``[batch, padded_len]``, as ``positions=`` of an attention layer or cache.
+        int64 ``[batch, padded_len]``, suitable as ``positions=`` of an attention layer or cache.
 
     Raises:
-        ValueError: a negative length, an unknown side, or one longer than ``padded_len``.
+        ValueError: a negative length, a length above ``padded_len``, or an unknown side.
 
     Example:
         >>> padded_positions([3, 1], side="left")

@@ -1,4 +1,4 @@
-"""Attention of a cache in which each key head reads its own columns."""
+"""Attention for caches in which each key head reads its own columns."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def attend_by_head(
 ) -> tuple[Tensor, ...]:
     """Run attention in which each key head reads its own columns, and concatenate the results of all heads.
 
-    Key heads of all items are rows of one table, ``item * kv_heads + head``. If nothing differs between heads, rows are
-    run as batch items, many at once. Otherwise heads are run together, if all store the same tokens, or one by one,
-    each time with the arithmetic of all heads.
+    The key heads of all items are rows of one table, with index ``item * kv_heads + head``. If the mechanism and mask
+    do not differ between heads, many rows run at once, as batch items. Otherwise heads run together if all store the
+    same tokens. If not, they run one by one, each time with the arithmetic of all heads.
 
     Args:
-        call: the call.
+        call: the cache call.
         kv_heads: number of key heads of each item.
-        read: keys and values of such rows, ``[rows, columns, width]``.
-        positions: positions of these keys, int64 ``[rows, columns]``, -1 for hidden ones; None if all heads store the
-            same tokens, those of the call's ``kv_positions``.
+        read: returns the keys and values of a slice of rows, ``[rows, columns, width]`` each.
+        positions: returns the positions of these keys, int64 ``[rows, columns]``, -1 for hidden ones. None if all heads
+            store the same tokens, at the call's ``kv_positions``.
         finish: computes results from a matrix and its values, each ``[batch, heads, ...]``.
-        portions: rows to run at once, in their order; all of them when empty.
-        sees_all: whether every query sees every column that is read.
+        portions: slices of rows to run at once, in order; all rows when empty.
+        sees_all: whether every query sees all columns that are read.
     """
     batch, heads, q_len, width = call.query.shape
     rows, group = batch * kv_heads, heads // kv_heads
@@ -67,7 +67,7 @@ def attend_by_head(
 
 
 def _positions_by_row(where: Positions, batch: int, kv_heads: int) -> Callable[[slice], GivenPositions]:
-    """Return a function from (item, head) rows to the positions of their batch items."""
+    """Return a function that maps (item, head) rows to the positions of their batch items."""
     if where.run is not None:
         return lambda part: where
     table = where.on().expand(batch, -1).repeat_interleave(kv_heads, 0)

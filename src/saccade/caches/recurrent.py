@@ -1,4 +1,4 @@
-"""RecurrentCache: the running sum over all keys and values of a linear attention or recurrence."""
+"""RecurrentCache: the running sum over all keys and values of linear attention or a recurrence."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from saccade.support.validation import check_int
 
 
 class Memory(NamedTuple):
-    """The sums over all earlier keys and values: the state of a recurrence.
+    """The recurrent memory: sums over all earlier keys and values.
 
     Attributes:
-        state: ``[batch, kv_heads, features, value_dim + 1]``, sums of features times values, and of features alone; or
-            the state of a recurrence, which has no denominator: ``[batch, kv_heads, head_dim, value_dim]``.
-        peak: ``[batch, kv_heads]``, the logarithm of a factor divided out of the sums; None for 0.
+        state: ``[batch, kv_heads, features, value_dim + 1]``, the sum of features times values, with the sum of
+            features as last column; or the state of a recurrence, which has no denominator, ``[batch, kv_heads,
+            head_dim, value_dim]``.
+        peak: ``[batch, kv_heads]``, the logarithm of a factor that was divided out of the sums; None for 0.
         segment: int64 ``[batch | 1]``, the document of the last token; None without documents.
-        tainted: bool ``[batch, kv_heads]``, True where a NaN or inf was added; None for nowhere.
-        source: equal for states of the same features; None fits all.
+        tainted: bool ``[batch, kv_heads]``, True where a NaN or inf was added; None if nowhere.
+        source: a value that is equal for states with the same features; None matches all.
     """
 
     state: Tensor
@@ -36,12 +37,12 @@ class Memory(NamedTuple):
 
     @property
     def peaks(self) -> Tensor:
-        """`peak` as a tensor, 0 if it is None."""
+        """Logarithms of the factors divided out of the sums, ``[batch, kv_heads]``; zeros if `peak` is None."""
         return self.state.new_zeros(self.state.shape[:2]) if self.peak is None else self.peak
 
     @property
     def taints(self) -> Tensor:
-        """`tainted` as a tensor, False if it is None."""
+        """Marks of heads with a NaN or inf in their sums, bool ``[batch, kv_heads]``; False if `tainted` is None."""
         whole = self.state
         return self.tainted if self.tainted is not None else whole.new_zeros(whole.shape[:2], dtype=torch.bool)
 
@@ -59,20 +60,22 @@ class RecurrentCache(LayerCache):
     """The running sums of causal linear attention: constant memory for sequences of any length.
 
     For mechanisms whose matrix is a product of features (`saccade.mechanisms.Linear`, `saccade.mechanisms.Performer`)
-    and causal masks that these take. Equals the run with a `saccade.caches.KVCache`, and the full run. The mask must be
-    the same in every call. Tokens cannot be subtracted from a sum: `crop` goes back to 0 only; `fork` before a
-    guess costs nothing.
+    and the causal masks that these support. The result equals the run with a `saccade.caches.KVCache` and the full run.
+    The mask must be the same in every call. Tokens cannot be subtracted from a sum, so `crop` supports only length 0.
+    To try tokens that may be rejected, use `fork`, which copies nothing.
 
-    Gradients flow to the keys and values of the call itself; stored ones are constants.
+    Gradients flow to the keys and values of the current call; stored ones are constants.
 
     Args:
-        max_len: most tokens; None for any number. The memory is the same.
+        max_len: largest number of tokens; None for no limit. The memory is the same in both cases.
 
     Raises:
-        ValueError: no causal mask, tokens at positions before earlier ones, or another batch than before.
-        UnsupportedError: a mechanism without features, a crop to anything but 0, or dropout.
+        ValueError: a mask that is not causal, tokens positioned before earlier ones, or a different batch size than
+            before.
+        UnsupportedError: a mechanism without features, a crop to a length other than 0, or dropout.
 
-    Cost: memory ``batch * kv_heads * features * (value_dim + 1)`` elements; a token costs as many multiplications.
+    Cost: memory ``batch * kv_heads * features * (value_dim + 1)`` elements; a token costs the same number of
+    multiplications.
 
     Example:
         >>> import torch
@@ -123,7 +126,7 @@ class RecurrentCache(LayerCache):
 
     @property
     def _memory(self) -> Memory | None:
-        """The stored recurrent memory, usable in the current gradient mode."""
+        """Stored recurrent memory, usable in the current gradient mode."""
         if not self._state:
             return None
         stored = {name: usable(x) for name, x in self._state.items()}
@@ -141,7 +144,7 @@ class RecurrentCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self._source = _source_in(contents)
-        # The denominator, if there is one, is one more column.
+        # The denominator, if there is one, is an extra column.
         if state["state"].shape[3] - contents.count("value_dim") not in (0, 1):
             raise contents.misfit("value_dim")
 
@@ -149,17 +152,17 @@ class RecurrentCache(LayerCache):
         return f"it holds one sum over {self.length} tokens, from which the last ones cannot be taken"
 
     def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:
-        # The state sums features: keys may have any width, and narrower floats are widened.
+        # The state is a sum of features, so keys may have any width, and narrow floats are widened.
         is_wide = stored.dtype == torch.float64, new.dtype == torch.float64
         dtype = stored.dtype if is_wide[0] == is_wide[1] else new.dtype
         super()._check_spec(stored, new._replace(head_dim=stored.head_dim, dtype=dtype))
 
 
 def _as_lists(source: Hashable) -> Any:
-    """Return the source of a recurrent memory as JSON: lists for tuples.
+    """Return the source of a recurrent memory as JSON, with lists instead of tuples.
 
     Raises:
-        UnsupportedError: something else is in it than numbers, strings and None.
+        UnsupportedError: it contains anything other than numbers, strings and None.
     """
     if isinstance(source, tuple):
         return [_as_lists(part) for part in source]
@@ -170,7 +173,7 @@ def _as_lists(source: Hashable) -> Any:
 
 
 def _source_in(contents: Contents) -> Hashable:
-    """Return the source of the recurrent memory in a file: tuples for lists."""
+    """Return the source of the recurrent memory in a file, with tuples instead of lists."""
 
     def as_tuples(value: object) -> Hashable:
         if isinstance(value, list):

@@ -20,14 +20,14 @@ Index = Tensor | slice
 
 
 class RingCache(LayerCache):
-    r"""A cache of the first few positions and of the last ones; equals the dense run with its mask `rule`.
+    r"""A cache of the first few positions and the last ones, which equals the dense run with the mask `rule`.
 
-    The base of caches that evict by position alone: a subclass passes the positions to keep, and the mask.
+    Base class of caches that evict tokens only by position. A subclass passes the positions to keep, and the mask.
 
     Args:
-        rule: the mask of the equivalent dense run; it shows stored tokens only.
-        kept_first: positions at the beginning that are kept, at least 0.
-        kept_last: last positions that are kept, the newest included, at least 1.
+        rule: the mask of the equivalent dense run, in which only stored tokens are visible.
+        kept_first: number of positions at the beginning to keep, at least 0.
+        kept_last: number of last positions to keep, including the newest, at least 1.
 
     Cost: memory ``batch * kv_heads * (kept_first + kept_last) * (head_dim + value_dim)`` elements, allocated at once,
     and 8 bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
@@ -49,7 +49,7 @@ class RingCache(LayerCache):
 
     @property
     def kv_positions(self) -> Tensor:
-        """The positions of the tokens in the slots, int64 ``[batch | 1, slots]``, unordered; -1 for an empty slot."""
+        """Positions of the tokens in the slots, int64 ``[batch | 1, slots]``, unordered; -1 for an empty slot."""
         return self._state["table"] if self._state else torch.full((1, self._slots), -1)
 
     def advance(self, call: Call) -> Tensor:
@@ -87,7 +87,7 @@ class RingCache(LayerCache):
         try:
             mask, q_positions, kv_positions = self._step_mask(call, table, self._state["table"][:, :used])
             keys, values = self._state["keys"], self._state["values"]
-            if call.needs_graph:  # a graph must not hold memory that is written to later; the new token gets gradients
+            if call.needs_graph:  # a graph must not contain memory that is written to later; new tokens get gradients
                 keys, values = keys.clone(), values.clone()
                 self._put({"keys": keys, "values": values}, call, table)
             if is_run and call.sees_all_before and call.treats_heads_alike:
@@ -105,7 +105,7 @@ class RingCache(LayerCache):
         return out
 
     def _attend_many(self, call: Call, table: Tensor) -> Tensor:
-        """Attend with several tokens, each of which sees its part of the stored and new tokens."""
+        """Attend with several tokens; each sees its own subset of the stored and new tokens."""
         keys, values, kv_positions = self._stored_and_new(call, table)
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
         mask, where = self._joined_mask(call.mask), call.positions
@@ -113,7 +113,7 @@ class RingCache(LayerCache):
         return matrix.matmul(values, dropout_p=call.dropout_p)
 
     def _stored_and_new(self, call: Call, table: Tensor) -> tuple[Tensor, Tensor, GivenPositions]:
-        """Return the keys and values in the slots followed by the new ones, and their positions."""
+        """Return the keys and values in the slots, followed by the new ones, and the positions of all."""
         if not self._state:
             return call.key, call.value, call.positions
         stored = self._state["table"]
@@ -123,7 +123,7 @@ class RingCache(LayerCache):
         return torch.cat([self._unrotated_keys(), call.key], 2), values, kv_positions
 
     def _unrotated_keys(self) -> Tensor:
-        """Return the stored keys before the rotation."""
+        """Return the keys in the slots, before any rotation."""
         return self._state["keys"]
 
     def _step_mask(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[Mask | None, Tensor, Tensor]:
@@ -131,21 +131,21 @@ class RingCache(LayerCache):
         return self._joined_mask(call.mask), q_table, table
 
     def _visible_slots(self, x: Tensor, place: int) -> Tensor:
-        """Return the slots of a tensor that the mask shows to a query at ``place``, if positions are 0, 1, 2, …"""
+        """Return the slots of a tensor that are visible to a query at ``place``, if positions are 0, 1, 2, …"""
         return x[:, :, : min(place + 1, self._slots)]
 
     def _joined_mask(self, rule: Mask | None) -> Mask:
         return self.rule if rule is None else self.rule & rule
 
     def _new_leaves(self, key: Tensor, value: Tensor) -> dict[str, tuple[Tensor, int]]:
-        """Return the new entries of each slot tensor, and its number of slots."""
+        """Return the new entries for each slot tensor, and its number of slots."""
         return {"keys": (key, self._slots), "values": (value, self._slots)}
 
     def _prepare_memory(self, call: Call, table: Tensor) -> None:
-        """Allocate writable memory for the slots, with a table row for each item if items differ."""
+        """Allocate writable memory for the slots, and a row of positions for each batch item if items differ."""
         key, value = call.key, call.value
         if not self._state:
-            # Zeros: an empty slot is hidden, but must not be NaN.
+            # Filled with zeros, because an empty slot is hidden but must not be NaN.
             sizes = self._new_leaves(key, value)
             self._state = {name: x.new_zeros(*x.shape[:2], size, x.shape[3]) for name, (x, size) in sizes.items()}
             self._state["table"] = torch.full((1, self._slots), -1, dtype=torch.int64, device=key.device)
@@ -156,7 +156,7 @@ class RingCache(LayerCache):
             self._state["table"] = self._state["table"].repeat(len(table), 1)
 
     def _write(self, call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
-        """Store the new tokens that later calls need; return what they overwrote, and in which slots."""
+        """Store the new tokens that later calls need; return the overwritten entries and their slots."""
         self._prepare_memory(call, table)
         return self._put(self._state, call._replace(key=call.key.detach(), value=call.value.detach()), table)
 
@@ -167,7 +167,7 @@ class RingCache(LayerCache):
         before, all_kept = [], self._places(call.positions.run, table, _FARTHEST)
         for name, x in leaves.items():
             slots = x[:, None, :, None] if name == "table" else x
-            # A leaf with fewer slots stores the first positions alone.
+            # A leaf with fewer slots stores only the first positions.
             has_all = slots.shape[2] == self._slots
             places = all_kept if has_all else self._places(call.positions.run, table, slots.shape[2])
             if places is not None:
@@ -178,7 +178,7 @@ class RingCache(LayerCache):
         return before
 
     def _places(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
-        """Return items, columns and slots of the new tokens before ``stop`` to store; None if there are none."""
+        """Return batch items, columns and slots of the new tokens to store before ``stop``; None if there are none."""
         if run is not None and len(run) == 1:
             place, sinks = run[0], self._first_slots
             slot = place if place < sinks else sinks + (place - sinks) % self._last_slots
@@ -188,7 +188,7 @@ class RingCache(LayerCache):
         return rows if len(table) > 1 else slice(None), columns, self._slot(table[rows, columns])
 
     def _slot(self, positions: Tensor) -> Tensor:
-        """Return the slot of each position: a fixed one for the first positions, the others in turn."""
+        """Return the slot of each position: fixed slots for the first positions, and the other slots in turn."""
         later = self._first_slots + (positions - self._first_slots) % self._last_slots
         return torch.where(positions < self._first_slots, positions, later)
 
@@ -214,24 +214,26 @@ class RingCache(LayerCache):
 
 
 class SegmentCache(RingCache):
-    r"""A cache of the open segment and of the ``memory`` tokens before it; all others are forgotten.
+    r"""A cache of the open segment and the ``memory`` tokens before it; all other tokens are forgotten.
 
-    It equals the dense run with the layer's mask ``& masks.Segments(segment, memory)``: any causal mask, any split of
-    the sequence into calls, ragged batches too. Segments are counted in positions, so that each item has its own.
+    The result equals the dense run with the layer's mask ``& masks.Segments(segment, memory)``, for any causal mask,
+    any split of the sequence into calls, and ragged batches. Segments are counted in positions, so each item has its
+    own segments.
 
-    Gradients flow to the keys and values of the call itself; stored ones are constants. To train as the paper
-    does, pass the sequence in calls of one segment.
+    Gradients flow to the keys and values of the current call; stored ones are constants. To train as in the paper, pass
+    one segment in each call.
 
     Args:
-        segment: positions of a segment, at least 1.
-        memory: tokens before the open segment that are kept, at least 0.
+        segment: number of positions in a segment, at least 1.
+        memory: number of tokens to keep before the open segment, at least 0.
 
     Raises:
-        ValueError: sizes out of range, tokens at positions before earlier ones, or another batch than before.
-        UnsupportedError: a crop to where tokens are missing, or a mechanism that does not take the mask.
+        ValueError: sizes out of range, tokens positioned before earlier ones, or a different batch size than before.
+        UnsupportedError: a crop to a length for which tokens are missing, or a mechanism that does not support the
+            mask.
 
-    Cost: memory ``batch * kv_heads * (segment + memory) * (head_dim + value_dim)`` elements, taken at once, and 8 bytes
-    for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
+    Cost: memory ``batch * kv_heads * (segment + memory) * (head_dim + value_dim)`` elements, allocated at once, and 8
+    bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
 
     Example:
         >>> import torch

@@ -19,28 +19,31 @@ from saccade.support.validation import check_int, check_type
 
 
 class SinkWindowCache(RingCache):
-    r"""A cache of the first ``sink_tokens`` tokens and of the last ``window``; all others are forgotten.
+    r"""A cache of the first ``sink_tokens`` tokens and the last ``window`` tokens; all others are forgotten.
 
-    Without ``rotary`` tokens keep their positions, and it equals the dense run with the layer's mask
-    ``& masks.streaming(sink_tokens, window)``: any causal mask, any split of the sequence into calls, ragged batches
-    too. The first tokens then drift ever farther away from the query.
+    Without ``rotary``, tokens keep their positions, and the result equals the dense run with the layer's mask ``&
+    masks.streaming(sink_tokens, window)``, for any causal mask, any split of the sequence into calls, and ragged
+    batches. The distance from the query to the first tokens then grows without limit.
 
-    With ``rotary``, that of the layer, positions are counted inside the cache, as if the sequence consisted of the
-    tokens stored: it equals, for each token, the dense run over these at positions 0, 1, 2, …. No distance is then
-    larger than in a sequence of ``sink_tokens + window`` tokens, however long the stream. Keys are stored unrotated and
-    rotated once, on reading: the window keeps its distances, and only the first tokens are moved up to it.
+    With the layer's ``rotary``, positions are counted inside the cache, as if the sequence consisted only of the stored
+    tokens. For each token, the result equals the dense run over these tokens at positions 0, 1, 2, …. However long the
+    stream, no distance is larger than in a sequence of ``sink_tokens + window`` tokens. Keys are stored unrotated and
+    rotated once, when they are read. Distances within the window do not change; only the first tokens are moved up to
+    it.
 
-    It stores nothing in between: tokens that leave the window are gone.
+    Tokens that leave the window are lost, except for the first ones.
 
     Args:
-        sink_tokens: positions at the beginning that are kept, at least 0.
-        window: last tokens that are kept, the newest included, at least 1.
-        rotary: the rotary of the layer, to count positions inside the cache; None to leave them unchanged.
+        sink_tokens: number of positions at the beginning to keep, at least 0.
+        window: number of last tokens to keep, including the newest, at least 1.
+        rotary: the rotary encoding of the layer, to count positions inside the cache; None to leave positions
+            unchanged.
 
     Raises:
-        ValueError: sizes out of range, tokens at positions before earlier ones, or another batch than before.
-        UnsupportedError: a crop to where tokens are missing; with ``rotary``, a mask that reads more than distances,
-            positions other than 0, 1, 2, …, or a long call with anything but a softmax without a sink logit.
+        ValueError: sizes out of range, tokens positioned before earlier ones, or a different batch size than before.
+        UnsupportedError: a crop to a length for which tokens are missing. With ``rotary``, also a mask that depends on
+            more than distances, positions other than 0, 1, 2, …, or a long call with a mechanism other than a softmax
+            without a sink logit.
 
     Cost: memory ``batch * kv_heads * (sink_tokens + window) * (head_dim + value_dim)`` elements, allocated at once, and
     8 bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
@@ -60,7 +63,7 @@ class SinkWindowCache(RingCache):
     settings = ("sink_tokens", "window", "rotary")
     leaves: ClassVar[tuple[Leaf, ...]] = (
         *RingCache.leaves[:2],
-        # With rotary, the first keys unrotated; in the slots they are rotated.
+        # With rotary, the first keys before rotation; in the slots they are rotated.
         Leaf("sinks", "batch kv_heads sink_tokens head_dim", is_optional=True),
         *RingCache.leaves[2:],
     )
@@ -87,7 +90,7 @@ class SinkWindowCache(RingCache):
         return torch.cat([self._state["sinks"], keys[:, :, self.sink_tokens :]], 2) if "sinks" in self._state else keys
 
     def _attend_many(self, call: Call, table: Tensor) -> Tensor:
-        """Attend with several tokens, each of which sees the sinks and its own window."""
+        """Attend with several tokens; each sees the sinks and its own window."""
         if self.rotary is None or not table.numel() or int(table.max()) < self._slots:
             return super()._attend_many(call, table)
         keys, values, kv_positions = self._stored_and_new(call, table)
@@ -117,8 +120,8 @@ class SinkWindowCache(RingCache):
         return leaves | {"sinks": (key, self.sink_tokens)} if self.rotary is not None and self.sink_tokens else leaves
 
     def _turn_sinks(self, rotary: Rotary, q_table: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate the sinks up to the window; return the positions of query and slots inside the cache."""
-        shift = (q_table - (self._slots - 1)).clamp(min=0)  # [batch | 1, 1]; of an item without a token 0
+        """Rotate the sinks up to the window; return the positions of the query and the slots inside the cache."""
+        shift = (q_table - (self._slots - 1)).clamp(min=0)  # [batch | 1, 1]; 0 for an item without a token
         first = torch.arange(table.shape[1], device=table.device) < self.sink_tokens
         inside = torch.where(first | (table < 0), table, table - shift)
         if self.sink_tokens:
@@ -128,7 +131,7 @@ class SinkWindowCache(RingCache):
         return q_table - shift, inside
 
     def _check_inside(self, call: Call, table: Tensor) -> None:
-        """Raise unless positions may be counted inside the cache (with ``rotary``)."""
+        """Raise unless positions can be counted inside a sink-window cache (with ``rotary``)."""
         reasons = []
         if call.mask is not None and not call.mask.is_relative:
             reasons.append(f"positions are counted inside the cache, and {call.mask} reads more than distances")

@@ -1,4 +1,4 @@
-"""Training of small models that differ only in how they mix tokens, on recall tasks."""
+"""Training of small models on recall tasks; the models differ only in how they mix tokens."""
 
 from saccade.learning.mixers import MIXERS, Mixer
 from saccade.learning.runs import Run, planned, run_all

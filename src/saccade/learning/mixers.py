@@ -19,8 +19,9 @@ class Mixer(NamedTuple):
     """A mixer of tokens for small models, such as attention or a convolution.
 
     Args:
-        make: builds a module from ``[batch, length, width]`` to the same, for a width, a length and a layer from 0.
-        sees_later: whether tokens attend to later ones.
+        make: returns a module that maps ``[batch, length, width]`` to the same shape, given a width, a length and a
+            layer index from 0.
+        sees_later: whether tokens attend to later tokens.
     """
 
     make: Callable[[int, int, int], nn.Module]
@@ -33,7 +34,7 @@ class ShortConvolution(nn.Module):
     Args:
         width: number of channels.
         size: number of tokens in the kernel, including the current one.
-        dilation: distance between them.
+        dilation: distance between adjacent tokens of the kernel.
 
     Example:
         >>> import torch
@@ -47,7 +48,7 @@ class ShortConvolution(nn.Module):
         self.reach = (size - 1) * dilation
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the short convolution of ``x [batch, length, width]``, of the same shape."""
+        """Return the short convolution of ``x [batch, length, width]``, in the same shape."""
         return self.convolution(F.pad(x.mT, (self.reach, 0))).mT
 
 
@@ -67,7 +68,7 @@ class DilatedConvolutions(nn.Module):
         self.mixing = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the dilated convolutions of ``x [batch, length, width]``, of the same shape."""
+        """Return the dilated convolutions of ``x [batch, length, width]``, in the same shape."""
         for convolution, mixing in zip(self.convolutions, self.mixing, strict=True):
             x = x + F.gelu(mixing(convolution(x)))
         return x
@@ -85,7 +86,7 @@ class LSTM(nn.Module):
         self.lstm = nn.LSTM(width, width, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the LSTM's outputs for ``x [batch, length, width]``, of the same shape."""
+        """Return the LSTM's outputs for ``x [batch, length, width]``, in the same shape."""
         out: Tensor = self.lstm(x)[0]
         return out
 
@@ -93,7 +94,7 @@ class LSTM(nn.Module):
 def _attention(
     mask: Callable[[int, int], Mask], mechanism: Callable[[], Mechanism] | None = None, heads: int = 8
 ) -> Mixer:
-    """Return a mixer by attention; the mask depends on length and layer."""
+    """Return an attention mixer, whose mask depends on length and layer."""
 
     def make(width: int, length: int, layer: int) -> nn.Module:
         built = None if mechanism is None else mechanism()
@@ -156,4 +157,4 @@ MIXERS: Mapping[str, Mixer] = MappingProxyType(
         "dilated CNN": Mixer(lambda width, length, layer: DilatedConvolutions(width, layer)),
     }
 )
-"""The mixers by name. Attention has 8 heads unless the name says 1; windows are an eighth of the length."""
+"""The mixers by name. Attention has 8 heads unless the name says 1, and a window is an eighth of the length."""

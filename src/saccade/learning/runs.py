@@ -1,4 +1,4 @@
-"""Training runs on several processes, with a file per outcome, and the table of their outcomes."""
+"""Training runs in several processes, with one file for each outcome, and the table of outcomes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from saccade.tasks import IGNORED
 
 
 class Run(NamedTuple):
-    """One training run: the names of a mixer and of a task, and a seed."""
+    """One training run: the names of a mixer and a task, and a seed."""
 
     mixer: str
     question: str
@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Return the name of the file with the run's outcome."""
+        """Name of the file with the run's outcome."""
         return f"{self.question}-{self.mixer}-{self.seed}.json".replace(", ", "-").replace(" ", "-").lower()
 
 
@@ -61,13 +61,14 @@ def run_all(
 
     Args:
         runs: the runs to train.
-        folder: the folder of the outcomes, one file each; existing outcomes are read. Created if missing.
+        folder: folder with one file for each outcome, created if missing. Runs with an existing outcome are not
+            repeated.
         settings: settings of all runs.
         workers: number of processes.
         progress: called with each finished run.
 
     Raises:
-        ValueError: a file in the folder that is not an outcome, or is one of other settings.
+        ValueError: a file in the folder is not an outcome, or belongs to different settings.
     """
     check_int("workers", workers)
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +83,7 @@ def run_all(
 
 
 def _train_all(runs: list[Run], settings: Settings, workers: int) -> Iterator[tuple[Run, Outcome]]:
-    """Yield training runs as they end. Processes are spawned, so that this one's state does not affect them."""
+    """Yield training runs as they finish, in spawned processes, which do not inherit this process's state."""
     if not runs:
         return
     context = multiprocessing.get_context("spawn")
@@ -100,7 +101,7 @@ def _train_all(runs: list[Run], settings: Settings, workers: int) -> Iterator[tu
 
 
 def _initialize_worker() -> None:
-    """Use one thread, and exit with the parent process."""
+    """Set up a worker to use one thread and to exit with the parent process."""
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -147,13 +148,14 @@ def _checksum(outcome: dict[str, object], settings: dict[str, object]) -> str:
 
 
 _NOT_ASKED = "-"
-_SAMPLE = 2000  # sequences for counting the commonest answer
+_SAMPLE = 2000  # number of sequences to find the most common answer
 
 
 def rows(outcomes: Mapping[Run, Outcome]) -> list[list[str]]:
-    """Return the lines of the outcome table, headings first; the last line is the share of the commonest answer.
+    """Return the lines of the outcome table, headings first; the last line has the share of the most common answer.
 
-    A cell has the number of steps in which all seeds learned a task, or the mean share of right answers and its range.
+    A cell contains the number of steps in which all seeds learned the task, or the mean share of correct answers and
+    its range.
     """
     mixers, questions = names(outcomes)
     lines = [["", *questions]]
@@ -168,7 +170,7 @@ def names(outcomes: Mapping[Run, Outcome]) -> tuple[list[str], list[str]]:
 
 
 def shares(outcomes: Mapping[Run, Outcome]) -> list[list[float]]:
-    """Return mean shares of right answers, a row for each mixer; NaN for missing runs."""
+    """Return the mean shares of correct answers, one row for each mixer; NaN for missing runs."""
     mixers, questions = names(outcomes)
     cells = [[[x.accuracy for x in _select(outcomes, mixer, question)] for question in questions] for mixer in mixers]
     return [[statistics.mean(cell) if cell else math.nan for cell in line] for line in cells]

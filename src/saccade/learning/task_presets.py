@@ -1,4 +1,4 @@
-"""Task presets for small models, in sizes that one core learns in seconds."""
+"""Task presets for small models, in sizes that can be learned on one core in seconds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from saccade.tasks import Recall, induction, listops, mqar, passkey, selective_c
 
 
 class Question(NamedTuple):
-    """A task preset: a task in one size.
+    """A task preset: a task with fixed sizes.
 
     Args:
-        make: draws examples from their number and a seed.
+        make: draws examples, given their number and a seed.
         vocab_size: number of tokens.
-        length: tokens in a sequence.
-        hides_answers: whether the sequence does not contain the answers, so that models may attend to later tokens.
+        length: number of tokens in a sequence.
+        hides_answers: whether sequences exclude the answers, so that models may attend to later tokens.
     """
 
     make: Callable[[int, int], Recall]

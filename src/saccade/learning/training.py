@@ -18,20 +18,20 @@ from saccade.support.validation import check_int, check_number
 from saccade.tasks import IGNORED, Recall
 
 SOLVED = 0.99
-"""The share of right answers from which a task counts as learned."""
+"""The share of correct answers from which a task counts as learned."""
 
 
 class Settings(NamedTuple):
     """The settings of all training runs of a comparison.
 
     Args:
-        steps: most steps; a run stops early if its accuracy on fresh sequences reaches `SOLVED`.
-        batch_size: sequences per step.
+        steps: largest number of steps; a run stops early if its accuracy on fresh sequences reaches `SOLVED`.
+        batch_size: number of sequences in each step.
         texts: number of training sequences.
-        fresh: number of sequences for the accuracy.
-        learning_rate: highest rate; it rises over a tenth of the steps, then decays to 0 as a cosine.
-        ask_every: steps between two measurements of the accuracy.
-        width, num_layers: sizes of the models.
+        fresh: number of fresh sequences to measure the accuracy on.
+        learning_rate: peak learning rate; it rises over a tenth of the steps, then decays to 0 as a cosine.
+        ask_every: number of steps between two measurements of the accuracy.
+        width, num_layers: width and number of layers of the models.
     """
 
     steps: int = 600
@@ -51,10 +51,10 @@ class Outcome(NamedTuple):
     """The outcome of a training run.
 
     Args:
-        accuracy: share of right answers in fresh sequences.
-        steps: number of steps.
+        accuracy: share of correct answers on fresh sequences.
+        steps: number of training steps.
         seconds: processor time.
-        parameters: number of the model's parameters.
+        parameters: number of parameters of the model.
     """
 
     accuracy: float
@@ -69,12 +69,12 @@ def train(mixer: Mixer, question: Question, seed: int, settings: Settings = DEFA
     Args:
         mixer: the learner's mixer of tokens.
         question: the task.
-        seed: seed of weights, sequences and their order; the same for all mixers.
-        settings: sizes and lengths.
+        seed: seed of weights, sequences and their order; use the same for all mixers.
+        settings: settings of the run.
 
     Raises:
-        ValueError: a mixer that attends to later tokens for a task whose sequences contain the answers; a setting below
-            1, or a rate that is not above 0.
+        ValueError: a mixer that attends to later tokens with a task whose sequences contain the answers, a setting
+            below 1, or a rate that is not above 0.
     """
     for name, value in settings._asdict().items():
         if name == "learning_rate":
@@ -133,14 +133,14 @@ _LAYER_SIZE = 12  # parameters of a layer, in squares of its width: 4 for attent
 class Learner(nn.Module):
     """A small language model whose layers have a short convolution, a mixer and a feed-forward network.
 
-    All learners of one width have the same number of parameters, to half a percent: the width of feed-forward networks
-    depends on the mixer.
+    All learners with the same width have the same number of parameters to within half a percent, because the width of
+    their feed-forward networks depends on the mixer.
 
     Args:
         mixer: builds the mixer of each layer.
         vocab_size: number of tokens.
-        length: tokens in a text.
-        width: width of tokens.
+        length: number of tokens in a sequence.
+        width: width of the token vectors.
         num_layers: number of layers.
 
     Raises:
@@ -163,10 +163,10 @@ class Learner(nn.Module):
 
         Args:
             tokens: sequences no longer than ``length``.
-            asked: bool ``[batch, length]``, True at the tokens to compute logits for; None for all.
+            asked: bool ``[batch, length]``, True at tokens to compute logits for; None for all tokens.
 
         Returns:
-            ``[batch, length, vocab_size]``, or ``[asked tokens, vocab_size]``.
+            ``[batch, length, vocab_size]``, or ``[selected tokens, vocab_size]``.
         """
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for layer in self.layers:

@@ -22,25 +22,25 @@ _HOOKS += ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
 
 class Mechanism(ArgumentHints, nn.Module):
-    """A module that computes an attention matrix from queries and keys; caches and recordings call it too."""
+    """A module that computes an attention matrix from queries and keys; the interface for caches and recordings."""
 
     @property
     def treats_heads_alike(self) -> bool:
-        """True if its matrices depend on dot products and the mask alone, in the same way in every head.
+        """True if the matrices depend on dot products and the mask only, in the same way in every head.
 
         Caches may then pass heads as batch items, and pass positions only if the mask needs them.
         """
         return False
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
-        """Return why the mechanism cannot take this mask; an empty tuple if it can."""
+        """Return the reasons why the mechanism does not support this mask; an empty tuple if it does."""
         return ()
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """Return an empty cache that suits the mechanism: by default a `saccade.caches.KVCache`, which suits all.
+        """Return an empty cache for this mechanism; by default a `saccade.caches.KVCache`, which fits every mechanism.
 
         Args:
-            max_len: tokens to allocate room for, at once; None to grow.
+            max_len: number of tokens to allocate memory for in advance; None to grow as needed.
         """
         return KVCache(max_len)
 
@@ -48,7 +48,7 @@ class Mechanism(ArgumentHints, nn.Module):
         """Return this mechanism with a bias added to its scores, for one call.
 
         Raises:
-            UnsupportedError: it has no scores, or has a bias already.
+            UnsupportedError: the mechanism has no scores, or already has a bias.
         """
         name = type(self).__name__
         raise unsupported(
@@ -56,7 +56,7 @@ class Mechanism(ArgumentHints, nn.Module):
         )
 
     def _with_hooks(self, other: M) -> M:
-        """Return ``other`` with the hooks of this mechanism, since it replaces it for one call."""
+        """Return ``other`` with the hooks of this mechanism, which it replaces for one call."""
         for hooks in _HOOKS:
             setattr(other, hooks, getattr(self, hooks))
         return other

@@ -1,4 +1,4 @@
-"""Approximate: the base of all mechanisms but softmax, which checks queries, keys, mask and positions."""
+"""Approximate: the base of all mechanisms except softmax. It checks queries, keys, mask and positions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Inputs(NamedTuple):
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
-        key: ``[batch, kv_heads, kv_len, head_dim]``, in the dtype of the query, which is that of products.
+        key: ``[batch, kv_heads, kv_len, head_dim]``, in the dtype of the query, which is also the dtype of matrix
+            products.
         rule: the mask.
         shape: (batch, heads, q_len, kv_len).
         q_positions, kv_positions: positions of the tokens; None by default.
@@ -38,7 +39,7 @@ class Inputs(NamedTuple):
 
     @property
     def wide(self) -> torch.dtype:
-        """The dtype of computations: float64 for float64 inputs, else float32."""
+        """Dtype of the mechanism's computations: float64 for float64 inputs, else float32."""
         return wide_dtype(self.query.dtype)
 
     @property
@@ -48,13 +49,13 @@ class Inputs(NamedTuple):
 
     @property
     def starts(self) -> tuple[int | None, int | None]:
-        """The positions of the first query and the first key if the others are consecutive, else None."""
+        """Positions of the first query and the first key, each None if the positions are not consecutive."""
         q, kv = self.q_positions, self.kv_positions
         first = 0 if self.is_placed else self.shape[3] - self.shape[2]
         return first if q is None else q.first, 0 if kv is None else kv.first
 
     def position_tables(self) -> tuple[Tensor, Tensor]:
-        """Return positions of queries and keys as int64 ``[batch | 1, len]``; -1 for padding."""
+        """Return the positions of queries and keys, int64 ``[batch | 1, len]`` each, with -1 for padding."""
         _, _, q_len, kv_len = self.shape
         q, kv = self.q_positions, self.kv_positions
         if q is None:
@@ -68,7 +69,7 @@ class Inputs(NamedTuple):
 
 
 class Approximate(Mechanism):
-    """The base of mechanisms that compute their matrix from checked inputs."""
+    """Base class of mechanisms that compute their matrix from checked inputs."""
 
     @abstractmethod
     def _matrix_of(self, inputs: Inputs) -> Matrix:
@@ -107,7 +108,7 @@ class Approximate(Mechanism):
 
 
 def parts_of(mask: Mask) -> tuple[Mask, ...]:
-    """Return the masks that ``&`` joined to this one, or a list of the mask itself."""
+    """Return the masks that a mask joins with ``&``, or only the mask itself if it joins none."""
     return mask.parts if isinstance(mask, And) else (mask,)
 
 

@@ -1,4 +1,4 @@
-"""compare(): the error and cost of mechanisms, and the length at which they become faster than exact attention."""
+"""compare(): the error and cost of mechanisms, and the length from which they are faster than exact attention."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from saccade.support.errors import describe, type_error, value_error
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import is_integer
 
-_SAMPLED = 64  # rows of which distributions are compared
+_SAMPLED = 64  # number of rows whose distributions are compared
 _ROUNDS = 3
-_PATIENCE = 1.0  # seconds of one exact product beyond which no longer one is timed
+_PATIENCE = 1.0  # if one exact product takes more seconds than this, longer inputs are not timed
 
 
 @argument_hints({}, mechanisms="a list, as [mechanisms.Performer(64)]")
@@ -37,25 +37,27 @@ def compare(
     mask: object = None,
     timed_lengths: Sequence[int] | None = None,
 ) -> Comparison:
-    """Compare mechanisms with exact softmax attention on your tensors: error, cost, and the length at which they win.
+    """Compare mechanisms with exact softmax attention on your tensors: error, cost, and the length from which they win.
 
-    Errors and memory are measured on the tensors as they are. Products are also timed at other lengths, on the first
-    tokens or on repeated tokens, to find the length at which a mechanism becomes faster than exact attention here.
+    Errors and memory are measured on the tensors as passed. Products are also timed at other lengths, on the first
+    tokens or on repeated tokens, to find the length from which a mechanism is faster than exact attention on this
+    machine.
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
-        mechanisms: to compare; one that does not support the mask gets a row with the reason.
+        mechanisms: the mechanisms to compare. One that does not support the mask gets a row with the reason.
         mask: anything that `saccade.attention` takes.
-        timed_lengths: numbers of keys at which to time; ``kv_len`` / 8 to 4 ``kv_len`` when None. Masks of one batch
-            (Padding, Documents, a tensor) cannot be extended to longer inputs, nor a tensor cut to shorter ones: such
-            lengths are left out, as are all after one at which exact attention takes a second.
+        timed_lengths: numbers of keys at which to time; ``kv_len`` / 8 to 4 ``kv_len`` when None. Masks that belong to
+            one batch (Padding, Documents, a tensor) cannot be extended to longer inputs, and a tensor cannot be cut to
+            shorter ones, so such lengths are skipped. Once exact attention takes a second, longer lengths are skipped
+            too.
 
     Raises:
-        TypeError, ValueError: tensors that do not fit together, something that is no mechanism, no row or key.
+        TypeError, ValueError: tensors that do not fit together, an object that is not a mechanism, or no rows or keys.
 
-    Cost: exact attention a few times, at every length; memory is that of the products and of single rows.
+    Cost: a few runs of exact attention at every length; memory for the products and for single rows.
 
     Example:
         >>> import torch
@@ -104,7 +106,7 @@ class _Case(NamedTuple):
     mask: object
 
     def at(self, length: int) -> _Case:
-        """Return the case at another number of keys, cut or repeated."""
+        """Return the case with a different number of keys, cut or repeated."""
         q_len, kv_len = self.query.shape[2], self.key.shape[2]
         if length == kv_len:
             return self
@@ -117,7 +119,7 @@ class _Case(NamedTuple):
 
 
 def _names(mechanisms: Sequence[Mechanism]) -> list[str]:
-    """Return the class names of the compared mechanisms, with arguments where needed to distinguish them."""
+    """Return the class names of the compared mechanisms, with arguments if they are needed to distinguish them."""
     arguments = [(type(one).__name__, one.extra_repr()) for one in mechanisms]
     plain = [name for name, _ in arguments]
     first = [f"{name}({what.split(',')[0]})" for name, what in arguments]
@@ -136,7 +138,7 @@ def _compared(
     exact_times: dict[int, float],
     times: dict[int, float],
 ) -> Compared:
-    """Return the row of one mechanism: its errors against exact attention, its times and memory."""
+    """Return the comparison's row for one mechanism: its errors against exact attention, its times and memory."""
     matrix = mechanism(case.query, case.key, mask=case.mask)
     size = expected.norm(dim=-1)
     errors = ((matrix @ case.value).to(expected) - expected).norm(dim=-1) / size
@@ -161,7 +163,7 @@ def _median_and_worst(x: Tensor) -> tuple[float, float]:
 
 
 def crossing(ratios: dict[int, float]) -> int | None:
-    """Return the length from which on a ratio of times stays at least 1; None if it ends below 1."""
+    """Return the length from which a ratio of times stays at 1 or above; None if it ends below 1."""
     since: int | None = None
     later: tuple[int, float] | None = None
     for length, ratio in sorted(ratios.items(), reverse=True):
@@ -176,7 +178,7 @@ def crossing(ratios: dict[int, float]) -> int | None:
 
 
 def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int]:
-    """Return the numbers of keys at which to time mechanisms; the actual one is always among them."""
+    """Return the numbers of keys at which to time mechanisms, always including the actual number."""
     kv_len = case.key.shape[2]
     if lengths is None:
         lengths = [kv_len // 8, kv_len // 4, kv_len // 2, kv_len, 2 * kv_len, 4 * kv_len]
@@ -194,7 +196,7 @@ def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int
 
 
 def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int]) -> list[dict[int, float]]:
-    """Return the seconds of each mechanism by length, exact attention first; NaN at unsupported lengths."""
+    """Return the time of each mechanism in seconds by length, exact attention first; NaN at unsupported lengths."""
     kv_len = case.key.shape[2]
     results: list[dict[int, float]] = [{} for _ in mechanisms]
     for length in lengths:
@@ -204,7 +206,7 @@ def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int])
         runs: list[list[float]] = [[] for _ in mechanisms]
         for turn in range(
             _ROUNDS + 1
-        ):  # alternate, so that a drift of the machine affects all; the first round warms up
+        ):  # alternate, so that changes in the machine's speed affect all of them; the first round is a warm-up
             for mechanism, times in zip(mechanisms, runs, strict=True):
                 seconds = _seconds(mechanism, at, is_own=length == kv_len)
                 if turn:
@@ -223,7 +225,7 @@ def _seconds(mechanism: Mechanism, case: _Case, *, is_own: bool) -> float:
     except ValueError:
         if is_own:
             raise
-        return math.nan  # a mechanism of fixed length, at another one
+        return math.nan  # a mechanism of fixed length, at a different length
     _wait(case.query.device)
     return time.perf_counter() - start
 
@@ -234,7 +236,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _peak_bytes(call: Callable[[], object], device: torch.device) -> float:
-    """Return the largest number of bytes that a call has allocated at any time."""
+    """Return the largest number of bytes that a call has allocated at any one time."""
     if device.type != "cuda":
         return float(counted(call).most)
     _wait(device)
@@ -246,7 +248,7 @@ def _peak_bytes(call: Callable[[], object], device: torch.device) -> float:
 
 
 CLOSE, ROUGH = 0.01, 0.1
-"""Median relative errors up to which a result counts as close to exact attention, and as of any use."""
+"""Largest median relative errors of a result that is "close" to exact attention, and of one that is still useful."""
 
 
 class Compared(NamedTuple):
@@ -254,16 +256,18 @@ class Compared(NamedTuple):
 
     Attributes:
         name: name of the mechanism.
-        error_median, error_worst: errors of the output's rows, ``|out - exact| / |exact|``; rows in which exact
-            attention is 0 are left out.
-        distance_median, distance_worst: half the sum of absolute differences between rows of the two matrices (total
-            variation where both are distributions: 0 is equal, 1 is nothing in common), over some rows.
+        error_median, error_worst: relative errors of the output's rows, ``|out - exact| / |exact|``, except for rows
+            where exact attention is 0.
+        distance_median, distance_worst: half the sum of absolute differences between rows of the two matrices, over a
+            sample of the rows. For distributions this is the total variation: 0 if they are equal, 1 if they have
+            nothing in common.
         seconds: median time of one product at the actual length.
-        memory_bytes: most bytes that one product allocated at a time, its output included.
-        faster_from: number of keys from which on it is faster than exact attention, interpolated between the lengths
-            timed, the shortest of them if it is faster at all; None if it is not at the longest.
-        timed_to: the longest length timed, in keys.
-        reasons: why it cannot run these inputs; then the numbers are NaN.
+        memory_bytes: peak memory that one product allocated, in bytes, including its output.
+        faster_from: number of keys from which the mechanism is faster than exact attention, interpolated between the
+            timed lengths. The shortest timed length if it is faster at all of them; None if it is slower at the
+            longest.
+        timed_to: the longest timed length, in keys.
+        reasons: why the mechanism cannot run on these inputs; the numbers are then NaN.
     """
 
     name: str
@@ -279,7 +283,7 @@ class Compared(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The median error in words: "close" up to 1 %, "rough" up to 10 %, else "too far off to be of use"."""
+        """Median error in words: "close" up to 1 %, "rough" up to 10 %, else "too far off to be of use"."""
         if self.reasons:
             return "refused: " + "; ".join(self.reasons)
         if math.isnan(self.error_median):
@@ -298,10 +302,10 @@ class Comparison:
     Attributes:
         rows: one for each mechanism, in the order of the arguments.
         shape: (batch, heads, q_len, kv_len).
-        exact_seconds, exact_memory_bytes: time and memory of exact attention, at the actual length.
+        exact_seconds, exact_memory_bytes: time and memory of exact attention at the actual length.
         lengths: numbers of keys at which products were timed.
-        is_measured: True if memory was measured, by the device; False if it was counted: the tensors that torch's
-            operations return, without what these need inside.
+        is_measured: True if the device measured the memory. False if it was estimated from the tensors that torch's
+            operations return, without the memory that the operations use internally.
     """
 
     rows: tuple[Compared, ...]

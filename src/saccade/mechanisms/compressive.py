@@ -1,4 +1,4 @@
-"""CompressiveMemory (Infini-attention): softmax within a segment, and a compressive memory of all earlier ones."""
+"""CompressiveMemory (Infini-attention): softmax within a segment, and a compressive memory of all earlier segments."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Update = Literal["linear", "delta"]
 
 
 class CompressiveMatrix(Sum):
-    """The matrix ``(1 - g) * within + g * earlier``: softmax within segments, and a memory of earlier ones.
+    """The matrix ``(1 - g) * within + g * earlier``: softmax within segments, and a memory of earlier segments.
 
     Args:
-        within: the softmax.
+        within: the softmax matrix within segments.
         earlier: the memory's matrix.
         gate: g, ``[heads, 1, 1]``.
     """
@@ -38,9 +38,9 @@ class CompressiveMatrix(Sum):
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Return the output after a compressive memory of all earlier tokens, and the new memory.
+        """Return the output for tokens that follow a compressive memory of all earlier tokens, and the new memory.
 
-        See `saccade.mechanisms.segments.EarlierSegments.advance_segments`.
+        Arguments and results are those of `saccade.mechanisms.segments.EarlierSegments.advance_segments`.
         """
         (rest, within), (gate, earlier) = self.terms
         assert isinstance(earlier, EarlierSegments)
@@ -57,24 +57,24 @@ class CompressiveMemory(Approximate):
     .. math:: M_s = M_{s-1} + \sigma(K)^\top \Big( V - \Big[ \frac{\sigma(K) M_{s-1}}{\sigma(K) z_{s-1}} \Big] \Big),
               \qquad z_s = z_{s-1} + \sum_j \sigma(k_j), \qquad g = \mathrm{sigmoid}(\text{gate})
 
-    The bracket is that of ``update="delta"``, which writes only the part that the memory does not recall. The matrix is
-    a lazy sum. In the first segment the memory is empty and gives 0, so that rows sum to 1 - g. Later they sum to 1
-    with the linear update; with the delta rule weights have any sign, and rows any sum.
+    The bracket applies only with ``update="delta"``, which writes only the part that the memory does not recall. The
+    matrix is a lazy sum. In the first segment the memory is empty and returns 0, so rows sum to 1 - g. Later rows sum
+    to 1 with the linear update. With the delta rule, weights may have any sign and rows any sum.
 
     Args:
-        num_heads: heads of the queries; each has a gate.
-        segment: positions of a segment, counted from 0.
-        update: how a segment is written, "linear" or "delta".
+        num_heads: number of query heads; each has a gate.
+        segment: number of positions in a segment; the first segment starts at position 0.
+        update: how a segment is written to the memory, "linear" or "delta".
         scale: scale of the dot products within a segment; ``head_dim ** -0.5`` when None.
-        rotary: rotates queries and keys within a segment only, as in the paper, whose memory has no positions; None
-            if both are already rotated, or not at all.
+        rotary: rotates queries and keys for the softmax within a segment only, as in the paper, whose memory has no
+            positions. None if both are already rotated, or not rotated at all.
 
     Attributes:
-        gate: trainable, ``[num_heads]``; 0 at first, so that both halves weigh the same.
+        gate: trainable, ``[num_heads]``; initially 0, so that both parts have the same weight.
 
     Raises:
-        ValueError: sizes out of range, an unknown update; on use, another number of heads.
-        UnsupportedError: a mask other than Causal and those that hide keys and do nothing else (Padding).
+        ValueError: sizes out of range, or an unknown update; in a call, a different number of heads.
+        UnsupportedError: a mask other than Causal and masks that only hide keys (Padding).
 
     Cost: O(n * segment * head_dim) for the softmax and O(n * head_dim * value_dim) for the memory; a state for each
     segment is stored for the backward pass. Decoding: `saccade.caches.CompressiveCache`, of constant size.
@@ -122,7 +122,7 @@ class CompressiveMemory(Approximate):
         return tuple(reasons)
 
     def new_cache(self, max_len: int | None = None) -> CompressiveCache:
-        """Return an empty `saccade.caches.CompressiveCache`: the memory and the open segment."""
+        """Return an empty `saccade.caches.CompressiveCache`, which stores the memory and the open segment."""
         return CompressiveCache(max_len)
 
     def _matrix_of(self, inputs: Inputs) -> CompressiveMatrix:

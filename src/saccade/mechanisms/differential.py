@@ -15,30 +15,31 @@ from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_int, check_number
 
-_SPREAD = 0.1  # initial spread of the vectors of λ
+_SPREAD = 0.1  # initial standard deviation of the vectors of λ
 
 
 class Differential(Mechanism):
-    r"""The difference of two softmaxes, which cancels attention that both have in common.
+    r"""The difference of two softmax attention maps, which cancels the attention that both have in common.
 
     .. math:: A = \mathrm{softmax}(q_1 k_1^\top) - \lambda\, \mathrm{softmax}(q_2 k_2^\top), \qquad
               \lambda = e^{\lambda_{q_1} \cdot \lambda_{k_1}} - e^{\lambda_{q_2} \cdot \lambda_{k_2}}
               + \lambda_{\mathrm{init}}, \quad \lambda_{\mathrm{init}} = 0.8 - 0.6\, e^{-0.3\, \mathrm{layer}}
 
-    A head of queries or keys holds both side by side, the first half of its channels for the first map. The matrix is a
-    lazy sum (``A1 - lam * A2``): products are two exact ones. Weights may be below 0, and rows sum to 1 - λ.
+    Each head of queries or keys contains both maps side by side: the first half of its channels belongs to the first
+    map. The matrix is a lazy sum (``A1 - lam * A2``), and a product takes two exact products. Weights may be below 0,
+    and rows sum to 1 - λ.
 
     Args:
-        head_dim: width of each of the two, half of that of the queries and keys.
-        layer: which layer of a stack this is, from 0; decides λ_init.
+        head_dim: width of a head in each of the two maps: half the width of the queries and keys.
+        layer: index of the layer in its stack, from 0; determines λ_init.
         scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 
     Attributes:
         lambda_q1, lambda_k1, lambda_q2, lambda_k2: trainable vectors ``[head_dim]``; all heads share λ.
-        lambda_init: a number.
+        lambda_init: λ_init, a float.
 
     Raises:
-        ValueError: on use, queries or keys of another width.
+        ValueError: in a call, queries or keys with a different width.
 
     Cost: twice that of `Softmax` with heads half as wide.
 
@@ -68,13 +69,13 @@ class Differential(Mechanism):
     lambda_k2: nn.Parameter
 
     def reset_parameters(self) -> None:
-        """Draw the vectors of λ from a normal distribution of spread 0.1, so that λ starts near λ_init."""
+        """Draw the vectors of λ from a normal distribution with a small variance, so that λ starts near λ_init."""
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=_SPREAD)
 
     @property
     def weight(self) -> Tensor:
-        """λ, the weight of the second map: a tensor of one number, float32 or wider, differentiable."""
+        """λ, the weight of the second map: a differentiable tensor with one element, float32 or wider."""
         pairs = ((self.lambda_q1, self.lambda_k1), (self.lambda_q2, self.lambda_k2))
         plus, minus = ((q.to(wide_dtype(q.dtype)) * k).sum().exp() for q, k in pairs)
         return plus - minus + self.lambda_init

@@ -1,4 +1,4 @@
-"""GatedLinear, Delta and SSD: linear attention whose state decays or is corrected."""
+"""GatedLinear, Delta and SSD: linear attention with a state that decays or is corrected."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ class GatedLinear(GatedRecurrence):
     .. math:: S_t = \mathrm{diag}(\exp g_t)\, S_{t-1} + \beta_t k_t v_t^T, \qquad o_t = s\, S_t^T q_t, \qquad
               A_{ij} = s\, \beta_j \sum_c q_{ic} k_{jc} \exp \Big( \sum_{t=j+1}^{i} g_{tc} \Big)
 
-    One rule under many names. Without gates it is linear attention without a denominator; with a constant for each head
-    RetNet's retention (`retnet`) and lightning attention (`lightning`); with a decay of each token gated linear
-    attention (one for each channel: GLA), and Mamba-2, for which there is `SSD`. These are the update rules "linear"
-    and "gated" of the ONNX operator LinearAttention.
+    One rule with many names. Without gates it is linear attention without a denominator; with a constant for each head,
+    RetNet's retention (`retnet`) and lightning attention (`lightning`); with a decay for each token, gated linear
+    attention (GLA, if each channel has its own) and Mamba-2 (see `SSD`). These are the update rules "linear" and
+    "gated" of the ONNX operator LinearAttention.
 
     Args:
-        decay: g of each head, at most 0, ``[heads]``; a call may bring that of each token instead. None for none.
+        decay: g of each head, at most 0, ``[heads]``; None for no decay. A call may pass a decay for each token
+            instead.
         scale: s; ``head_dim ** -0.5`` when None.
 
     Raises:
-        ValueError: a decay above 0, or of another shape.
-        UnsupportedError: a mask other than Causal, Documents around it, and masks that only hide keys (Padding).
+        ValueError: a decay above 0, or with a wrong shape.
+        UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
 
-    Cost: O(n * head_dim * value_dim) time and O(n * head_dim) memory; see `saccade.matrix.Matrix`. Decoding takes a
-    state of ``head_dim * value_dim`` numbers a head: `saccade.caches.RecurrentCache`.
+    Cost: O(n * head_dim * value_dim) time and O(n * head_dim) memory; see `saccade.matrix.Matrix`. Decoding needs a
+    state with ``head_dim * value_dim`` elements per head: `saccade.caches.RecurrentCache`.
 
     Example:
         >>> import torch
@@ -66,19 +67,19 @@ class GatedLinear(GatedRecurrence):
     def retnet(cls, num_heads: int) -> GatedLinear:
         """Return RetNet's retention: gated linear attention with a constant decay for each head.
 
-        A head's state decays by a factor of ``1 - 2 ** -5`` to ``1 - 2 ** -(4 + num_heads)`` in each step. As in
-        RetNet, rotate queries and keys before (`saccade.positions.Rotary`).
+        At each token, a head's state decays by a factor between ``1 - 2 ** -5`` and ``1 - 2 ** -(4 + num_heads)``. As
+        in RetNet, rotate queries and keys beforehand (`saccade.positions.Rotary`).
         """
         heads = torch.arange(check_int("num_heads", num_heads), dtype=torch.float64)
         return cls(torch.log1p(-(2.0 ** (-5.0 - heads))))
 
     @classmethod
     def lightning(cls, num_heads: int, layer: int = 0, num_layers: int = 1) -> GatedLinear:
-        """Return MiniMax's lightning attention: gated linear attention without a scale, with ALiBi's slopes as rates.
+        """Return MiniMax's lightning attention: gated linear attention with no scale, and with ALiBi's slopes as rates.
 
         Args:
             num_heads: a power of two.
-            layer, num_layers: which layer, from 0, of how many.
+            layer, num_layers: index of the layer, from 0, and number of layers.
         """
         check_int("num_layers", num_layers)
         check_int("layer", layer, 0, below=num_layers)
@@ -94,27 +95,27 @@ class GatedLinear(GatedRecurrence):
 
 
 class Delta(GatedRecurrence):
-    r"""The delta rule: a state of keys and values that new tokens correct.
+    r"""The delta rule: linear attention whose new tokens correct the state instead of only adding to it.
 
     .. math:: S_t = D_t S_{t-1} + \beta_t k_t \big( v_t - (D_t S_{t-1})^T k_t \big)^T, \qquad o_t = s\, S_t^T q_t
 
     .. math:: A = s\, L(Q, K)\, \big( I + \mathrm{diag}(\beta)\, L(K, K)_{<} \big)^{-1} \mathrm{diag}(\beta), \qquad
               L(X, K)_{ij} = \sum_c x_{ic} k_{jc} \exp \Big( \sum_{t=j+1}^{i} g_{tc} \Big), \; j \le i
 
-    Without a decay DeltaNet; with one for each token Gated DeltaNet, with one for each channel Kimi Delta Attention.
-    These are the update rules "delta" and "gated_delta" of the ONNX operator LinearAttention.
+    Without a decay this is DeltaNet; with one for each token, Gated DeltaNet; with one for each channel, Kimi Delta
+    Attention. These are the update rules "delta" and "gated_delta" of the ONNX operator LinearAttention.
 
-    Keys should have length 1: the state stays bounded where :math:`\beta_t |k_t|^2 \le 2`, and may grow without bound
-    where not. Nothing is normalised here: ``torch.nn.functional.normalize(key, dim=-1)``.
+    Keys should have length 1. The state stays bounded if :math:`\beta_t |k_t|^2 \le 2`, and may grow without bound
+    otherwise. Keys are not normalised here; use ``torch.nn.functional.normalize(key, dim=-1)``.
 
     Args:
         scale: s; ``head_dim ** -0.5`` when None.
 
     Raises:
-        ValueError: gates of another shape, or a decay above 0.
-        UnsupportedError: a mask other than Causal, Documents around it, and masks that only hide keys (Padding).
+        ValueError: gates with a wrong shape, or a decay above 0.
+        UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
 
-    Cost: that of `GatedLinear`, and a triangular system of 32 tokens for each chunk.
+    Cost: as for `GatedLinear`, plus a triangular system of 32 tokens for each chunk.
 
     Example:
         >>> import torch
@@ -138,21 +139,21 @@ class SSD(Recurrence):
     .. math:: S_t = \exp(\Delta_t a)\, S_{t-1} + \Delta_t B_t x_t^T, \qquad y_t = S_t^T C_t, \qquad
               A_{ij} = \Delta_j\, C_i \cdot B_j \exp \Big( a \sum_{t=j+1}^{i} \Delta_t \Big)
 
-    C is the query, B the key, x the value; C and B may have fewer heads than x (Mamba-2's groups). The term D·x of a
-    layer is no part of the matrix: add it.
+    C is the query, B the key, x the value; C and B may have fewer heads than x (Mamba-2's groups). The layer's term D·x
+    is not part of the matrix; add it separately.
 
     Args:
-        num_heads: heads of the values.
+        num_heads: number of value heads.
 
     Attributes:
         log_rate: ``log(-a)``, trainable, ``[num_heads]``; starts at the logarithms of 1 to ``num_heads``, as Mamba-2's
             ``A_log`` does.
 
     Raises:
-        ValueError: steps of another shape, or below 0.
-        UnsupportedError: a mask other than Causal, Documents around it, and masks that only hide keys (Padding).
+        ValueError: step sizes below 0, or with a wrong shape.
+        UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
 
-    Cost: that of `GatedLinear`.
+    Cost: as for `GatedLinear`.
 
     Example:
         >>> import torch

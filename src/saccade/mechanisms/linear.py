@@ -1,4 +1,4 @@
-"""Linear: linear attention by products of features, and its feature maps."""
+"""Linear: linear attention, and its feature maps."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ _MAPS: dict[str, FeatureMap] = {"elu": _elu, "relu": F.relu, "squared_relu": _sq
 
 
 class Linear(FeatureMechanism):
-    r"""Linear attention: the weight of a key is a product of features of query and key; products take linear time.
+    r"""Linear attention: weights are dot products of query and key features, and matrix products take linear time.
 
     .. math:: A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\epsilon + \sum_{j'} \phi(q_i) \cdot \phi(k_{j'})}
 
-    It is no approximation of softmax: a model has to be trained with it. There is no scale.
+    It does not approximate softmax, so a model must be trained with it. There is no scale.
 
     Args:
-        feature_map: φ, entry by entry "elu" (elu(x) + 1, always above 0), "relu" or "squared_relu"; or a function
-            from ``[batch, heads, len, head_dim]`` to ``[batch, heads, len, features]``, of each token alone.
-        eps: added to the denominator. A row whose denominator is 0 is 0, so none is needed.
+        feature_map: φ: "elu" (elu(x) + 1, always above 0), "relu" or "squared_relu", each elementwise; or a function
+            from ``[batch, heads, len, head_dim]`` to ``[batch, heads, len, features]`` that treats each token
+            separately.
+        eps: added to the denominator; not required, since a row whose denominator is 0 is set to 0.
 
     Raises:
         TypeError, ValueError: an unknown feature map, or an eps below 0.
-        UnsupportedError: a mask other than Causal, Documents, those that hide keys and do nothing else (Padding), and
-            what ``&`` joins of them.
+        UnsupportedError: a mask other than Causal, Documents, masks that only hide keys (Padding), and combinations of
+            these with ``&``.
 
     Cost: O(n * features * value_dim) time and O(n * features) memory; see `FeatureMatrix`. Decoding takes constant
     memory: `saccade.caches.RecurrentCache`.

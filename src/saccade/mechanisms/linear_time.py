@@ -1,4 +1,4 @@
-"""LinearTimeMatrix: the base of matrices with products in linear time, whose weights are computed on request."""
+"""LinearTimeMatrix: the base of matrices whose products take linear time and whose weights are computed on request."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _ENTRIES = 1 << 18  # about a megabyte of weights, which stays in a core's L2 ca
 
 
 class LinearTimeMatrix(Matrix):
-    """The base of matrices in linear time: a product that needs no weights, except with dropout.
+    """Base class of linear-time matrices, whose products do not need the weights, except with dropout.
 
     Args:
         shape: (batch, heads, q_len, kv_len).
         kv_heads: number of key and value heads.
-        dtype: dtype of the inputs and of the products.
+        dtype: dtype of the inputs and of matrix products.
         device: device of the inputs.
     """
 
@@ -36,7 +36,7 @@ class LinearTimeMatrix(Matrix):
         self.shape, self.kv_heads, self.dtype, self.device = shape, kv_heads, dtype, device
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """Return ``A @ value`` in linear time; see `Matrix.matmul`. With dropout, pair by pair: in quadratic time."""
+        """Return ``A @ value`` in linear time, or pair by pair in quadratic time with dropout; see `Matrix.matmul`."""
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         dropout.check(dropout_p)
         dropout.check_seed(seed)
@@ -47,10 +47,10 @@ class LinearTimeMatrix(Matrix):
 
     @abstractmethod
     def _times(self, value: Tensor) -> Tensor:
-        """Return the product with a checked value in linear time; in float32 or wider."""
+        """Return the matrix product with a checked value, computed in linear time and in float32 or wider."""
 
     def _pieces(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[tuple[slice, slice, range]]:
-        """Yield batch items, heads and rows of the blocks to compute: all if few, else rows of one head."""
+        """Yield batch items, heads and rows of each block to compute: everything if small, else rows of one head."""
         self._check_part(batch, head, rows)
         items = range(self.shape[0]) if batch is None else range(batch, batch + 1)
         heads = range(self.shape[1]) if head is None else range(head, head + 1)
@@ -68,16 +68,16 @@ class LinearTimeMatrix(Matrix):
 
 
 def divide_rows(x: Tensor, total: Tensor, eps: float = 0.0) -> Tensor:
-    """Divide rows of linear attention by their totals and eps; a row with total 0 is 0 and gets no gradient."""
+    """Divide rows of linear attention by their totals plus eps; a row with total 0 becomes 0 and gets no gradient."""
     empty = total == 0
-    if eps:  # the entries of a row may cancel
+    if eps:  # the entries of a row may cancel out
         empty = empty & (x == 0).all(-1, keepdim=True)
     out = x / (total + eps).masked_fill(empty, math.inf)
     return out.masked_fill(empty, 0.0) if out.requires_grad else out
 
 
 def take_rows(x: Tensor, order: Tensor) -> Tensor:
-    """Return rows of ``[batch, heads, len, width]`` in the order ``[batch | 1, places]``."""
+    """Return the rows of ``[batch, heads, len, width]`` in the given order, ``[batch | 1, indices]``."""
     if len(order) == 1:
         return x.index_select(2, order[0])
     return x.gather(2, order[:, None, :, None].expand(len(x), x.shape[1], order.shape[1], x.shape[3]))

@@ -21,28 +21,29 @@ Share = Literal["none", "heads", "key_value"]
 
 
 class Linformer(Approximate):
-    r"""Attention to a few slots, which sum all keys with trained projections along the length.
+    r"""Attention to a few slots, which are weighted sums of all keys by a trained projection along the length.
 
     .. math:: A = \mathrm{softmax}(Q (E K)^\top)\, F, \qquad E, F \in \mathbb{R}^{\text{rank} \times \text{kv\_len}}
 
-    E pools keys, F values. Both start as means of equally many neighbouring positions, and are trained with the
-    model. Exact with rank = kv_len as it starts, when E and F change nothing; or where keys and values within a
-    segment are alike. The length is fixed: a shorter sequence reads the first columns, a longer one is refused. A
-    slot mixes keys of the whole sequence, so it is not causal.
+    E pools keys, F pools values. Both initially average equal numbers of neighbouring positions, and are trained with
+    the model. Exact at initialisation if rank = kv_len, since E and F are then identities, or if all keys and values
+    within a segment are equal. The length is fixed: a shorter sequence uses the first columns, and a longer one raises
+    an error. A slot mixes keys of the full sequence, so the mechanism is not causal.
 
     To inspect it, read `LinformerMatrix.slots`, ``[batch, heads, q_len, rank]``, and ``matrix.projection``; their
-    product, the matrix itself, is no distribution over keys.
+    product, the matrix itself, is not a distribution over keys.
 
     Args:
         kv_len: largest number of key positions.
-        rank: slots.
-        share: "heads", one E and one F for all heads; "key_value", E and F are one too; "none", each key and value
-            head has its own. To share among layers, give the same Linformer to all.
-        num_kv_heads: heads of keys and values; for ``share="none"`` only.
+        rank: number of slots.
+        share: "heads": one E and one F for all heads; "key_value": one matrix for both E and F; "none": separate
+            matrices for each key and value head. To share among layers, pass the same Linformer to all of them.
+        num_kv_heads: number of key and value heads; only for ``share="none"``.
         scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 
     Raises:
-        TypeError, ValueError: a count below 1, a rank above kv_len, heads given or missing, more keys than kv_len.
+        TypeError, ValueError: a count below 1, a rank above kv_len, more keys than kv_len, or a number of heads that is
+            missing or not allowed.
         UnsupportedError: a mask that lets queries see different keys.
 
     Cost: O((q_len + kv_len) * rank * (head_dim + value_dim)) time; memory linear in the lengths.
@@ -54,8 +55,8 @@ class Linformer(Approximate):
         >>> (matrix @ value).shape, matrix.slots().shape
         (torch.Size([1, 2, 64, 8]), torch.Size([1, 2, 64, 16]))
 
-    Reference: Wang et al. 2020, arXiv:2006.04768, section 4. That projections exist which are exact up to a factor
-    for every input, as its theorem 2 says, has not been borne out by the construction it prints.
+    Reference: Wang et al. 2020, arXiv:2006.04768, section 4. Its theorem 2 says that projections exist which are exact
+    up to a factor for every input, but the construction in the paper has not borne this out.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Linformer(Approximate):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set each slot of the Linformer to the mean of (nearly) equally many neighbouring positions."""
+        """Set each slot of the Linformer to the mean of a (nearly) equal number of neighbouring positions."""
         slots = torch.arange(self.kv_len) * self.rank // self.kv_len
         means = nn.functional.one_hot(slots, self.rank).mT.to(torch.float32)
         means = means / means.sum(1, keepdim=True)
@@ -111,7 +112,7 @@ class Linformer(Approximate):
         return LinformerMatrix(left, projection, tokens, dtype=inputs.query.dtype)
 
     def _check_last(self, positions: Positions | None, kv_len: int) -> None:
-        """Raise for a key position beyond the projection; unreadable positions fail at run time instead."""
+        """Raise if a key position is beyond the projection; positions that cannot be read fail at run time instead."""
         ends = (0, kv_len - 1) if positions is None else positions.ends
         last = -1 if ends is None else ends[1]
         if last >= self.kv_len:
@@ -130,13 +131,13 @@ class Linformer(Approximate):
 
 
 class LinformerMatrix(LowRankMatrix):
-    """The Linformer's matrix ``slots @ projection``: weights of slots per query, times weights of keys per slot.
+    """The Linformer's matrix ``slots @ projection``: slot weights for each query, times key weights for each slot.
 
     Args:
-        left: queries over the pooled keys, ``[batch, heads, q_len, rank]``.
-        projection: weights of values in slots, ``[batch | 1, kv_heads | 1, rank, kv_len]``; 0 at keys that are hidden.
+        left: attention of queries to the pooled keys, ``[batch, heads, q_len, rank]``.
+        projection: weights of values in slots, ``[batch | 1, kv_heads | 1, rank, kv_len]``; 0 at hidden keys.
         tokens: the queries and keys.
-        dtype: dtype of the inputs and of the products.
+        dtype: dtype of the inputs and of matrix products.
 
     Cost: products take O((q_len + kv_len) * rank * width) time and memory linear in the lengths.
     """

@@ -20,12 +20,12 @@ from saccade.support.torch_modes import without_autocast
 
 
 class LowRankMatrix(LinearTimeMatrix):
-    """A low-rank matrix ``left @ right``: queries over a few slots, and these slots over the keys.
+    """A low-rank matrix ``left @ right``: attention of queries to a few slots, times the slots' weights for keys.
 
     Args:
-        left: queries over the slots, ``[batch, heads, q_len, slots]``.
-        kv_heads, kv_len: sizes of the right side.
-        dtype: dtype of the inputs and of the products.
+        left: attention of queries to the slots, ``[batch, heads, q_len, slots]``.
+        kv_heads, kv_len: sizes of the right factor.
+        dtype: dtype of the inputs and of matrix products.
         lost: bool ``[batch, q_len]``, True at padding.
 
     Cost: products take O((q_len + kv_len) * slots * width) time and memory linear in the lengths.
@@ -50,7 +50,7 @@ class LowRankMatrix(LinearTimeMatrix):
 
     @abstractmethod
     def _right(self, items: slice, heads: slice) -> Tensor:
-        """Return the dense right factor of some heads: ``[batch | 1, heads or their groups, slots, kv_len]``."""
+        """Return the dense right factor for the given heads, ``[batch | 1, heads or their groups, slots, kv_len]``."""
 
     def _times(self, value: Tensor) -> Tensor:
         return self._without_lost(self.left.times(self._gathered(value.to(self.left.query.dtype))))
@@ -65,7 +65,7 @@ class LowRankMatrix(LinearTimeMatrix):
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         part: tuple[slice, slice] | None = None
         for items, heads, span in self._pieces(batch, head, rows):
-            if part != (items, heads):  # the keys' side is the same for all rows of a head
+            if part != (items, heads):  # the right factor is the same for all rows of a head
                 part, right = (items, heads), self._right(items, heads)
             left = self.left.weights(items, heads, span)
             weights = product(left, right.expand(len(left), -1, -1, -1))
@@ -80,7 +80,7 @@ class LowRankMatrix(LinearTimeMatrix):
 class Tokens(NamedTuple):
     """The queries and keys of a low-rank matrix, with hidden tokens and padding set to 0.
 
-    Non-finite tokens are not isolated: every row sees every slot.
+    A non-finite token affects all rows, since every row attends to every slot.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``, in float32 or wider.
@@ -108,7 +108,7 @@ class Tokens(NamedTuple):
 
 
 def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
-    """Return whether the mask hides keys at positions ``[batch | 1, len]``: bool ``[batch, len]``."""
+    """Return marks of the keys that the mask hides, bool ``[batch, len]``, for positions ``[batch | 1, len]``."""
     hidden = _is_padding(inputs, positions)
     if isinstance(inputs.rule, Full):
         return hidden
@@ -118,7 +118,7 @@ def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
 
 
 def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
-    """Return why low-rank attention does not support a mask; empty for one that only hides keys."""
+    """Return the reasons why low-rank attention does not support a mask; empty if the mask only hides keys."""
     return tuple(
         f"{type(part).__name__} lets queries see different keys: {because}"
         for part in parts_of(mask)
@@ -127,12 +127,12 @@ def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
 
 
 def _is_padding(inputs: Inputs, positions: Tensor) -> Tensor:
-    """Return which positions are padding, bool ``[batch, len]``."""
+    """Return marks of the positions that are padding, bool ``[batch, len]``."""
     return ((positions < 0) & inputs.is_placed).expand(inputs.shape[0], -1)
 
 
 class NarrowSoftmax(NamedTuple):
-    """A factor of low-rank attention: softmax attention in which queries or keys are few.
+    """A factor of low-rank attention: softmax attention with few queries or few keys.
 
     Attributes:
         query: ``[batch, heads, rows, head_dim]``.
@@ -156,13 +156,13 @@ class NarrowSoftmax(NamedTuple):
         return AttentionMatrix(self.query, self.key, bias=bias[:, None, None], scale=self.scale)
 
     def times(self, value: Tensor) -> Tensor:
-        """Return the product of the factor with a value; hidden columns take no part."""
+        """Return the product of the softmax factor with a value; hidden columns contribute nothing."""
         if not is_readable(self.hidden):
-            value = value.masked_fill(self.hidden[:, None, :, None], 0.0)  # the term makes a weight 0, and 0 * NaN NaN
-        return self.matrix().matmul(value)  # a compiler takes "@" for a product of tensors
+            value = value.masked_fill(self.hidden[:, None, :, None], 0.0)  # the weight is 0, but 0 * NaN is NaN
+        return self.matrix().matmul(value)  # a compiler treats "@" as a product of tensors
 
     def weights(self, items: slice, heads: slice, rows: range) -> Tensor:
-        """Return some rows of the factor, dense."""
+        """Return the given rows of the softmax factor as a dense tensor."""
         groups = groups_of(heads, self.query.shape[1], self.key.shape[1])
         scores = product(self.query[items, heads, rows.start : rows.stop], self.key[items, groups].mT) * self.scale
         hidden = self.hidden[items, None, None]

@@ -13,28 +13,28 @@ from saccade.support.validation import check_int, check_number
 
 
 class Nystrom(Approximate):
-    r"""Softmax attention approximated through a few landmarks, the means of neighbouring tokens: linear time.
+    r"""Softmax attention in linear time, approximated through a few landmarks, which are means of neighbouring tokens.
 
     .. math:: A \approx \mathrm{softmax}(Q \tilde K^\top)\, \mathrm{softmax}(\tilde Q \tilde K^\top)^{+}\,
               \mathrm{softmax}(\tilde Q K^\top)
 
     Exact with one landmark for each token and the exact pseudo-inverse. With fewer it is exact if neighbours within a
-    segment are equal. Landmarks average over tokens that come later, so it is not
-    causal. Rows may hold weights below 0.
+    segment are equal. Landmarks average over later tokens too, so the mechanism is not causal. Weights may be below 0.
 
     Args:
-        num_landmarks: means of queries, and of keys; a shorter sequence has one for each token.
-        iterations: steps towards the pseudo-inverse; None for the exact one, by singular values.
+        num_landmarks: number of landmarks for queries, and for keys; a shorter sequence has one for each token.
+        iterations: number of iterations for the pseudo-inverse; None to compute it exactly, from singular values.
         scale: scale of the dot products; ``head_dim ** -0.5`` when None.
 
-    The exact pseudo-inverse magnifies the error of landmarks, without limit if two of them are nearly equal; a few
-    steps towards it do not. If neighbouring queries or keys are unrelated, neither is of use; see `saccade.compare`.
+    The exact pseudo-inverse magnifies the error of the landmarks, without limit if two of them are nearly equal; a few
+    iterations do not. If neighbouring queries or keys are unrelated, neither gives a useful result; see
+    `saccade.compare`.
 
-    Padding is left out of the means: of keys always, of queries if there are as many as keys, at the same positions, so
-    that the contents of padding change nothing.
+    The means always exclude the padding of keys. They exclude the padding of queries if queries and keys have the same
+    number and positions. The contents of padding then have no effect.
 
     Raises:
-        TypeError, ValueError: a count below 1, a scale that is no finite number.
+        TypeError, ValueError: a count below 1, or a scale that is not a finite number.
         UnsupportedError: a mask that lets queries see different keys.
 
     Cost: O((q_len + kv_len) * num_landmarks * (head_dim + value_dim) + num_landmarks ** 3) time; memory linear in the
@@ -89,10 +89,10 @@ class NystromMatrix(LowRankMatrix):
     """The Nystrom matrix ``left @ inner @ right``: queries by landmarks, landmarks by landmarks, landmarks by keys.
 
     Args:
-        left: queries over the keys' landmarks, ``[batch, heads, q_len, landmarks]``.
+        left: attention of queries to the landmarks of keys, ``[batch, heads, q_len, landmarks]``.
         inner: ``[batch, heads, landmarks, landmarks]``, the pseudo-inverse.
-        right: the queries' landmarks over the keys, ``[batch, heads, landmarks, kv_len]``.
-        dtype: dtype of the inputs and of the products.
+        right: attention of the landmarks of queries to the keys, ``[batch, heads, landmarks, kv_len]``.
+        dtype: dtype of the inputs and of matrix products.
         lost: bool ``[batch, q_len]``, True at padding.
 
     Cost: products take O((q_len + kv_len) * landmarks * width) time and memory linear in the lengths.
@@ -113,20 +113,20 @@ class NystromMatrix(LowRankMatrix):
 
 
 def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return landmarks: means of equally many neighbouring tokens, without hidden ones.
+    """Return the landmarks: means of equal numbers of neighbouring tokens, without hidden ones.
 
     Args:
         x: ``[batch, heads, len, width]``.
         hidden: bool ``[batch, len]``.
-        count: most means; an item with fewer tokens has one of each.
+        count: largest number of means; an item with fewer tokens has one for each token.
 
     Returns:
-        ``[batch, heads, count, width]``, and which of them are means of nothing: bool ``[batch, count]``.
+        ``[batch, heads, count, width]``, and marks of the means that contain no token, bool ``[batch, count]``.
     """
     tokens = (~hidden).sum(1, keepdim=True)
-    place = (~hidden).cumsum(1) - 1  # counts tokens only, so that padded items have the means of unpadded ones
+    place = (~hidden).cumsum(1) - 1  # counts tokens only, so that padding does not change the means
     segment = torch.where(tokens > count, place * count // tokens.clamp(min=1), place)
-    segment = segment.masked_fill(hidden, count)  # one more, for what is thrown away
+    segment = segment.masked_fill(hidden, count)  # an extra segment for tokens to discard
     sums = x.new_zeros(*x.shape[:2], count + 1, x.shape[3])
     index = segment[:, None, :, None].expand_as(x)
     sums = sums.scatter_add(2, index, x.masked_fill(hidden[:, None, :, None], 0.0))
@@ -141,22 +141,23 @@ def pseudo_inverse(matrix: Tensor, iterations: int | None) -> Tensor:
     .. math:: Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))), \qquad
               Z_0 = A^\top / (\lVert A \rVert_1 \lVert A \rVert_\infty)
 
-    A singular value σ of A starts as :math:`x = \sigma^2 / (\lVert A \rVert_1 \lVert A \rVert_\infty)` in A·Z, and
-    its distance from 1 is cubed in every step once it is near; small ones start near 0 and grow by 13/4 at most. Few
-    steps therefore leave small singular values out, which is what makes them robust; and many let rounding grow.
+    A singular value σ of A starts as :math:`x = \sigma^2 / (\lVert A \rVert_1 \lVert A \rVert_\infty)` in A·Z, and once
+    it is near 1, its distance from 1 is cubed in every iteration. Small values start near 0 and grow by a factor of
+    13/4 at most. A few iterations are robust because they leave out small singular values; many iterations amplify
+    rounding errors.
 
     Args:
         matrix: ``[..., rows, columns]``.
-        iterations: steps; None for singular values, exactly.
+        iterations: number of iterations; None to compute it exactly, from singular values.
 
-    Cost: 4 products of such matrices a step.
+    Cost: 4 products of such matrices in each iteration.
 
     Reference: Xiong et al. 2021, arXiv:2102.03902, section 3.3 and equation 14.
     """
     if iterations is None:
         is_nonfinite = (
             ~matrix.detach().isfinite().all(-1).all(-1)[..., None, None]
-        )  # of which there are no singular values
+        )  # an empty matrix has no singular values
         return torch.linalg.pinv(matrix.masked_fill(is_nonfinite, 0.0)).masked_fill(is_nonfinite, torch.nan)
     if 0 in matrix.shape:
         return matrix.mT

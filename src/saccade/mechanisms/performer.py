@@ -20,42 +20,44 @@ from saccade.support.validation import check_bool, check_choice, check_int, chec
 
 
 class Performer(FeatureMechanism):
-    r"""Softmax attention estimated from random features (FAVOR+): linear time.
+    r"""Softmax attention in linear time, estimated from random features (FAVOR+).
 
     .. math:: e^{q \cdot k} = E_\omega[\phi_\omega(q) \cdot \phi_\omega(k)], \qquad
               A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\sum_{j'} \phi(q_i) \cdot \phi(k_{j'})}
 
-    The estimate of the kernel is unbiased; that of a row, a quotient, is biased by O(1 / num_features). Exact in the
-    limit of many features: the error falls as ``num_features ** -0.5``. How many it takes grows as
-    :math:`e^{|q + k|^2}` with q and k scaled by the root of ``scale``, so this is for queries and keys of small norm:
-    `saccade.compare` measures its error on your tensors.
+    The estimate of the kernel is unbiased; the estimate of a row, a quotient, has a bias of O(1 / num_features). The
+    error falls as ``num_features ** -0.5``, so the limit of many features is exact. The number of features needed grows
+    as :math:`e^{|q + k|^2}`, with q and k scaled by the square root of ``scale``, so queries and keys should have small
+    norms. `saccade.compare` measures the error on your tensors.
 
-    Nothing else is added and no term is left out: the largest logarithm of a query's features cancels in its row. That
-    of a key is kept as the key's own weight, and rows divide by the largest among the keys that they may attend to.
-    A key therefore never changes a row that does not see it, not even by making it round to 0.
+    To avoid overflow, the largest logarithm is divided out of each token's features. For a query it cancels in the row.
+    For a key it is stored as the key's own weight, and each row is divided by the largest weight among the keys that it
+    may attend to. So a key never changes a row that does not see it, not even by rounding to 0. No other terms are
+    added or left out.
 
-    The same random directions serve all heads. They follow from ``seed`` and the number of draws so far, which is part
-    of the state dict. So is the number of calls since the last draw: resumed training draws new ones when
-    the original would have.
+    All heads use the same random directions. They depend on ``seed`` and the number of draws so far. The state dict
+    contains this number and the number of calls since the last draw, so resumed training draws new directions when the
+    original would have.
 
     Args:
-        num_features: random directions m, 256 when None. "hyperbolic" and "trigonometric" take two features from each.
-        orthogonal: directions perpendicular to one another in blocks of head_dim, which lowers the variance; else
-            independent ones.
-        kind: "positive" features are best where weights are small, "hyperbolic" ones are positive too and have less
-            than half the variance for twice the cost, "trigonometric" ones are best for pairs that are alike, and
-            give weights below 0.
+        num_features: number of random directions, 256 when None. "hyperbolic" and "trigonometric" take two features
+            from each.
+        orthogonal: True for directions that are perpendicular to one another in blocks of head_dim, which lowers the
+            variance; False for independent directions.
+        kind: "positive" features are best for small weights. "hyperbolic" features are also positive, and have less
+            than half the variance at twice the cost. "trigonometric" features are best for similar queries and keys,
+            but can give weights below 0.
         scale: scale of the dot products; ``head_dim ** -0.5`` when None.
-        seed: seed of the draws.
-        redraw: calls in training after which new directions are drawn; None to keep the first.
-        directions: those to use, ``[num_features, head_dim]``, such as the ``projection_matrix`` of a checkpoint;
-            they are part of the state, and none are drawn then. Where they require a gradient, they get one. Drawn ones
+        seed: seed of the random directions.
+        redraw: number of training calls after which new directions are drawn; None to keep the first directions.
+        directions: the directions to use, ``[num_features, head_dim]``, such as the ``projection_matrix`` of a
+            checkpoint. They are part of the state dict, and receive a gradient if they require one. Random directions
             when None.
 
     Raises:
-        TypeError, ValueError: a count below 1, an unknown kind, a scale that is no finite number.
-        UnsupportedError: a mask other than Causal, Documents, those that hide keys and do nothing else (Padding), and
-            what ``&`` joins of them.
+        TypeError, ValueError: a count below 1, an unknown kind, or a scale that is not a finite number.
+        UnsupportedError: a mask other than Causal, Documents, masks that only hide keys (Padding), and combinations of
+            these with ``&``.
 
     Cost: O(n * num_features * (head_dim + value_dim)) time and O(n * num_features) memory; see `FeatureMatrix`.
 
@@ -104,7 +106,7 @@ class Performer(FeatureMechanism):
         self._drawn: tuple[tuple[int, int], Tensor] | None = None
 
     def draw(self) -> None:
-        """Draw new random directions for later calls; earlier states and matrices are unchanged.
+        """Draw new random directions for later calls; existing states and matrices do not change.
 
         Raises:
             UnsupportedError: the directions were passed by the caller.
@@ -145,7 +147,7 @@ class Performer(FeatureMechanism):
         return of_query, of_key, (*self._source(), self.num_features, self.kind, scale)
 
     def _source(self) -> tuple[Hashable, ...]:
-        """Return a value that is equal for equal random directions, as far as these can be read."""
+        """Return a value that is equal for equal random directions, as far as their values can be read."""
         if self.directions is None:
             return self.seed, int(self.draws) if is_readable(self.draws) else None, self.orthogonal
         if not is_readable(self.directions):
@@ -154,7 +156,7 @@ class Performer(FeatureMechanism):
         return (hashlib.sha256(numbers.tobytes()).hexdigest(),)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        # States of older versions have no calls: counting starts here.
+        # State dicts of older versions have no number of calls, so counting starts at 0.
         if f"{prefix}draws" in state_dict:
             state_dict.setdefault(f"{prefix}calls", torch.zeros((), dtype=torch.int64))
         super()._load_from_state_dict(state_dict, prefix, *others)
@@ -167,7 +169,7 @@ class Performer(FeatureMechanism):
 
 
 def _checked_directions(directions: object, num_features: int | None, redraw: int | None) -> Tensor:
-    """Return the directions; raise unless they are floats, and no other argument controls how to draw them."""
+    """Return the passed directions; raise if they are not floats, or if other arguments say how to draw directions."""
     given = check_type("directions", directions, Tensor, "be a float tensor [num_features, head_dim] or None")
     if given.dim() != 2 or not given.is_floating_point() or not len(given):
         rule = "be floats of shape [num_features, head_dim]"

@@ -1,4 +1,4 @@
-"""S4D: the diagonal state space, one for each channel."""
+"""S4D: a diagonal state space for each channel."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from saccade.support.validation import check_int, check_number
 
 
 class S4D(Approximate):
-    r"""A diagonal state space with the same parameters for every token: a convolution, and a recurrence.
+    r"""A diagonal state space with the same parameters for every token, which is both a convolution and a recurrence.
 
     .. math:: x_t = e^{\Delta a} x_{t-1} + u_t, \qquad y_t = 2\,\mathrm{Re} \sum_n \bar{c}_n x_{tn} + d\,u_t, \qquad
               \bar{c} = c\, \frac{e^{\Delta a} - 1}{a}
 
-    Weights depend on distance alone: queries and keys only set the number of tokens, and each head is one
-    channel. `saccade.nn.StateSpace` is the layer.
+    Weights depend only on distance. Queries and keys only determine the number of tokens, and each head is one channel.
+    `saccade.nn.StateSpace` is the layer.
 
     Args:
-        channels: heads of the matrix.
-        state_dim: numbers of a state, real ones; even.
-        least_step, most_step: the initial range of the steps Δ of the channels.
+        channels: number of channels, which are the heads of the matrix.
+        state_dim: number of real numbers in a state; even.
+        least_step, most_step: range of the channels' initial step sizes Δ.
 
     Attributes:
         log_step: log Δ, ``[channels]``.
         log_rate, frequency: ``a = -exp(log_rate) + i * frequency``, ``[channels, state_dim / 2]``; starts as S4D-Lin,
             ``-1/2 + i π n``.
-        weight: c, real and imaginary parts, ``[channels, state_dim / 2, 2]``.
+        weight: real and imaginary parts of c, ``[channels, state_dim / 2, 2]``.
         skip: d, ``[channels]``.
 
     Raises:
         ValueError: sizes or steps out of range.
-        UnsupportedError: a mask other than Causal, Documents around it, and masks that only hide keys (Padding).
+        UnsupportedError: a mask other than Causal, Causal within Documents, and masks that only hide keys (Padding).
 
-    Cost: O(n log n) for each channel; a step of decoding O(state_dim). FFTs mix up to 4,096
-    tokens at a time: later values reach earlier outputs by as much as rounding does.
+    Cost: O(n log n) for each channel; O(state_dim) for a decoding step. FFTs mix up to 4,096 tokens at a time, so later
+    values affect earlier outputs by a rounding error.
 
     Example:
         >>> from saccade.masks import Causal
@@ -75,7 +75,7 @@ class S4D(Approximate):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new steps and weights of the state space, and start from the modes of S4D-Lin."""
+        """Draw new step sizes and weights for the state space, and reset its modes to those of S4D-Lin."""
         with torch.no_grad():
             self.log_step.uniform_(math.log(self.least_step), math.log(self.most_step))
             self.log_rate.fill_(math.log(0.5))
@@ -90,11 +90,11 @@ class S4D(Approximate):
         return (*why_no_sum(mask), f"{name} is not causal: a state knows what came before")
 
     def new_cache(self, max_len: int | None = None) -> RecurrentCache:
-        """Return an empty `saccade.caches.RecurrentCache`: the state of the state space, of constant size."""
+        """Return an empty `saccade.caches.RecurrentCache`, which stores the state in constant memory."""
         return RecurrentCache(max_len)
 
     def modes(self) -> Modes:
-        """Return the modes of the state space, discretised to steps of one token."""
+        """Return the modes of the state space, discretised so that one step is one token."""
         wide = widest_dtype(self.weight.device)
         rate = torch.complex(-self.log_rate.to(wide).exp(), self.frequency.to(wide))
         turn = rate * self.log_step.to(wide).exp()[:, None]

@@ -20,18 +20,19 @@ from saccade.support.validation import check_type, is_integer, register_tensor
 
 
 class Softmax(Mechanism):
-    """Exact softmax attention as a mechanism: stores options, and returns an `AttentionMatrix`.
+    """Exact softmax attention as a mechanism, which stores options and returns an `AttentionMatrix`.
 
     Args:
-        score: a `saccade.scores.Score` of query and key, or a function that changes dot products; the
-            dot product when None.
-        bias: a `saccade.positions.Bias`, added to the scores; none when None. A tensor belongs to one batch: pass it to
-            `saccade.attention`.
+        score: a `saccade.scores.Score` of query and key, or a function that modifies dot products; the plain dot
+            product when None.
+        bias: a `saccade.positions.Bias`, added to the scores; none when None. Pass a tensor, which belongs to one
+            batch, to `saccade.attention` instead.
         scale, softcap, impl: see `saccade.AttentionMatrix`.
-        sink_logit: a trainable term in the denominator: its start ``[num_heads]``, or a number of heads, to start at 0.
+        sink_logit: initial value of a trainable term in the denominator, ``[num_heads]``, or a number of heads to start
+            at 0.
 
     Raises:
-        TypeError: a score or bias of another type, a sink_logit that is no float tensor.
+        TypeError: a score or bias of a wrong type, or a sink_logit that is not a float tensor.
 
     Example:
         >>> import torch
@@ -111,7 +112,7 @@ def _initial_sink(sink_logit: Tensor | int) -> Tensor:
             raise type_error("sink_logit", "be a float tensor [num_heads]", got, hint=hint)
         if sink_logit.dim() != 1:
             raise value_error("sink_logit", "have shape [num_heads]", list(sink_logit.shape))
-        # A tensor that is trained already is used itself.
+        # A tensor that is already a parameter is used directly.
         return sink_logit if sink_logit.requires_grad else nn.Parameter(sink_logit.detach().clone())
     if not is_integer(sink_logit) or sink_logit < 1:
         rule = "be a tensor, a number of heads of at least 1, or None"

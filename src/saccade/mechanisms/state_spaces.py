@@ -19,7 +19,7 @@ from saccade.support.torch_modes import without_autocast
 
 
 class _Run(NamedTuple):
-    """Consecutive tokens of one sequence of a state space: their batch items and places."""
+    """Consecutive tokens of one sequence of a state space: their batch items and indices."""
 
     items: slice
     places: Tensor | slice
@@ -27,17 +27,17 @@ class _Run(NamedTuple):
 
 
 class StateSpaceMatrix(LinearTimeMatrix):
-    r"""The convolution of a state space as a lazy matrix: ``A_ij = kernel_{i-j}`` for j ≤ i of one sequence.
+    r"""The convolution of a state space as a lazy matrix: ``A_ij = kernel_{i-j}`` for j ≤ i in one sequence.
 
     Args:
-        modes: modes of all channels.
+        modes: the modes of all channels.
         shape: (batch, channels, q_len, kv_len).
-        visible: the mask, causal.
-        dtype: dtype of the inputs and of the products.
+        visible: the mask, which is causal.
+        dtype: dtype of the inputs and of matrix products.
         device: device of the inputs.
-        source: equal for matrices of one state space.
+        source: a value that is equal for matrices of the same state space.
 
-    Cost: products take O(n log n) for each channel, and the kernel O(n * modes); rows are read off the kernel.
+    Cost: products take O(n log n) for each channel, and the kernel O(n * modes); rows are copied from the kernel.
     """
 
     is_stochastic = False
@@ -62,11 +62,11 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def kernel(self, length: int | None = None) -> Tensor:
-        """Return each channel's impulse response, ``[channels, length]``; as long as the keys when None."""
+        """Return each channel's impulse response, ``[channels, length]``; its length is that of the keys when None."""
         return self.modes.kernel(self.shape[3] if length is None else length, self._wide)
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x``: the convolution from the last token to the first; see `Matrix.rmatmul`."""
+        """Return ``A.mT @ x``, the convolution from the last token to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not is_surely_finite(x):
             return super().rmatmul(x)  # find the affected rows pair by pair
@@ -82,11 +82,12 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return out.to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the output for new tokens after a recurrent ``memory`` of all earlier ones, and the new memory.
+        """Return the output for new tokens after a recurrent ``memory`` of all earlier tokens, and the new memory.
 
         Args:
             value: ``[batch, channels, len, value_dim]``.
-            memory: ``Memory(state)``, real and imaginary parts ``[batch, channels, 2 * modes, value_dim]``; or None.
+            memory: ``Memory(state)`` with the real and imaginary parts, ``[batch, channels, 2 * modes, value_dim]``; or
+                None.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         count = 2 * self.modes.weight.shape[1]
@@ -152,7 +153,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return out.masked_fill(~there[:, None, :, None], 0.0)
 
     def _convolve(self, value: Tensor) -> Tensor:
-        """Return the state space's outputs for ``[batch, channels, len, width]`` from a sequence's start on."""
+        """Return the state space's outputs for tokens ``[batch, channels, len, width]`` at the start of a sequence."""
         out = self.modes.convolve(value.movedim(3, 1).flatten(0, 1))
         return out.unflatten(0, (value.shape[0], value.shape[3])).movedim(1, 3)
 
@@ -166,20 +167,20 @@ class StateSpaceMatrix(LinearTimeMatrix):
         return tuple(x.unflatten(0, (batch, width)).movedim(1, 3) for x in (out, after))
 
     def _ranks(self) -> tuple[Tensor, Tensor]:
-        """Return each visible token's index in its sequence, and its sequence: int64 ``[batch | 1, length]``."""
+        """Return each visible token's index in its sequence, and the sequence, int64 ``[batch | 1, length]``."""
         texts, there = self.visible.kv_documents, self._visible_tokens(slice(None))
         texts = torch.zeros_like(there[:1], dtype=torch.int64) if texts is None else texts[:, : self._length]
-        return there.long().cumsum(1) - 1, texts  # only differences within a text count
+        return there.long().cumsum(1) - 1, texts  # only differences within a sequence matter
 
     def _visible_tokens(self, items: slice) -> Tensor:
-        """Return which tokens are visible, bool ``[batch | 1, length]``; hidden ones do not advance the state space."""
+        """Return the visible tokens, bool ``[batch | 1, length]``; hidden tokens do not advance the state space."""
         hidden = self.visible.hidden_keys
         if hidden is None:
             return torch.ones(1, self._length, dtype=torch.bool, device=self.device)
         return ~(hidden if len(hidden) == 1 else hidden[items])[:, : self._length]
 
     def _runs(self) -> Iterator[_Run]:
-        """Yield the sequences of each batch item, without hidden tokens; all items at once if they are alike."""
+        """Yield the sequences of each batch item without hidden tokens; all items at once if equal."""
         hidden, texts = self.visible.hidden_keys, self.visible.kv_documents
         if not self._length:
             return
@@ -196,7 +197,7 @@ class StateSpaceMatrix(LinearTimeMatrix):
                 yield _Run(slice(item, item + 1), places[text == segment], segment)
 
     def _segment_after(self, segment: Tensor | None, run: _Run, batch: int) -> Tensor | None:
-        """Return the number of the sequence that the last token of each item belongs to, after a run."""
+        """Return the number of the sequence that each item's last token belongs to after a run."""
         if self.visible.kv_documents is None:
             return None
         known = self.visible.kv_documents[:, 0] if segment is None else segment
@@ -221,17 +222,17 @@ def _replace_items(whole: Tensor, items: slice, part: Tensor) -> Tensor:
     return torch.cat([whole[: items.start], part, whole[items.stop :]])
 
 
-_BLOCK = 256  # tokens that are added to a state in one product
-_PIECE = 4096  # tokens that are convolved in one FFT; earlier tokens contribute through the state
-_FEW = 8  # tokens up to which single steps cost less than products
+_BLOCK = 256  # number of tokens added to a state in one product
+_PIECE = 4096  # number of tokens convolved in one FFT; earlier tokens contribute through the state
+_FEW = 8  # up to this number of tokens, single steps cost less than products
 
 
 class Modes(NamedTuple):
     r"""The modes of a state space: ``x_t = a x_{t-1} + u_t``, ``y_t = 2 Re(c · x_t) + d u_t`` for every channel.
 
     Attributes:
-        log_factor: ``log a``, as wide as the device has it, complex ``[channels, modes]``: powers of large numbers of
-            tokens turn far.
+        log_factor: ``log a``, complex ``[channels, modes]``, in the widest dtype of the device, because large powers
+            rotate by large angles.
         weight: c, complex ``[channels, modes]``.
         skip: d, ``[channels]``.
     """
@@ -241,7 +242,7 @@ class Modes(NamedTuple):
     skip: Tensor
 
     def kernel(self, length: int, dtype: torch.dtype) -> Tensor:
-        """Return the impulse response of each channel, ``[channels, length]``: powers of a, from two short lists."""
+        """Return each channel's impulse response, ``[channels, length]``, with powers of a from two short tables."""
         if not length:
             return self.skip.new_zeros(len(self.skip), 0, dtype=dtype)
         width = max(1, math.isqrt(length - 1) + 1)
@@ -252,16 +253,16 @@ class Modes(NamedTuple):
         return torch.cat([response[:, :1] + self.skip[:, None].to(dtype), response[:, 1:]], 1)
 
     def advance(self, value: Tensor, state: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the part of the outputs that comes from a state, and the state after these tokens.
+        """Return the part of a state space's outputs that comes from the state, and the state after these tokens.
 
         Args:
             value: ``[batch, channels, len]``.
             state: complex ``[batch, channels, modes]``.
-            powers: powers of a, from 0 to 256, or to the number of tokens, ``[channels, powers, modes]`` like the
-                state.
+            powers: powers of a from 0 to 256, or to the number of tokens, ``[channels, powers, modes]``, in the dtype
+                of the state.
 
         Returns:
-            ``[batch, channels, len]``, and a state.
+            The outputs, ``[batch, channels, len]``, and the new state.
         """
         length, added = value.shape[2], []
         whole = length - length % _BLOCK
@@ -284,7 +285,7 @@ class Modes(NamedTuple):
         return (torch.cat(added, 2) if added else value), state
 
     def step(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs and state of a state space token by token; arguments as in `advance`."""
+        """Return the outputs and state of a state space, computed token by token; arguments as in `advance`."""
         factor, weight, out = self.log_factor.exp().to(state.dtype), self.weight.to(state.dtype), []
         for one in value.unbind(2):
             state = factor * state + one[..., None]
@@ -292,7 +293,7 @@ class Modes(NamedTuple):
         return (torch.stack(out, 2) if out else value), state
 
     def run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs and state of a state space in the faster way: by FFTs of short pieces, or token by token."""
+        """Return the outputs and state of a state space by the faster way: FFTs of short parts, or token by token."""
         if value.shape[2] <= _FEW:
             return self.step(value, state)
         kernel, out = self.kernel(min(value.shape[2], _PIECE), value.dtype), []
@@ -303,7 +304,7 @@ class Modes(NamedTuple):
         return torch.cat(out, 2), state
 
     def convolve(self, x: Tensor) -> Tensor:
-        """Return the outputs of a state space that starts empty, ``[batch, channels, len]``."""
+        """Return the outputs of a state space whose state starts at 0, ``[batch, channels, len]``."""
         if x.shape[2] <= _PIECE:
             return convolved(self.kernel(x.shape[2], x.dtype), x)
         wide = torch.complex128 if x.dtype == torch.float64 else torch.complex64

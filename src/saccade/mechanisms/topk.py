@@ -27,33 +27,34 @@ class TopK(Mechanism):
     .. math:: A_{ij} = \frac{\exp(s_{ij})}{\sum_{j' \in S(i)} \exp(s_{ij'})},\quad j \in S(i), \qquad
               S(i) = \text{the } k \text{ largest } I_{ij} \text{ with } j \in V(i)
 
-    where V(i) are the keys that query i may attend to. Of equal scores the lower positions win. Scores are computed in
-    float64 and compared in float32, so that a step with a cache selects as the full run does; if two scores are closer
-    than that, either selection is right.
+    where V(i) is the set of keys that query i may attend to. Ties go to the lower position. Scores are computed in
+    float64 and compared in float32, so that a step with a cache selects the same keys as the full run. If two scores
+    are closer than that, either selection is correct.
 
-    With blocks of several keys, ``k`` counts blocks. Blocks that a query sees only in part, its own among them under a
-    causal mask, are always read and count. Blocks are cut at columns, from the first key on.
+    With blocks of several keys, ``k`` counts blocks. Blocks that a query sees only in part, such as its own under a
+    causal mask, are always read and count towards ``k``. Block boundaries are counted in columns from the first key.
 
-    The selection is part of the matrix, as a mask: every statistic and product is that of the selected keys. No
-    gradient goes to the scorer; `saccade.statistics.IndexerLoss` trains one.
+    The selection is part of the matrix, as a mask, so all statistics and products use the selected keys only. The
+    scorer gets no gradient; `saccade.statistics.IndexerLoss` can train one.
 
     Args:
-        scorer: a `saccade.scorers.Scorer`; or a function ``(query, key, rows) -> scores`` of all queries and keys and
-            a range of rows, which returns ``[batch, 1 | kv_heads | heads, rows, kv_len or blocks]``. It must not read
-            keys after a query.
-        k: most keys, or blocks, that a query reads (unless it sees more blocks in part).
-        block_size: keys of a block.
-        softmax: softmax of the selected keys: has score, bias, scale, softcap, sink_logit and impl; `Softmax()` when
-            None.
+        scorer: a `saccade.scorers.Scorer`; or a function ``(query, key, rows) -> scores`` that gets all queries, all
+            keys and a range of rows, and returns ``[batch, 1 | kv_heads | heads, rows, kv_len or blocks]``. It must not
+            use keys after a query.
+        k: largest number of keys, or blocks, that a query reads (more if it sees more blocks in part).
+        block_size: number of keys in a block.
+        softmax: the softmax over the selected keys, with its score, bias, scale, softcap, sink_logit and impl;
+            `Softmax()` when None.
 
     Raises:
-        TypeError: a scorer or softmax of another type.
-        ValueError: sizes below 1, scores of another shape.
+        TypeError: a scorer or softmax of a wrong type.
+        ValueError: sizes below 1, or scores with a wrong shape.
 
-    Cost: the scores, O(q_len * kv_len) cheap ones, a few rows at a time, and an index, 4 bytes for each query and
-    selection. Products of blocks of 16 keys and more go block by block, in time O(q_len * k * block_size). Single keys
-    are gathered if they are few: in decoding steps, and if many heads share a key; else they are a mask on all tiles,
-    in about the time of dense attention. Under `torch.compile` the selection and the product break the graph.
+    Cost: O(q_len * kv_len) cheap scores, computed a few rows at a time, and an index of 4 bytes for each query and
+    selection. With blocks of at least 16 keys, products run block by block in O(q_len * k * block_size) time. Single
+    keys are gathered if they are few, as in decoding steps, or if many heads share a key. Otherwise they are a mask on
+    all tiles, in about the time of dense attention. Under `torch.compile` the selection and the product break the
+    graph.
 
     Example:
         >>> from saccade import masks
@@ -87,11 +88,11 @@ class TopK(Mechanism):
 
     @property
     def index_key(self) -> Tensor | None:
-        """The index keys that the scorer needs besides the keys of the call; None if it needs none."""
+        """Index keys that the scorer needs in addition to the keys of the call; None if it needs none."""
         return self.scorer.index_key if isinstance(self.scorer, Scorer) else None
 
     def with_index_key(self, index_key: Tensor) -> TopK:
-        """Return this mechanism with the index keys of all tokens so far; a cache calls it."""
+        """Return this mechanism with the index keys of all tokens so far; called by a cache."""
         assert isinstance(self.scorer, Scorer)  # only a Scorer has index keys
         return TopK(self.scorer.with_index_key(index_key), self.k, self.block_size, softmax=self.softmax)
 
@@ -111,7 +112,7 @@ class TopK(Mechanism):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> AttentionMatrix:
-        if is_tracing():  # which keys are read depends on what they hold: no part of a program
+        if is_tracing():  # the selected keys depend on values, which a traced program cannot contain
             outside: Callable[..., AttentionMatrix] = torch.compiler.disable(self._made)
             return outside(query, key, mask, q_positions, kv_positions)
         return self._matrix_of(query, key, mask, q_positions, kv_positions)
@@ -138,7 +139,7 @@ class TopK(Mechanism):
 
 
 class _Function(NamedTuple):
-    """A user's function as a scorer for top-k selection."""
+    """An adapter that makes a user's function a scorer for top-k selection."""
 
     function: Callable[[Tensor, Tensor, range], Tensor]
     query: Tensor
@@ -146,7 +147,7 @@ class _Function(NamedTuple):
     size: int
 
     def scores(self, rows: range, stop: int) -> Tensor:
-        """Return the user's scores of some rows."""
+        """Return the scores of the given rows, computed by the user's function."""
         scores = self.function(self.query, self.key, rows)
         check_type("scorer", scores, Tensor, "answer with a tensor of scores")
         kv_len = self.key.shape[2]

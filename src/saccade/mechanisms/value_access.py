@@ -1,4 +1,4 @@
-"""Whether values of tensors may be read, or only their shapes (fake, traced or vmapped tensors)."""
+"""Checks whether the values of tensors may be read, or only their shapes (fake, traced or vmapped tensors)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _is_clean = ContextVar("saccade_taken_as_clean", default=False)
 
 @contextmanager
 def taken_as_clean() -> Iterator[None]:
-    """Treat tensors whose values cannot be read as finite, and marks as empty, within a ``with`` block."""
+    """Treat tensors whose values cannot be read as finite, and their marks as empty, within a ``with`` block."""
     token = _is_clean.set(True)
     try:
         yield
@@ -26,10 +26,10 @@ def taken_as_clean() -> Iterator[None]:
 
 
 def is_readable(*tensors: Tensor) -> bool:
-    """Return whether Python may read the values of tensors, and branch on them.
+    """Return whether Python code may read the values of tensors and branch on them.
 
     False under a tracing compiler, inside a transform of ``torch.func``, and for fake or meta tensors. Code that
-    branches on values needs an equivalent path without.
+    branches on values needs an equivalent path that does not.
     """
     return all(is_plain(x) and x.device.type != "meta" for x in tensors)
 
@@ -40,15 +40,15 @@ def is_surely_finite(x: Tensor) -> bool:
 
 
 def nonfinite_tokens(x: Tensor) -> Tensor | None:
-    """Return which tokens are not finite, bool ``[batch, heads, len]``; None if there are certainly none."""
+    """Return marks of the non-finite tokens, bool ``[batch, heads, len]``; None if there are certainly none."""
     return None if is_surely_finite(x) else ~torch.isfinite(x.detach()).all(-1)
 
 
 def unless_none(marks: Tensor) -> Tensor | None:
-    """Return bool marks, or None if nothing is marked; marks that cannot be read are returned unchanged."""
+    """Return bool marks, or None if nothing is marked; marks whose values cannot be read are returned unchanged."""
     return None if (not bool(marks.any()) if is_readable(marks) else _assumes_finite()) else marks
 
 
 def _assumes_finite() -> bool:
-    # torch.compile cannot trace a context variable, and no dry run compiles
+    # torch.compile cannot trace a context variable, and dry runs are never compiled
     return not torch.compiler.is_dynamo_compiling() and _is_clean.get()

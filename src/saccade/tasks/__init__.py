@@ -1,4 +1,4 @@
-"""Synthetic tasks whose questions are about earlier tokens, to test the memory of a model or a cache."""
+"""Synthetic tasks with questions about earlier tokens, which test the memory of a model or a cache."""
 
 from saccade.tasks.listops import listops
 from saccade.tasks.needle import Needle, needle

@@ -1,4 +1,4 @@
-"""ListOps: nested lists of digits with an operation each, and their results."""
+"""ListOps: nested lists of digits, each with an operation, and their results."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _SHORTEST = 8
 
 
 def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
-    """Draw ListOps sequences: nested lists of digits with an operation each; the model predicts the result.
+    """Draw ListOps sequences: nested lists of digits, each with an operation, whose result the model must predict.
 
     Tokens 1 to 10 are the digits 0 to 9, 11 to 14 open a list with max, min, median (the lower of two in the middle)
     and sum modulo 10, 15 closes it, 16 is the question at the end; 0 is padding after it.
 
     Args:
         examples: number of sequences.
-        length: most tokens in a sequence, at least 8.
+        length: largest number of tokens in a sequence, at least 8.
         depth: depth of nesting; 1 for flat lists.
-        seed: seed of all draws.
+        seed: seed of the random generator.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -54,7 +54,7 @@ def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
 
 
 def _list(depth: int, draw: random.Random) -> tuple[list[int], int]:
-    """Draw a nested list; return its tokens and its result."""
+    """Draw a nested list; return its tokens and the result of its operation."""
     operation = draw.choice(_OPERATIONS)
     tokens, results = [_OPEN[operation]], []
     for _ in range(draw.randint(2, 5)):

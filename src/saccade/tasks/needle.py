@@ -1,4 +1,4 @@
-"""Needle: a query and many keys, of which a few adjacent ones (the needle) are known to matter."""
+"""Needle: a query and many keys. A few adjacent keys (the needle) are known to matter."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Needle(NamedTuple):
 def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, strength: float, seed: int) -> Needle:
     """Draw a needle test: Gaussian queries and keys, with ``needle_len`` adjacent keys shifted towards the query.
 
-    Scores (``query @ key / sqrt(head_dim)``) of the others have standard deviation about 1; those of the needle are
-    higher by ``strength``.
+    Scores (``query @ key / sqrt(head_dim)``) of the other keys have a standard deviation of about 1; scores of the
+    needle are higher by ``strength``.
 
     Args:
         examples: number of queries.
         kv_len: number of keys.
         head_dim: width of a head.
-        needle_len: number of keys that matter, from a random position.
-        strength: difference of their scores.
-        seed: seed of all draws.
+        needle_len: number of keys that matter, starting at a random position.
+        strength: the difference in score.
+        seed: seed of the random generator.
 
     Raises:
         ValueError: sizes that do not fit together.

@@ -1,4 +1,4 @@
-"""Recall tasks: sequences in which later tokens can be predicted from earlier ones."""
+"""Recall tasks: sequences whose later tokens can be predicted from earlier ones."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Recall:
     Args:
         tokens: int64 ``[examples, length]``.
         targets: int64 ``[examples, length]``: the next token if it can be predicted, else `IGNORED`.
-        context_len: tokens that a model may read at once; the rest are questions and are read token by token, so that
-            the model does not know a question in advance.
+        context_len: number of tokens that a model may read at once. The rest are questions, read token by token, so
+            that the model does not know a question in advance.
     """
 
     tokens: Tensor
@@ -33,10 +33,10 @@ class Recall:
     def without_answers(self) -> Recall:
         """Return the recall task with each answer replaced by 0, for models that are not causal.
 
-        It is not possible if an answer is the question of another one, as in `passkey` and `induction`.
+        This is not possible if an answer is also a question, as in `passkey` and `induction`.
 
         Raises:
-            ValueError: an answer that is a question.
+            ValueError: an answer is also a question.
         """
         asked = self.targets != IGNORED
         answers = F.pad(asked[:, :-1], (1, 0))
@@ -45,7 +45,7 @@ class Recall:
         return dataclasses.replace(self, tokens=self.tokens.masked_fill(answers & ~asked, 0))
 
     def accuracy(self, logits: Tensor) -> float:
-        """Return the share of correct answers: targets that are the likeliest token.
+        """Return the share of correct answers, that is, of targets that are the most likely token.
 
         Args:
             logits: ``[examples, length, vocab]``, or for the last n tokens ``[examples, n, vocab]``.
@@ -66,17 +66,17 @@ def begin(seed: int, **sizes: int) -> torch.Generator:
 
 
 def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: int) -> Recall:
-    """Draw passkey sequences: repeated filler tokens with a sign and a key among them; the end asks for the key.
+    """Draw passkey sequences: repeated filler tokens that contain a sign and a key; the end asks for the key.
 
-    Token 0 is the sign, tokens 1 to 8 are filler, the others form keys without repetition. The key is to be predicted
-    token by token.
+    Token 0 is the sign, tokens 1 to 8 are filler, the others form keys without repetition. The model must predict the
+    key token by token.
 
     Args:
         examples: number of sequences.
-        length: tokens in a sequence.
-        key_len: tokens of a key.
+        length: number of tokens in a sequence.
+        key_len: number of tokens in a key.
         vocab_size: number of tokens, more than ``9 + key_len``.
-        seed: seed of all draws.
+        seed: seed of the random generator.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -116,10 +116,10 @@ def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: i
 
     Args:
         examples: number of sequences.
-        length: tokens in a sequence, at least ``4 * num_pairs``.
-        num_pairs: pairs in a sequence.
+        length: number of tokens in a sequence, at least ``4 * num_pairs``.
+        num_pairs: number of pairs in a sequence.
         vocab_size: number of tokens.
-        seed: seed of all draws.
+        seed: seed of the random generator.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -152,16 +152,16 @@ def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: i
 
 
 def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed: int) -> Recall:
-    """Draw induction sequences: random tokens, then a repeated piece, predictable from its second token on.
+    """Draw induction sequences: random tokens, then a repeated segment that is predictable from its second token.
 
     No token occurs twice in the first part, so that the answer is unique.
 
     Args:
         examples: number of sequences.
-        length: tokens in a sequence.
-        copied: length of the repeated piece, at least 2; it starts at a random position.
+        length: number of tokens in a sequence.
+        copied: length of the repeated segment, at least 2; its original starts at a random position.
         vocab_size: number of tokens; token 0 is not used.
-        seed: seed of all draws.
+        seed: seed of the random generator.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -195,10 +195,10 @@ def selective_copying(examples: int, length: int, *, copied: int, vocab_size: in
 
     Args:
         examples: number of sequences.
-        length: tokens in a sequence, signs included.
-        copied: tokens that are copied, at most half of ``length``.
+        length: number of tokens in a sequence, including signs.
+        copied: number of tokens to copy, at most half of ``length``.
         vocab_size: number of tokens, at least 3.
-        seed: seed of all draws.
+        seed: seed of the random generator.
 
     Raises:
         ValueError: sizes that do not fit together.

@@ -1,4 +1,4 @@
-"""Readable text of tokens: words joined from word pieces, and labels that are safe to display."""
+"""Readable text from tokens: words joined from word pieces, and labels that are safe to display."""
 
 from saccade.text.detokenize import spelled
 from saccade.text.labels import shorten, visible

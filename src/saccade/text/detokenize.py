@@ -1,4 +1,4 @@
-"""Decode tokens, as vocabularies spell them, back into readable text."""
+"""Decoding of tokens, as spelled in vocabularies, into readable text."""
 
 import codecs
 import re
@@ -7,7 +7,7 @@ from functools import cache
 
 _SPECIAL = re.compile(r"\[[A-Z]+\d*\]|<[|｜].*[|｜]>|</?s>|<(pad|unk|bos|eos|mask|sep|cls|start_of_turn|end_of_turn)>")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-_LONGEST = 12  # most tokens of one character
+_LONGEST = 12  # largest number of tokens in one character
 
 
 def is_special(token: str) -> bool:
@@ -16,17 +16,17 @@ def is_special(token: str) -> bool:
 
 
 def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
-    """Return readable tokens: spaces as spaces, bytes as the characters that they encode.
+    """Return tokens as readable text, with spaces as spaces and bytes as the characters that they encode.
 
-    Three spellings are recognised by their signs: GPT-2's, with a letter for each byte and Ġ for the space;
-    SentencePiece's, with ▁ for the space and ``<0xE4>`` for a byte; and BERT's, in which ## continues a word. Tokens of
-    other spellings stay unchanged. If several tokens form one character, each shows the character and its number.
+    Three spellings are recognised: GPT-2's, with a letter for each byte and Ġ for the space; SentencePiece's, with ▁
+    for the space and ``<0xE4>`` for a byte; and BERT's, where ## continues a word. Tokens in other spellings stay
+    unchanged. If several tokens form one character, each shows the character and its own number.
 
     Args:
         tokens: from ``tokenizer.convert_ids_to_tokens(ids)`` or ``tokenizers.Encoding.tokens``.
 
     Returns:
-        One text for each token.
+        One string for each token.
 
     Cost: O(tokens).
 
@@ -52,7 +52,7 @@ def spelled(tokens: Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def _gpt2_alphabet() -> dict[str, int]:
-    """Return the byte that each letter of GPT-2's vocabulary encodes."""
+    """Return a map from each letter of GPT-2's vocabulary to the byte that it encodes."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unseen = [byte for byte in range(256) if byte not in seen]
     return {**{chr(byte): byte for byte in seen}, **{chr(256 + place): byte for place, byte in enumerate(unseen)}}
@@ -67,7 +67,7 @@ def _gpt2_bytes(token: str) -> bytes | None:
 
 
 def _is_gpt2_spelling(plain: Sequence[str]) -> bool:
-    """Return whether tokens are in GPT-2's spelling: they have its space sign, or decode to non-ASCII characters."""
+    """Return whether tokens are in GPT-2's spelling: they contain its space sign, or decode to non-ASCII text."""
     if any("▁" in token for token in plain):
         return False
     data = [piece for token in plain if (piece := _gpt2_bytes(token)) is not None]
@@ -75,7 +75,7 @@ def _is_gpt2_spelling(plain: Sequence[str]) -> bool:
         return True
     try:
         whole = b"".join(data).lstrip(bytes(range(0x80, 0xC0)))  # a text may begin within a character
-        return not codecs.getincrementaldecoder("utf-8")().decode(whole).isascii()  # and end within one
+        return not codecs.getincrementaldecoder("utf-8")().decode(whole).isascii()  # and end within a character
     except UnicodeDecodeError:  # letters of another language
         return False
 
@@ -111,7 +111,7 @@ def _texts(tokens: Sequence[str], pieces: Sequence[bytes | None]) -> Iterator[st
 
 
 def _character(pieces: Sequence[bytes | None]) -> tuple[int, str]:
-    """Return how many tokens form whole characters, and these; else one token with its bytes escaped."""
+    """Return the number of tokens that form complete characters, and these; else one token with escaped bytes."""
     data = b""
     for count, piece in enumerate(pieces, 1):
         if piece is None:

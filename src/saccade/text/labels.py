@@ -22,7 +22,7 @@ def visible(text: str) -> str:
 
 
 def legible(word: str) -> str:
-    r"""Return a label on one line: line breaks as ↵, tabs as ⇥, a word of spaces as ␣, the rest as in `visible`.
+    r"""Return a label on one line, with line breaks as ↵, tabs as ⇥, a word of spaces as ␣, the rest as in `visible`.
 
     Example:
         >>> legible("end.\r\n\t")
@@ -33,7 +33,7 @@ def legible(word: str) -> str:
 
 
 def display_width(text: str) -> int:
-    """Count the columns of a label as a terminal does: Chinese and most emoji take two, combining marks none."""
+    """Count the terminal columns of a label: Chinese characters and most emoji take two, combining marks none."""
     return sum(_columns(character) for character in text)
 
 
@@ -41,8 +41,8 @@ def shorten(text: str, width: int) -> str:
     """Cut a label to at most ``width`` columns; an ellipsis marks the cut.
 
     Args:
-        text: one line.
-        width: at least 1.
+        text: a label of one line.
+        width: number of columns, at least 1.
 
     Raises:
         ValueError: ``width < 1``.

@@ -11,7 +11,7 @@ from saccade.support.errors import type_error, value_error
 
 _APOSTROPHES = frozenset("'’")
 _SEPARATORS = frozenset(".,'’")
-_WRITTEN = str.maketrans("Ġ▁Ċĉč", "  \n\t\r")  # how vocabularies spell what is not seen
+_WRITTEN = str.maketrans("Ġ▁Ċĉč", "  \n\t\r")  # how vocabularies spell whitespace
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Word:
     """One word of a text, and the tokens that it was joined from, ``tokens[start:stop]``.
 
     Attributes:
-        text: the word as written in the text; a special token's own name, such as ``[CLS]``.
-        start, stop: first token and end of the word in the encoded sequence.
+        text: the word as written in the text, or the name of a special token, such as ``[CLS]``.
+        start, stop: index of the word's first token in the encoded sequence, and the index after its last.
         special: True for a token that the tokenizer added.
         unknown: True if a token of the word is not in the vocabulary, so that the model did not see it.
     """
@@ -37,35 +37,35 @@ class Encoding(Protocol):
 
     @property
     def tokens(self) -> list[str]:
-        """The tokens, as spelled in the vocabulary."""
+        """Tokens, as spelled in the vocabulary."""
 
     @property
     def word_ids(self) -> list[int | None]:
-        """The word of each token, None for a special token."""
+        """Index of each token's word; None for a special token."""
 
     @property
     def offsets(self) -> list[tuple[int, int]]:
-        """The characters of each token, start and stop."""
+        """Range of each token's characters in the text, as start and stop."""
 
 
 def words(encoding: Encoding, text: str | Sequence[str], *, unknown: str = "[UNK]") -> tuple[Word, ...]:
     """Join the tokens of ``encoding`` into the words of ``text``.
 
-    Words are those of the tokenizer's pre-tokenizer, spelled as in ``text`` (with capitals and accents) and cut at
-    spaces; in scripts without spaces each character is a word. Contractions and numbers that the pre-tokenizer cuts
-    (``don't``, ``3.14``) are joined again. Line breaks, tabs and tokens of only spaces are words. If ``text`` is a list
-    of words, these are returned unchanged. Special tokens are words of their own.
+    Words are those of the pre-tokenizer, spelled as in ``text`` (with capitals and accents) and split at spaces. In
+    scripts without spaces, each character is a word. Contractions and numbers that the pre-tokenizer splits (``don't``,
+    ``3.14``) are joined again. Line breaks, tabs, special tokens and tokens that contain only spaces are separate
+    words. If ``text`` is a list of words, these are returned unchanged.
 
     Args:
         encoding: the tokenizer's encoding of ``text``, without padding.
-        text: the encoded text, or the list of words if it was encoded as already split.
-        unknown: the token for everything that is not in the vocabulary.
+        text: the encoded text, or the list of words if it was split before encoding.
+        unknown: the token for text that is not in the vocabulary.
 
     Returns:
         Words in order; together they cover every token exactly once.
 
     Raises:
-        ValueError: a word of the list has no token, so that nothing could be shown for it.
+        ValueError: a word of the list has no token, so there is nothing to show for it.
 
     Cost: O(tokens).
     """
@@ -108,10 +108,10 @@ def _pieces(encoding: Encoding, unknown: str, text: str) -> list[_Piece]:
 
 
 def _continues(before: _Piece, number: int, span: tuple[int, int], text: str) -> bool:
-    """Return whether a token belongs to the same word as the piece before it.
+    """Return whether a token belongs to the same word as the tokens before it.
 
-    Some pre-tokenizers, such as Llama's, have one word for a whole text. There, a space begins a word and belongs to
-    it; in a script without spaces each character is a word, and only the bytes of one character are joined.
+    Some pre-tokenizers, such as Llama's, treat a full text as one word. There, a space begins a word and belongs to it.
+    In a script without spaces, each character is a word, and only the bytes of one character are joined.
     """
     if before.number != number:
         return False
@@ -164,13 +164,13 @@ def _as_written(piece: _Piece, text: str) -> Word:
 def merge(weights: torch.Tensor, query_words: Sequence[Word], key_words: Sequence[Word] | None = None) -> torch.Tensor:
     """Merge the rows and columns of an attention matrix from tokens into words.
 
-    A word receives the sum of what its tokens receive, and attends with the mean of what its tokens attend to, so that
-    rows that sum to 1 still do:
+    The attention that a word receives is the sum over its tokens, and the attention that it pays is the mean over its
+    tokens, so rows that sum to 1 still do:
 
         merged[a, b] = mean over tokens i of word a of (sum over tokens j of word b of weights[i, j])
 
     Args:
-        weights: ``[..., q_tokens, kv_tokens]``, of a floating dtype.
+        weights: ``[..., q_tokens, kv_tokens]``, with a floating dtype.
         query_words: the words of the rows; together they cover every row once, in order.
         key_words: the words of the columns; ``query_words`` when None.
 
@@ -178,7 +178,7 @@ def merge(weights: torch.Tensor, query_words: Sequence[Word], key_words: Sequenc
         ``[..., q_words, kv_words]``, float32 or wider.
 
     Raises:
-        TypeError: ``weights`` is not floating.
+        TypeError: ``weights`` has no floating dtype.
         ValueError: the words do not cover the tokens.
 
     Cost: O(q_tokens * kv_tokens) time.

@@ -1,4 +1,4 @@
-"""Files of caches: writing, reading, and the checks of files that are read."""
+"""Cache files: writing them, reading them, and checking their contents."""
 
 from saccade.caches.files.tensor_files import VERSION, decoded, encoded, read_tensors, write_whole
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from saccade.caches.files.tensor_files import read_plain, write_whole
 from saccade.support.errors import value_error
 
-_OLD = 3600.0  # seconds after which an unfinished file is taken to be left by a dead process
+_OLD = 3600.0  # age in seconds from which an unfinished file is assumed to be left over from a dead process
 _IN_THE_WAY = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENOTEMPTY),
     errno.ENXIO,
@@ -31,16 +31,16 @@ class _File(NamedTuple):
 
 
 class BlockFolder:
-    """A folder of blocks, each a file named by its key, which is complete or absent.
+    """A folder of blocks. Each block is a file named by its key, and is either complete or absent.
 
-    Only files that it could have written are read, counted and removed. A link is never followed.
+    It reads, counts and removes only files that it could have written itself. Links are never followed.
 
     Args:
         folder: created if it does not exist.
-        max_bytes: most bytes that the files may take.
+        max_bytes: largest total size of the files.
 
     Raises:
-        ValueError: a path that may not be read or written, or that holds something else.
+        ValueError: a path that may not be read or written, or that is not an ordinary folder.
     """
 
     def __init__(self, folder: Path, max_bytes: int):
@@ -50,15 +50,15 @@ class BlockFolder:
 
     @property
     def nbytes(self) -> int:
-        """The total size of the block files."""
+        """Total size of the block files in bytes."""
         return sum(file.size for file in self._files())
 
     def path(self, key: str) -> Path:
-        """Return the path of the file of a block."""
+        """Return the path of a block's file."""
         return self._folder / key[:2] / f"{key}.block"
 
     def has(self, key: str) -> bool:
-        """Return whether a block has a file; a link, or a file in a linked folder, does not count."""
+        """Return whether a block has a file; links and files in linked folders do not count."""
         path = self.path(key)
         try:
             return stat.S_ISDIR(os.lstat(path.parent).st_mode) and stat.S_ISREG(os.lstat(path).st_mode)
@@ -66,7 +66,7 @@ class BlockFolder:
             return False
 
     def read(self, key: str) -> bytes | None:
-        """Return the contents of a block file; None if it is missing, was just removed, or may not be read."""
+        """Return the contents of a block's file; None if it is missing, was just removed, or may not be read."""
         try:
             return read_plain(self.path(key)) if self.has(key) else None
         except OSError:
@@ -77,7 +77,7 @@ class BlockFolder:
         _try_remove(self.path(key))
 
     def touch(self, keys: Sequence[str]) -> None:
-        """Mark blocks as just used; ends of sequences slightly earlier, so that they are removed before beginnings."""
+        """Mark blocks as just used, later blocks of a sequence slightly earlier, so that they are removed first."""
         now = time.time_ns()
         for i, key in enumerate(keys):
             if self.has(key):
@@ -85,11 +85,11 @@ class BlockFolder:
                     os.utime(self.path(key), ns=(now - 1000 * i, now - 1000 * i))
 
     def write(self, key: str, data: memoryview, protected: set[str]) -> bool:
-        """Write a block file if there is room, or if removing the least recently used blocks makes room.
+        """Write a block file if there is room, or if removing least recently used blocks makes enough room.
 
         Args:
-            key, data: key and contents of the block.
-            protected: keys of blocks that must stay.
+            key, data: the key and contents of the block.
+            protected: keys of blocks that must not be removed.
         """
         with self._locked():
             files = self._files()
@@ -108,7 +108,7 @@ class BlockFolder:
         return True
 
     def clear(self) -> None:
-        """Remove all block files; raise at the end if some may not be removed."""
+        """Remove all block files; raise afterwards if some of them may not be removed."""
         with self._locked():
             left = [file.path for file in self._files() if not _try_remove(file.path)]
         if left:
@@ -122,13 +122,13 @@ class BlockFolder:
         files: list[_File] = []
         for folder in folders:
             if re.fullmatch(r"[0-9a-f]{2}", folder.name):
-                with contextlib.suppress(OSError):  # another process may have removed it, or it is another user's
+                with contextlib.suppress(OSError):  # another process may have removed it, or it belongs to another user
                     files += [file for entry in _entries(folder) if (file := _as_file(entry)) is not None]
         return files
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of the folder while making room and writing; the system releases it if a process dies."""
+        """Hold the folder's lock while making room and writing; the system releases it if the process dies."""
         try:
             import fcntl  # noqa: PLC0415  not on every system
         except ModuleNotFoundError:
@@ -160,7 +160,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _as_file(entry: os.DirEntry[str]) -> _File | None:
-    """Return the size and age of a folder entry; None if it is not a file of the block store."""
+    """Return the size and age of a folder's entry; None if it is not a file of the block store."""
     is_unfinished = _UNFINISHED.fullmatch(entry.name) is not None
     if not (is_unfinished or _BLOCK.fullmatch(entry.name)) or not entry.is_file(follow_symlinks=False):
         return None
@@ -175,7 +175,7 @@ def _as_file(entry: os.DirEntry[str]) -> _File | None:
 
 @contextlib.contextmanager
 def _explain_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError about a path into a ValueError; errors of a full or broken disk stay OSErrors."""
+    """Convert an OSError about a path to a ValueError, except for errors of a full or broken disk."""
     try:
         yield
     except OSError as error:

@@ -14,26 +14,26 @@ from saccade.caches.attend_call import KeyValueSpec
 from saccade.support.numerics import wide_dtype
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_LARGEST = 1 << 31  # of any count
-_FARTHEST = 1 << 40  # of positions
-_LARGEST_EMPTY = 1 << 20  # of a size of a tensor without elements, which the length of the file does not limit
+_LARGEST = 1 << 31  # largest value of a count
+_FARTHEST = 1 << 40  # largest position
+_LARGEST_EMPTY = 1 << 20  # largest size of an axis of an empty tensor, which the length of the file does not limit
 
 
 class MisfitError(Exception):
-    """An error about a cache file whose contents no cache could have written; the text continues "a file that"."""
+    """An error about a file whose contents no cache could have written; its message continues "a file that"."""
 
 
 class Leaf(NamedTuple):
     """The declaration of one tensor of a cache's state: its name, axes and dtype.
 
     Args:
-        name: name in the state and in files.
-        axes: names of its sizes, ``"batch kv_heads columns head_dim"``; ``batch|1`` where items may share a row, and
-            ``columns`` where only the first `LayerCache.length` count.
-        dtype: ``float`` (that of the keys), ``wide`` (float32, or float64 with float64 keys), ``positions`` (int64, -1
-            at padding), ``int8`` or ``bool``.
-        is_optional: whether a cache may lack it.
-        is_saved: whether files contain it.
+        name: name of the tensor in the state and in files.
+        axes: names of its axes, such as ``"batch kv_heads columns head_dim"``; ``batch|1`` if items may share a row,
+            and ``columns`` if only the first `LayerCache.length` entries are used.
+        dtype: ``float`` (the dtype of the keys), ``wide`` (float32, or float64 with float64 keys), ``positions``
+            (int64, -1 at padding), ``int8`` or ``bool``.
+        is_optional: whether the tensor may be missing.
+        is_saved: whether files contain the tensor.
     """
 
     name: str
@@ -44,15 +44,15 @@ class Leaf(NamedTuple):
 
 
 class Contents:
-    """The contents of one cache in a file: a few plain values, and tensors.
+    """The contents of one cache in a file: a few plain values and tensors.
 
     Args:
         tree: the plain values.
-        name: the prefix of the names of its tensors.
-        tensors: tensors of the whole file.
+        name: prefix of the names of the cache's tensors.
+        tensors: all tensors of the file, by name.
 
     Raises:
-        MisfitError: in every method, a part has another type, shape or size.
+        MisfitError: raised by every method for a part of an unexpected type, shape or size.
     """
 
     def __init__(self, tree: object, name: str, tensors: Mapping[str, Tensor]):
@@ -62,11 +62,11 @@ class Contents:
         self.kind: str = tree["kind"]
 
     def says(self, key: str) -> bool:
-        """Return whether the cache file has a value of this name."""
+        """Return whether the cache file has a value with this name."""
         return key in self._tree
 
     def value(self, key: str) -> Any:
-        """Return a value of any type from the cache file."""
+        """Return a value from the cache file, whatever its type."""
         if key not in self._tree:
             raise MisfitError(f"does not say {key} of a {self.kind}")
         return self._tree[key]
@@ -90,19 +90,19 @@ class Contents:
         return None if self.value(key) is None else self.count(key, least, most)
 
     def position(self, key: str) -> int:
-        """Return a position, or a number of tokens, from the cache file."""
+        """Return a position or a number of tokens from the cache file."""
         return self.count(key, 0, _FARTHEST)
 
     def misfit(self, what: str) -> MisfitError:
-        """Return the error for a part of the file that has an impossible size or type."""
+        """Return the error for a part of the cache file that has an impossible size or type."""
         return MisfitError(f"has no possible {what} of a {self.kind}")
 
     def has(self, name: str) -> bool:
-        """Return whether the cache file has a tensor of this name."""
+        """Return whether the cache file has a tensor with this name."""
         return self._name + name in self._tensors
 
     def is_empty(self, leaves: Sequence[Leaf]) -> bool:
-        """Return whether the saved cache was empty; raise if the file has tokens all the same."""
+        """Return whether the saved cache was empty; raise if it was, but the file contains tokens."""
         is_empty = self.value("first") is None if not self.says("length") else self.position("length") == 0
         has_tokens = any(self.has(leaf.name) and self._tensors[self._name + leaf.name].numel() for leaf in leaves)
         if is_empty and (has_tokens or (self.says("next") and self.count("next", 0, 0))):
@@ -114,8 +114,8 @@ class Contents:
 
         Args:
             leaf: the declaration of the tensor.
-            sizes: sizes of axes by name; sizes of new names are added.
-            dtype: dtype of the keys; None for the keys themselves.
+            sizes: sizes of axes by name; sizes of new axes are added.
+            dtype: dtype of the keys; None if this tensor contains the keys.
         """
         if not self.has(leaf.name):
             raise MisfitError(f"lacks the tensor {self._name}{leaf.name} of a {self.kind}")
@@ -141,11 +141,11 @@ class Contents:
     def state(
         self, leaves: Sequence[Leaf], sizes: dict[str, int]
     ) -> tuple[dict[str, Tensor], dict[str, int], KeyValueSpec]:
-        """Return all state tensors of the file by name, the sizes of their axes, and the spec of keys and values.
+        """Return all state tensors of the file by name, the sizes of their axes, and the spec of its keys and values.
 
         Args:
             leaves: the declarations of the tensors, keys first.
-            sizes: sizes of axes, by name, as far as they are known.
+            sizes: the known sizes of axes, by name.
         """
         state: dict[str, Tensor] = {}
         for leaf in leaves:
@@ -159,14 +159,14 @@ class Contents:
         return state, sizes, KeyValueSpec(**known, dtype=first.dtype, device=first.device)
 
     def positions(self, batch: int, columns: int) -> range | Tensor:
-        """Return the saved positions of the columns."""
+        """Return the saved positions of the cache's columns."""
         first = self.position("first")
         if not self.has("positions"):
             return range(first, first + columns)
         return self.leaf(Leaf("positions", "batch columns", "positions"), {"batch": batch, "columns": columns})
 
     def upcoming(self, batch: int, reached: Tensor | None) -> int | Tensor:
-        """Return the saved next position of each item; it must come after ``reached``, ``[batch | 1, ...]``."""
+        """Return the saved next position of each batch item, which must be after ``reached``, ``[batch | 1, ...]``."""
         reached = torch.empty(1, 0, dtype=torch.int64, device="cpu") if reached is None else reached
         after: int | Tensor = self.position("next") if not self.has("next") else 0
         if self.has("next"):
@@ -177,7 +177,7 @@ class Contents:
         return after
 
     def check_room(self, key: Tensor, value: Tensor, columns: int) -> None:
-        """Raise if a file describes more columns than this machine's memory can hold, before allocating them."""
+        """Raise before allocating memory if a file describes more columns than this machine's memory can hold."""
         each = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
         if each * columns > _memory_bytes():
             raise MisfitError(
@@ -186,7 +186,7 @@ class Contents:
 
 
 def _memory_bytes() -> int:
-    """Return the bytes of memory of this machine, or a large number if the system does not report it."""
+    """Return the memory size of this machine in bytes, or a large number if the system does not report it."""
     with contextlib.suppress(AttributeError, ValueError, OSError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 1 << 40

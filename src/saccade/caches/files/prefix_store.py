@@ -1,4 +1,4 @@
-"""PrefixStore: a folder of the keys and values of common prefixes, shared by prompts and processes."""
+"""PrefixStore: a folder with the keys and values of common prefixes, shared by prompts and processes."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ _KIND = "block of a prefix"
 
 
 class PrefixStore:
-    """A folder of keys and values, block by block, for prompts that begin like earlier ones.
+    """A folder that stores keys and values in blocks, for prompts that begin like earlier prompts.
 
-    A sequence is cut into blocks of ``block_size`` tokens. Each block has a file, named by a hash of its tokens, of all
-    blocks before it and of everything else that keys and values depend on: the model's `fingerprint`, the ``salt``
-    and the format. So a block is found only if the whole sequence up to its end is the same, and never for another
-    model. Contents are verified by a checksum, and the tokens are compared; a damaged file counts as missing and is
-    removed. A file that may not be read counts as missing.
+    A sequence is cut into blocks of ``block_size`` tokens. Each block has a file, named by a hash of its tokens, all
+    blocks before it and everything else that keys and values depend on: the model's `fingerprint`, the ``salt`` and the
+    format. So a block is found only if the full sequence up to its end is the same, and never for a different model. A
+    checksum verifies the contents, and the tokens are compared. A damaged file counts as missing and is removed. A file
+    that may not be read also counts as missing.
 
-    Any number of processes may use a folder, and any of them may be killed at any time: files appear complete. When
-    ``max_bytes`` would be exceeded, the least recently used blocks are removed, ends of sequences before beginnings.
-
-    Only files that the store could have written are read, counted and removed. Links are never followed: everything
-    outside of the folder stays as it is.
+    Any number of processes may use a folder, and any of them may be killed at any time, because readers only see
+    complete files. Before ``max_bytes`` is exceeded, the least recently used blocks are removed, and ends of sequences
+    before beginnings. The store reads, counts and removes only files that it could have written itself. Links are never
+    followed, so nothing outside of the folder changes.
 
     Args:
         folder: created if it does not exist. Nothing but the store should write there.
-        max_bytes: most bytes that the files may take.
+        max_bytes: largest total size of the files.
         fingerprint: fingerprint of the model; see `fingerprint`.
-        block_size: tokens in a block.
-        salt: everything else that changes keys and values and is no part of the model: autocast, an adapter that a flag
-            switches, an image before the text; or the name of a user who must not share with others.
+        block_size: number of tokens in a block.
+        salt: everything else that changes keys and values but is not part of the model, such as autocast, an adapter
+            that a flag switches on, or an image before the text; or the name of a user who must not share with others.
 
     Raises:
-        TypeError, ValueError: arguments that do not fit; a folder that may not be written to, or in which something
-            is that the store did not write.
+        TypeError, ValueError: invalid arguments, a folder that may not be written to, or one with files that the store
+            did not write.
 
-    Cost: a file of ``layers * kv_heads * block_size * (head_dim + value_dim)`` elements for each block, read once.
+    Cost: a file of ``layers * kv_heads * block_size * (head_dim + value_dim)`` elements for each block, which is read
+    once.
 
     Example:
         >>> import tempfile
@@ -91,11 +91,11 @@ class PrefixStore:
 
     @property
     def nbytes(self) -> int:
-        """The total size of the stored files, including those of other models and salts."""
+        """Total size of the stored files in bytes, including those of other models and salts."""
         return self._blocks.nbytes
 
     def find(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens at the beginning of a sequence are stored; no file is read."""
+        """Return the number of tokens at the beginning of a sequence that are stored; no file is read."""
         chain = self._chain(tokens)
         return self.block_size * next((i for i, key in enumerate(chain) if not self._blocks.has(key)), len(chain))
 
@@ -104,15 +104,16 @@ class PrefixStore:
 
         Args:
             tokens: the tokens of one sequence.
-            cache: an empty cache of a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, batch of one.
-            device: where the model is.
+            cache: an empty cache with a `KVCache` or `saccade.caches.BlockSelectCache` for each layer and a batch of
+                one.
+            device: the device of the model.
 
         Returns:
-            The number of tokens in the cache, at most all but the last, since the model must read one token to predict
+            The number of tokens in the cache. It never includes the last token, which the model must read to predict
             the next. Continue with ``tokens[returned:]``.
 
         Raises:
-            ValueError, UnsupportedError: the cache is not empty, or of a kind that cannot be filled.
+            ValueError, UnsupportedError: a cache that is not empty, or of a kind that cannot be filled.
         """
         size = self.block_size
         layers = _layers(cache)
@@ -134,16 +135,16 @@ class PrefixStore:
         """Store the full blocks of a sequence that a cache has read.
 
         Args:
-            tokens: the tokens of the sequence; the cache starts with them, and may have more.
-            cache: a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, batch of one, with positions
-                0, 1, 2, …
+            tokens: the tokens of the sequence; the cache starts with them and may contain more.
+            cache: a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, with a batch of one and positions 0,
+                1, 2, …
 
         Returns:
-            The number of new blocks. Keys computed after a step that left blocks out are not exact and not stored, nor
-            blocks beyond ``max_bytes``.
+            The number of new blocks. Keys computed after a step that skipped blocks are not exact, so they are not
+            stored. Blocks beyond ``max_bytes`` are not stored either.
 
         Raises:
-            ValueError, UnsupportedError: a cache of another kind, or of other tokens.
+            ValueError, UnsupportedError: a cache of a different kind, or with different tokens.
         """
         layers = _layers(cache)
         chain, length = self._chain(tokens), layers[0].length
@@ -168,10 +169,10 @@ class PrefixStore:
         return written
 
     def clear(self) -> None:
-        """Remove all stored prefixes, of all models.
+        """Remove the stored prefixes of all models.
 
         Raises:
-            ValueError: some may not be removed; the others are.
+            ValueError: some files may not be removed; all others are removed.
         """
         self._blocks.clear()
 
@@ -218,12 +219,12 @@ def _hash(parts: list[object]) -> str:
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    """Return whether two blocks cannot belong to one sequence, since their widths or dtypes differ."""
+    """Return whether two blocks of a prefix differ in width or dtype, so that they cannot belong to one sequence."""
     return one.shape != other.shape or one.dtype != other.dtype
 
 
 def _single_sequence(layer: KVCache) -> dict[str, Tensor]:
-    """Return the keys and values of one layer's cache; raise unless it holds one sequence from position 0 on."""
+    """Return the keys and values of one layer's cache; raise unless it stores one sequence from position 0."""
     key, value = layer.key, layer.value
     if not isinstance(layer.kv_positions, range) or layer.kv_positions != range(layer.length):
         raise value_error("cache", "hold tokens at 0, 1, 2, …", "others", hint="one text, unpadded")
@@ -234,7 +235,7 @@ def _single_sequence(layer: KVCache) -> dict[str, Tensor]:
 
 
 def _layers(cache: Cache | LayerCache) -> list[KVCache]:
-    """Return the caches of all layers; raise unless each stores every key."""
+    """Return the caches of all layers; raise unless each of them stores all keys."""
     check_type("cache", cache, (Cache, LayerCache), "be a cache")
     layers: list[KVCache] = []
     for layer in cache.flat if isinstance(cache, Cache) else (cache,):
@@ -246,15 +247,15 @@ def _layers(cache: Cache | LayerCache) -> list[KVCache]:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return a SHA-256 of a model's weights, their dtypes, its configuration and its structure.
+    """Return the SHA-256 of a model's weights, their dtypes, its configuration and its structure.
 
-    Two models with the same fingerprint compute the same keys and values of the same tokens at the same positions; a
-    changed weight, dtype, base of the rotation, mask or adapter changes it. Inputs that are no part of the module
-    (autocast, a mask passed to the call, an image before the text) do not: put them into the ``salt`` of a
+    Two models with the same fingerprint compute the same keys and values for the same tokens at the same positions. A
+    change of a weight, dtype, rotation base, mask or adapter changes the fingerprint. Inputs that are not part of the
+    module (autocast, a mask passed to the call, an image before the text) do not; include them in the ``salt`` of a
     `PrefixStore`.
 
     Args:
-        model: a module; its ``config``, if it has one, counts as well.
+        model: a module; its ``config``, if it has one, is included.
 
     Returns:
         64 hexadecimal digits, the same in every process.

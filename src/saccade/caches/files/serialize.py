@@ -29,7 +29,7 @@ from saccade.scorers import BlockBounds, BlockMeans, BlockScorer
 from saccade.support.errors import type_error, unsupported, value_error
 
 _KIND = "cache"
-_DEEPEST = 16  # nesting of Caches
+_DEEPEST = 16  # largest nesting depth of Caches
 _KINDS = {
     kind.__name__: kind
     for kind in (
@@ -58,21 +58,22 @@ _SCALINGS: dict[str, type[encodings.Scaling]] = {
 def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, fingerprint: str | None = None) -> None:
     """Write a cache to a file, to continue from it later or in another process.
 
-    The file is in safetensors format and never pickled. It is written under a temporary name and then renamed, so that
-    a killed process leaves either the old file or the new one.
+    The file is in safetensors format and never pickled. It is written under a temporary name and then renamed, so if
+    the process is killed, either the old or the new file remains.
 
     Args:
         cache: the cache of a layer or a model.
         path: the file.
-        fingerprint: `fingerprint` of the model that computed it; `load_cache` then requires the same.
+        fingerprint: `fingerprint` of the model that computed the cache; `load_cache` then requires the same
+            fingerprint.
 
     Raises:
         TypeError: not a cache, or not a path.
-        UnsupportedError: a cache, or a scorer, that a file cannot hold.
+        UnsupportedError: a cache or a scorer that cannot be saved to a file.
         ImportError: safetensors is not installed.
         OSError: the file cannot be written.
 
-    Cost: a copy of the contents on the disk.
+    Cost: disk space for a copy of the contents.
 
     Example:
         >>> import pathlib, tempfile
@@ -97,11 +98,11 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
 def load_cache(
     path: str | os.PathLike[str], *, fingerprint: str | None = None, device: torch.device | str = "cpu"
 ) -> Cache | LayerCache:
-    """Return a cache from a file of `save_cache`.
+    """Return a cache loaded from a file that `save_cache` wrote.
 
     Args:
         path: the file.
-        fingerprint: `fingerprint` of the model that will use it; must equal the one that the file was saved with.
+        fingerprint: `fingerprint` of the model that will use it; must equal the fingerprint in the file.
         device: the device of the cache.
 
     Returns:
@@ -110,8 +111,8 @@ def load_cache(
     Raises:
         ImportError: safetensors is not installed.
         TypeError: not a path.
-        ValueError: no file; one that is truncated, damaged, not a cache, of another version or for another model; or
-            one that describes an impossible cache.
+        ValueError: the file is missing, truncated, damaged, not a cache, from a different version or for a different
+            model, or describes an impossible cache.
     """
     file = checked_path("path", path)
     _check_fingerprint(fingerprint)
@@ -125,7 +126,7 @@ def load_cache(
     try:
         return _load_layer(about.get("cache"), "", {name: x.to(device) for name, x in tensors.items()})
     except MisfitError as misfit:
-        # The checksum matches, so the file is not damaged: something other than save_cache wrote it.
+        # The checksum matches, so the file is not damaged, but something other than save_cache wrote it.
         rule = "be a file of a cache, as save_cache writes it"
         raise value_error("path", rule, f"one that {misfit}") from None
 
@@ -148,7 +149,7 @@ def _describe(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor]) 
 
 
 def _load_layer(tree: object, name: str, tensors: dict[str, Tensor], depth: int = 0) -> Cache | LayerCache:
-    """Return the cache that a file describes; every part is checked.
+    """Return the cache that a file describes, after checking every part.
 
     Raises:
         MisfitError: no saved cache could have this description.
@@ -171,7 +172,7 @@ def _settings(cache: LayerCache) -> dict[str, Any]:
     """Return the kind and the settings of a cache, as JSON for its file.
 
     Raises:
-        UnsupportedError: a cache, or a part of one, that a file cannot name.
+        UnsupportedError: a cache, or a part of it, of a type that files do not support.
     """
     kind = type(cache).__name__
     if _KINDS.get(kind) is not type(cache):
@@ -239,7 +240,7 @@ def _rotary(contents: Contents) -> encodings.Rotary:
     base, layout = contents.value("base"), contents.value("layout")
     if not isinstance(layout, str):
         raise contents.misfit("layout")
-    return encodings.Rotary(**sizes, base=base, layout=layout, scaling=scaling)  # type: ignore[arg-type]  # it looks
+    return encodings.Rotary(**sizes, base=base, layout=layout, scaling=scaling)  # type: ignore[arg-type]  # it checks
 
 
 def _is_scaling_setting(value: object) -> bool:

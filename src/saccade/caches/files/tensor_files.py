@@ -19,7 +19,7 @@ from saccade.support.errors import missing_extra, type_error, value_error
 VERSION = 1
 _WORD = "saccade"
 _RULE = "be a file of a {}, whole and undamaged"
-_BINARY = getattr(os, "O_BINARY", 0)  # Windows has it
+_BINARY = getattr(os, "O_BINARY", 0)  # only on Windows
 _PIECE = 1 << 24  # bytes of one write
 
 
@@ -37,7 +37,7 @@ def encoded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> memoryvi
 
     Args:
         tensors: tensors of numbers or bools by name, on any device.
-        about: JSON; ``version`` and a checksum of everything are added.
+        about: description, as JSON; ``version`` and a checksum of everything are added to it.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -53,9 +53,9 @@ def encoded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> memoryvi
 
 
 def write_whole(path: Path, data: memoryview) -> None:
-    """Write a file under a temporary name and rename it once it is on the disk, so readers never see half of it.
+    """Write a file under a temporary name and rename it when it is on disk, so readers never see half a file.
 
-    A process that is killed leaves at most a file ``.NAME.*.part`` behind, which is never read.
+    A killed process leaves behind at most a file ``.NAME.*.part``, which is never read.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
@@ -76,11 +76,11 @@ def write_whole(path: Path, data: memoryview) -> None:
 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors of a file by name, and the description in its header.
+    """Return the tensors of a file by name, and the description from its header.
 
     Raises:
         ImportError: safetensors is not installed.
-        ValueError: no file, one that is truncated or damaged, or not of this kind and version; with the reason.
+        ValueError: the file is missing, truncated, damaged, or of a different kind or version; the message says why.
     """
     rule = _RULE.format(kind)
     try:
@@ -93,10 +93,10 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the bytes of an ordinary file. Links are not followed, and pipes are refused.
+    """Return the bytes of a regular file. Links are not followed, and pipes raise an error.
 
     Raises:
-        OSError: there is no such file, or it may not be read.
+        OSError: the file does not exist, or may not be read.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | _BINARY)
     with open(handle, "rb") as file:
@@ -104,7 +104,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors in the bytes of a tensor file by name, and their description; raise as `read_tensors`."""
+    """Return the tensors in the bytes of a tensor file by name, and their description; raise like `read_tensors`."""
     try:
         from safetensors import SafetensorError  # noqa: PLC0415  imported when used
         from safetensors.torch import load  # noqa: PLC0415
@@ -157,7 +157,7 @@ def _checksum(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder to the disk, so that a new file name survives a crash; some systems do not support it."""
+    """Flush a folder to disk, so that a new file name survives a crash; not supported on all systems."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

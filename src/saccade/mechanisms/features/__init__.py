@@ -1,3 +1,3 @@
-"""Linear attention as sums over features of keys, without computing pairs: shared by Linear and Performer."""
+"""Linear attention as sums over features of keys, without computing every pair; used by Linear and Performer."""
 
 __all__: list[str] = []

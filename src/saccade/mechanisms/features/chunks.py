@@ -10,18 +10,19 @@ from torch import Tensor
 from saccade.engine.tiles.grouped_heads import folded
 
 CHUNK = 64
-"""Tokens that are compared pair by pair. Fewer mean more steps, more mean more pairs."""
+"""Number of tokens in a chunk, which computes all pairs. Small chunks mean more iterations, large ones more pairs."""
 
-_FLOOR = -1e30  # below every logarithm of a weight, and finite: a difference of two of them is 0, not NaN
+_FLOOR = -1e30  # below every log weight, and finite, so that the difference of two of these is 0 and not NaN
 
 
 class Line(NamedTuple):
-    r"""The weight of each earlier key in a row's sum, :math:`w_{ij} = e^{s_j - r_i} \le 1`, and the segments of rows.
+    r"""The weights of earlier keys in each row's sum, :math:`w_{ij} = e^{s_j - r_i} \le 1`, and the segments of rows.
 
     Attributes:
-        row_logs: r, ``[batch, groups, len]``, at least every s that the row may take; None for 0 with ``key_logs``.
-        key_logs: s, ``[batch, groups, len]``; -inf for a key that no row takes.
-        segments: int64 ``[batch | 1, len]``, one number for each run of tokens; rows take keys of their own run.
+        row_logs: r, ``[batch, groups, len]``, at least as large as s of every key in the row's sum. None means 0,
+            together with ``key_logs``.
+        key_logs: s, ``[batch, groups, len]``; -inf for a key that is in no row's sum.
+        segments: int64 ``[batch | 1, len]``, the segment of each token; a row sums only keys of its own segment.
     """
 
     row_logs: Tensor | None = None
@@ -29,23 +30,24 @@ class Line(NamedTuple):
     segments: Tensor | None = None
 
     def turned(self) -> Line:
-        """Return the weights for the transposed sum: rows and keys exchanged, in the other direction."""
+        """Return the weights for the transposed sum, which exchanges rows and keys and runs in the other direction."""
         if self.row_logs is None or self.key_logs is None:
             return self
         return Line(-self.key_logs, -self.row_logs, self.segments)
 
     def at(self, part: slice) -> Line:
-        """Return the weights of some of the tokens."""
+        """Return the sum weights of a range of tokens."""
         return Line(*(None if x is None else x[..., part] for x in self))
 
 
 class Summed(NamedTuple):
-    """The result of chunked sums, and the state from which later tokens continue.
+    """The result of chunked prefix sums, and the state from which later tokens continue.
 
     Attributes:
         out: the sums.
-        state: ``[batch, groups, width, value_dim]``, the sum over all keys so far; continuing writes to it.
-        carried: the meaning of its weights.
+        state: ``[batch, groups, width, value_dim]``, the sum over all keys so far; overwritten when later tokens
+            continue.
+        carried: the scale of the state.
     """
 
     out: Tensor
@@ -56,7 +58,7 @@ class Summed(NamedTuple):
 def chunked_sums(
     a: Tensor, b: Tensor, c: Tensor, line: Line, *, reverse: bool = False, before: Summed | None = None
 ) -> Summed:
-    """Return `prefix_sums` computed chunk by chunk, after those of earlier tokens; without derivatives."""
+    """Return `prefix_sums` computed chunk by chunk, continuing after earlier tokens; not differentiable."""
     batch, heads, length, width = a.shape
     groups = min(heads, b.shape[1])
     out = a.new_empty(batch, heads, length, c.shape[3])
@@ -67,7 +69,7 @@ def chunked_sums(
     for start in reversed(starts) if reverse else starts:
         part = slice(start, min(start + CHUNK, length))
         size = part.stop - part.start
-        # The heads of a group fold into the rows, on either side.
+        # Fold the heads of a group into the rows, on both sides.
         rows, keys, brought = (folded(x[:, :, part], groups) for x in (a, b, c))
         scores = rows @ keys.mT
         if is_even:
@@ -83,11 +85,11 @@ def chunked_sums(
 
 
 class Carried(NamedTuple):
-    """The scale of the state between chunks: it sums ``exp(s_j - peak)`` times the value of key j, over one segment.
+    """The scale of the state between chunks, which sums ``exp(s_j - peak)`` times the value of key j over one segment.
 
     Attributes:
-        peak: ``[batch, groups]``, at least every s in the state.
-        segment: int64 ``[batch | 1]``; None before the first key, or where there are no segments.
+        peak: ``[batch, groups]``, at least as large as every s in the state.
+        segment: int64 ``[batch | 1]``; None before the first key, or if there are no segments.
     """
 
     peak: Tensor
@@ -131,7 +133,7 @@ class Carried(NamedTuple):
 
 
 def _triangle_of(scores: Tensor, size: int, reverse: bool) -> Tensor:
-    """Keep the scores of a chunk's rows with earlier keys, and set the others to 0."""
+    """Keep the scores between rows of a chunk and earlier keys, and set all others to 0."""
     if scores.shape[2:] == (size, size):
         return scores.triu_() if reverse else scores.tril_()
     pairs = scores.new_ones(size, size)

@@ -24,7 +24,7 @@ from saccade.mechanisms.linear_time import LinearTimeMatrix, divide_rows
 from saccade.mechanisms.value_access import is_readable, is_surely_finite, nonfinite_tokens
 from saccade.support.torch_modes import without_autocast
 
-_PIECE = 1 << 20  # numbers that are summed and divided together: 4 MB, which fits into memory that was just freed
+_PIECE = 1 << 20  # elements summed and divided at a time: 4 MB, small enough to reuse memory that was just freed
 
 
 class Features(NamedTuple):
@@ -32,7 +32,7 @@ class Features(NamedTuple):
 
     Attributes:
         values: ``[batch, heads, len, features]``, float32 or wider.
-        logs: ``[batch, heads, len]``, constants that keep the values within range; None for 0.
+        logs: ``[batch, heads, len]``, constants that prevent the values from overflowing; None for 0.
     """
 
     values: Tensor
@@ -40,29 +40,29 @@ class Features(NamedTuple):
 
 
 class FeatureMatrix(LinearTimeMatrix):
-    r"""A linear attention matrix: rows proportional to products of features, O(n) memory and time for products.
+    r"""A linear attention matrix: rows are proportional to feature products, and products take O(n) memory and time.
 
     .. math:: A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\epsilon + \sum_{j' \in V(i)} \phi(q_i) \cdot \phi(k_{j'})},
               \quad j \in V(i)
 
-    where V(i) are the keys that query i may attend to. A row whose denominator is 0 is 0.
+    where V(i) is the set of keys that query i may attend to. A row whose denominator is 0 is set to 0.
 
     Args:
-        query: features of the queries, ``[batch, heads, q_len, features]``; their logs, the same for a whole row,
-            cancel and are not read.
+        query: features of the queries, ``[batch, heads, q_len, features]``; their logs are the same for a full row, so
+            they cancel and are ignored.
         key: features of the keys, ``[batch, kv_heads, kv_len, features]``; 0 where a key was not finite.
         visible: the mask.
-        dtype: dtype of the inputs and of the products.
-        eps: added to the denominator; rows then sum to a little less than 1.
-        tainted: bool ``[batch, kv_heads, kv_len]``, non-finite keys: a row that may attend to one is NaN; None for
-            none.
-        nonfinite_queries: bool ``[batch, heads, q_len]``, non-finite queries: their rows are NaN, if they see
-            anything; None for none.
-        source: equal for matrices of the same features, so that a recurrent state fits.
+        dtype: dtype of the inputs and of matrix products.
+        eps: added to the denominator, so that rows sum to slightly less than 1.
+        tainted: bool ``[batch, kv_heads, kv_len]``, True at non-finite keys. A row that may attend to one is NaN. None
+            if there are none.
+        nonfinite_queries: bool ``[batch, heads, q_len]``, True at non-finite queries. Their rows are NaN if they may
+            attend to any key. None if there are none.
+        source: a value that is equal for matrices with the same features, which can share a recurrent state.
 
-    Cost: `matmul` and `rmatmul` take time O(n * features * value_dim). Memory: the features, O(n * features), and one
-    state, ``[batch, kv_heads, features, value_dim + 1]``; the backward pass keeps no more. With dropout the product
-    goes pair by pair: O(q_len * kv_len) time.
+    Cost: `matmul` and `rmatmul` take O(n * features * value_dim) time. Memory: the features, O(n * features), and one
+    state, ``[batch, kv_heads, features, value_dim + 1]``; the backward pass stores nothing more. With dropout, the
+    product is computed pair by pair in O(q_len * kv_len) time.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class FeatureMatrix(LinearTimeMatrix):
 
     @property
     def is_stochastic(self) -> bool:
-        """True if rows are distributions: no feature is below 0, and eps is 0.
+        """True if rows are distributions, that is, if no feature is below 0 and eps is 0.
 
         Cost: reads all features.
         """
@@ -123,10 +123,10 @@ class FeatureMatrix(LinearTimeMatrix):
             return self._scatter(self._without_hidden(rows)).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the output for new tokens after a recurrent ``memory`` of all earlier ones, and the new memory.
+        """Return the output for new tokens after a recurrent ``memory`` of all earlier tokens, and the new memory.
 
         Raises:
-            ValueError: a mask that is not causal, or a memory of other features or another mask.
+            ValueError: a mask that is not causal, or a memory with different features or a different mask.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         check_memory(self, self._order, self.visible, memory, (self._key.shape[3], value.shape[3] + 1))
@@ -182,7 +182,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return rows if hidden is None else rows.masked_fill(hidden[:, None, :, None], 0.0)
 
     def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
-        """Return rows that must be NaN, bool ``[batch, heads, q_len]``: they see a bad key, or are non-finite."""
+        """Return rows that must be NaN, bool ``[batch, heads, q_len]``: they see a bad key, or their query is bad."""
         nan = None if bad is None else self._rows_that_see(bad)
         if self._nonfinite_queries is None:
             return nan
@@ -192,14 +192,14 @@ class FeatureMatrix(LinearTimeMatrix):
         return nonfinite_queries if nan is None else nan | nonfinite_queries
 
     def _rows_that_see(self, keys: Tensor) -> Tensor:
-        """Return the rows, bool ``[batch, heads, q_len]``, that see any marked key ``[batch, kv_heads, kv_len]``."""
+        """Return the rows, bool ``[batch, heads, q_len]``, that see a marked key, ``[batch, kv_heads, kv_len]``."""
         return rows_that_see(self, self._order, self.visible, keys)
 
     def _line_after(self, memory: Memory | None) -> Line:
         """Return the weights and segments of tokens that follow a recurrent memory."""
         segments, floor = self.visible.kv_documents, None
         if memory is not None and segments is not None and memory.segment is not None:
-            segments = torch.maximum(segments, memory.segment[:, None])  # no token, no new document
+            segments = torch.maximum(segments, memory.segment[:, None])  # without a token, the document stays the same
         if memory is not None and self._logs is not None:
             floor = memory.peaks[..., None].expand_as(self._logs)
             if segments is not None and memory.segment is not None:
@@ -207,7 +207,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return line_of(self._logs, segments, floor)
 
     def _tainted_by(self, bad: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor]:
-        """Return the rows that see a non-finite key, old or new, and where the memory now contains one."""
+        """Return the rows that see a non-finite key, old or new, and a mark where the memory now contains one."""
         line, marks = Line(segments=line.segments), bad[..., None].to(self._key.dtype)
         before = memory
         if memory is not None:
@@ -227,9 +227,9 @@ class FeatureMatrix(LinearTimeMatrix):
         return order.rows_of(prefix_sums(a, b, c, order.line(self._logs)))
 
     def _piece_len(self, value: Tensor) -> int | None:
-        """Return how many tokens to process at a time, whole chunks of them; None for all.
+        """Return the number of tokens to process at a time, a multiple of the chunk size; None for all tokens.
 
-        Fresh memory for the sums of a long sequence costs as much as they do.
+        For a long sequence, allocating memory for all sums at once costs as much time as computing them.
         """
         order, (batch, heads, q_len, _) = self._order, self.shape
         size = CHUNK * max(1, _PIECE // max(1, batch * heads * CHUNK * value.shape[3]))
@@ -239,7 +239,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return None if needs and torch.is_grad_enabled() else size
 
     def _in_pieces(self, value: Tensor, size: int) -> Tensor:
-        """Return the normalised sums of a long sequence piece by piece, without a graph."""
+        """Return the normalised sums of a long sequence, computed part by part without an autograd graph."""
         assert self._order is not None  # checked by `_piece_len`
         line, summed = self._order.line(self._logs), None
         out = value.new_empty(*self.shape[:3], value.shape[3])
@@ -276,7 +276,7 @@ def _relative(logs: Tensor) -> Tensor:
 
 
 class FeatureMechanism(Approximate):
-    """The base of mechanisms that return a `FeatureMatrix`."""
+    """Base class of mechanisms that return a `FeatureMatrix`."""
 
     eps: float = 0.0
 
@@ -313,6 +313,6 @@ class FeatureMechanism(Approximate):
 
 
 def _zero_nonfinite(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Return tokens with non-finite ones set to 0, and which these are; None if there are certainly none."""
+    """Return tokens with non-finite ones set to 0, and marks for these tokens; None if there are certainly none."""
     bad = nonfinite_tokens(x)
     return (x if bad is None else x.masked_fill(bad[..., None], 0.0)).to(dtype), bad

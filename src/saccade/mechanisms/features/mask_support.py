@@ -1,4 +1,4 @@
-"""The masks that linear attention supports: those that a sum over keys can implement."""
+"""The masks that linear attention supports, since a sum over keys can implement them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _BECAUSE = "a sum over keys is all that is kept of them"
 
 
 def why_no_sum(mask: Mask) -> tuple[str, ...]:
-    """Return the reasons why linear attention cannot implement this mask, since no sum over keys does.
+    """Return the reasons why linear attention, which sums over keys, cannot implement this mask.
 
-    Empty for Causal, Documents, masks that hide keys and do nothing else (Padding), and what ``&`` joins of them.
+    Empty for Causal, Documents, masks that only hide keys (Padding), and combinations of these with ``&``.
     """
     reasons = []
     for part in parts_of(mask):
@@ -41,14 +41,14 @@ class Visible:
 
     Attributes:
         rule: the mask itself.
-        is_placed: whether positions were passed: a position below 0 then means padding.
-        causal: whether rows see no later key.
-        offset: row i has the position of key ``i + offset``, and all follow one another; None if not.
-        q_positions, kv_positions: int64 ``[batch | 1, len]``; -1 for no token.
-        hidden_rows, hidden_keys: bool ``[batch | 1, len]``, those that see nothing and are not seen; None where
-            there are surely none.
-        q_documents, kv_documents: int64 ``[batch | 1, len]``, the document of a token; None without documents. A token
-            in none counts to the one before it, and is hidden.
+        is_placed: whether positions were passed; a position below 0 then means padding.
+        causal: whether later keys are hidden from each row.
+        offset: query i has the position of key ``i + offset``, and all tokens are in order; None otherwise.
+        q_positions, kv_positions: int64 ``[batch | 1, len]``; -1 for padding.
+        hidden_rows, hidden_keys: bool ``[batch | 1, len]``, rows that see no key and keys that no row sees; None if
+            there are certainly none.
+        q_documents, kv_documents: int64 ``[batch | 1, len]``, the document of each token; None without documents. A
+            token outside all documents is hidden, and gets the document of the token before it.
     """
 
     rule: Mask
@@ -77,7 +77,7 @@ class Visible:
             tables = [_documents(pack, x) for x in (q, kv)]
             lost_rows.append(tables[0] < 0)
             lost_keys.append(tables[1] < 0)
-            count = max(map(len, pack.lengths))  # a document of several packs is numbered by all of them
+            count = max(map(len, pack.lengths))  # with several packs, all their numbers together identify a document
             documents = [x * count + y for x, y in zip(documents, tables, strict=True)] if number else tables
         items = torch.arange(inputs.shape[0], device=q.device)[:, None]
         zeros = torch.zeros_like(items)
@@ -112,7 +112,7 @@ def _masks_in_documents(part: Mask) -> tuple[Mask, ...]:
 
 
 def _union(marks: list[Tensor]) -> Tensor | None:
-    """Return the union of bool marks; None if nothing is certainly marked."""
+    """Return the union of bool marks; None if certainly nothing is marked."""
     if not marks:
         return None
     union = marks[0]
@@ -122,7 +122,7 @@ def _union(marks: list[Tensor]) -> Tensor | None:
 
 
 def _documents(mask: Documents, positions: Tensor) -> Tensor:
-    """Return the document at each position, -1 for none."""
+    """Return the document number at each position; -1 outside all documents."""
     longest = max(map(len, mask.lengths))
     padded = [(*item, *(0 for _ in range(longest - len(item)))) for item in mask.lengths]
     ends = torch.tensor(padded, dtype=torch.int64, device=positions.device).reshape(len(padded), longest).cumsum(1)
@@ -141,7 +141,7 @@ def _offset(inputs: Inputs, q: Tensor, kv: Tensor, causal: bool) -> int | None:
         return q_start - kv_start
     if not (causal and q_len <= kv_len and is_readable(q, kv)):
         return None
-    # The queries are the last of the keys, and these are in order, apart from gaps and -1.
+    # The queries are the last of the keys, and the keys are in order, apart from gaps and -1.
     is_end = torch.equal(*torch.broadcast_tensors(q, kv[:, kv_len - q_len :]))
     is_in_order = bool(((kv[:, 1:] > kv.cummax(1).values[:, :-1]) | (kv[:, 1:] < 0)).all())
     return kv_len - q_len if is_end and is_in_order else None

@@ -15,26 +15,26 @@ from saccade.support.torch_modes import is_tracing
 
 
 def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, reverse: bool = False) -> Tensor:
-    r"""Compare each row with all keys up to its place, and sum their values.
+    r"""Sum the values of all keys up to each row, weighted by the dot products of row and keys.
 
     .. math:: o_i = \sum_{j \le i} w_{ij} (a_i \cdot b_j)\, c_j
 
-    Differentiable, any number of times: each derivative is such a sum again, forwards or backwards, so the backward
-    pass keeps nothing but the inputs. The weights w count as constants.
+    Differentiable any number of times. Each derivative is again a prefix sum, forwards or backwards, so the backward
+    pass stores only the inputs. The weights w are treated as constants.
 
     Args:
         a: ``[batch, heads, len, width]``.
-        b: ``[batch, groups, len, width]``; the number of groups divides that of heads, or the other way round: then
-            the heads of a group are summed.
+        b: ``[batch, groups, len, width]``; the number of groups divides the number of heads, or vice versa. In the
+            latter case the heads of a group are summed.
         c: ``[batch, groups, len, value_dim]``.
-        line: weights and segments; 1 everywhere when None.
+        line: weights and segments; when None, all weights are 1.
         reverse: sum over j >= i instead.
 
     Returns:
         ``[batch, heads, len, value_dim]``.
 
-    Cost: time O(len * (width + value_dim) * CHUNK + len * width * value_dim); memory beside inputs and output is one
-    state ``[batch, groups, width, value_dim]`` and one chunk.
+    Cost: time O(len * (width + value_dim) * CHUNK + len * width * value_dim); memory in addition to inputs and output
+    is one state ``[batch, groups, width, value_dim]`` and one chunk.
     """
     line = Line() if line is None else line
     run = _operation if is_tracing() else _PrefixSums.apply
@@ -42,7 +42,7 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
 
 
 def continued(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor, Carried]:
-    """Return `prefix_sums` that continue from a memory, the state after the last key, and the state's scale."""
+    """Return `prefix_sums` that continue from a memory, the state after the last key, and the scale of this state."""
     out = prefix_sums(a, b, c, line)
     if memory is None:
         carried = Carried.nothing(len(a), b.shape[1], a.detach())
@@ -102,7 +102,7 @@ def _mapped(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Tenso
 def _into_batch(x: Tensor, dim: int | None, size: int, batch: int) -> Tensor:
     """Move a mapped axis of ``torch.func.vmap`` into the batch."""
     x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-    return x.expand(size, batch, *x.shape[2:]).flatten(0, 1)  # segments may be the same for the whole batch
+    return x.expand(size, batch, *x.shape[2:]).flatten(0, 1)  # segments may be the same for the full batch
 
 
 class _PrefixSums(torch.autograd.Function):
@@ -133,7 +133,7 @@ class _PrefixSums(torch.autograd.Function):
         return _mapped(info, in_dims, _PrefixSums.apply, *args)
 
 
-# A custom op, so that a compiler sees one node instead of the steps of every chunk.
+# A custom op, so that a compiler sees one node instead of the operations of every chunk.
 _operation = torch.library.custom_op("saccade::prefix_sums", _run_prefix_sums, mutates_args=())
 _operation.register_fake(lambda a, b, c, *_: a.new_empty(*a.shape[:3], c.shape[3]))
 _operation.register_autograd(lambda ctx, grad: _derivatives(ctx, grad, _operation), setup_context=_keep)

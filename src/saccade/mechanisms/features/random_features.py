@@ -1,4 +1,4 @@
-"""Random features, whose products equal the softmax kernel on average."""
+"""Random features, whose dot products equal the softmax kernel on average."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ KINDS: tuple[Kind, ...] = ("positive", "hyperbolic", "trigonometric")
 
 
 def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator: torch.Generator) -> Tensor:
-    """Draw the random directions ω, each normal with variance 1 in every direction.
+    """Draw the random directions ω, each from a standard normal distribution.
 
-    Orthogonal ones are drawn in blocks of ``head_dim`` rows that are perpendicular to one another. Their lengths are
-    drawn separately, as those of independent normal vectors: each row alone is normal, which keeps the kernel unbiased.
+    Orthogonal directions come in blocks of ``head_dim`` rows that are perpendicular to one another. Their lengths are
+    drawn separately, like those of independent normal vectors. Each row by itself is then normally distributed, which
+    keeps the kernel unbiased.
 
     Returns:
         float64 ``[num_features, head_dim]``, on the CPU.
@@ -32,7 +33,7 @@ def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator:
     blocks = []
     for _ in range(-(-num_features // head_dim)):
         q, r = torch.linalg.qr(torch.randn(head_dim, head_dim, generator=generator, dtype=torch.float64))
-        # The signs of the columns are arbitrary; multiplied by those of r, every rotation is equally likely.
+        # The signs of the columns are arbitrary; multiplying by the signs of r makes every rotation equally likely.
         blocks.append((q * r.diagonal().sign()).mT)
     lengths = torch.randn(num_features, head_dim, generator=generator, dtype=torch.float64).norm(dim=1)
     return torch.cat(blocks)[:num_features] * lengths[:, None]
@@ -41,8 +42,8 @@ def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator:
 def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
     r"""Return random features φ(x), with :math:`E[\phi(x) \cdot \phi(y)] = e^{x \cdot y}` over draws of the projection.
 
-    positive: :math:`e^{\omega x - |x|^2/2}` · hyperbolic: that of ω and -ω · trigonometric: :math:`e^{|x|^2/2}` times
-    sine and cosine of ωx.
+    positive: :math:`e^{\omega x - |x|^2/2}` · hyperbolic: the same for both ω and -ω · trigonometric:
+    :math:`e^{|x|^2/2}` times sine and cosine of ωx.
 
     Args:
         x: ``[batch, heads, len, head_dim]``.
@@ -50,9 +51,9 @@ def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
         kind: see above.
 
     Returns:
-        Values ``[batch, heads, len, num_features]``, twice as many unless positive, at most 1 before they are divided
-        by the root of the count; and for each token the logarithm that was divided out of all its values, which
-        changes no product. It is a constant.
+        Values ``[batch, heads, len, num_features]`` (twice as many features unless ``kind`` is "positive"), at most 1
+        before they are divided by the square root of their number. Also the logarithm of the constant that was divided
+        out of all values of each token, which changes no product.
 
     Reference: Choromanski et al. 2021, arXiv:2009.14794, lemma 1 and equation 5.
     """
@@ -61,31 +62,31 @@ def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
     count = projection.shape[0]
     if kind == "trigonometric":
         logs = half.detach()
-        # The factor is 1, with the gradient of exp(half).
+        # The factor has the value 1 and the gradient of exp(half).
         values = torch.cat([projected.sin(), projected.cos()], -1) * (half - logs).exp() / math.sqrt(count)
         return Features(values, logs[..., 0])
     if kind == "hyperbolic":
         projected, count = torch.cat([projected, -projected], -1), 2 * count
     peak = projected.detach().amax(-1, keepdim=True)
     logs, removed = peak - half.detach(), half - half.detach() + peak + math.log(count) / 2
-    # The features are by far the largest tensors: they are written once if autograd allows it.
+    # The features are by far the largest tensors, so they are written only once if autograd allows it.
     values = (projected - removed).exp() if projected.requires_grad else projected.sub_(removed).exp_()
     return Features(values, logs[..., 0])
 
 
 def drawn(seed: int, number: int, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
-    """Return the random directions of a draw, float64 ``[num_features, head_dim]``, from seed, number and width."""
+    """Return the random directions of one draw, float64 ``[num_features, head_dim]``, given seed, number and width."""
     entropy = np.random.SeedSequence([seed, number, head_dim])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
     return directions(num_features, head_dim, orthogonal=orthogonal, generator=generator)
 
 
 def drawn_at_run_time(seed: int, number: Tensor, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
-    """Return the random directions of a draw whose number is known at run time only, through a custom operation."""
+    """Return the random directions of a draw whose number is only known at run time, using a custom operation."""
     return _operation(number, str(seed), num_features, head_dim, orthogonal)  # a seed may exceed 64 bits
 
 
-_cached_draw = lru_cache(maxsize=128)(drawn)  # layers and calls
+_cached_draw = lru_cache(maxsize=128)(drawn)  # shared by layers and calls
 
 
 @torch.library.custom_op("saccade::drawn_directions", mutates_args=())
@@ -100,5 +101,5 @@ def _(number: Tensor, seed: str, num_features: int, head_dim: int, orthogonal: b
 
 @_operation.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], number: Tensor, *others: Any) -> tuple[Tensor, int]:
-    each = number.unbind(in_dims[0] or 0)  # modules side by side, each with draws of its own
+    each = number.unbind(in_dims[0] or 0)  # several modules under vmap, each with its own draws
     return torch.stack([_operation(one, *others) for one in each]), 0

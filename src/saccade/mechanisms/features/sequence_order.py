@@ -1,4 +1,4 @@
-"""The order of queries and keys in one sequence, in which prefix sums run over the keys before each row."""
+"""The order that merges queries and keys into one sequence, so that prefix sums run over the keys before each row."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from saccade.support.errors import value_error
 
 
 class Order(NamedTuple):
-    """The places of queries and keys in the sequence that `prefix_sums` sums over.
+    """The order of queries and keys in the merged sequence that `prefix_sums` sums over.
 
-    Most masks need no order: query i is at the place of key ``i + past``. Otherwise queries and keys have separate
-    places, sorted by document, by position if the mask is causal, and keys before queries.
+    Most masks need no sorting: query i shares an index with key ``i + past``. Otherwise queries and keys have separate
+    indices, sorted by document, then by position if the mask is causal, with keys before queries.
 
     Attributes:
-        past, kv_len: keys before the first query, and all.
-        length: places in the line.
-        segments: int64 ``[batch | 1, length]``, documents; None for one.
-        order: int64 ``[batch | 1, length]``, the index at each place, among all keys followed by all queries;
-            None if query and key share a place.
+        past, kv_len: number of keys before the first query, and of all keys.
+        length: length of the merged sequence.
+        segments: int64 ``[batch | 1, length]``, the document of each entry; None if there is only one.
+        order: int64 ``[batch | 1, length]``, the source of each entry: an index into all keys followed by all queries.
+            None if queries and keys share indices.
     """
 
     past: int
@@ -39,12 +39,12 @@ class Order(NamedTuple):
 
     @property
     def is_sorted(self) -> bool:
-        """True if queries and keys have separate places."""
+        """True if queries and keys have separate indices in the merged sequence."""
         return self.order is not None
 
     @classmethod
     def of(cls, visible: Visible, q_len: int, kv_len: int) -> Order:
-        """Return the shortest order for a causal mask, or for one with documents."""
+        """Return the shortest order of queries and keys for a causal mask, or for a mask with documents."""
         past = visible.offset
         if visible.causal and past is not None and 0 <= past <= kv_len - q_len:
             length, documents = past + q_len, visible.kv_documents
@@ -53,7 +53,7 @@ class Order(NamedTuple):
         order = torch.arange(q_len + kv_len, device=visible.q_positions.device).expand(size, -1)
         if visible.causal:
             places = torch.cat([x.expand(size, -1) for x in (visible.kv_positions, visible.q_positions)], 1)
-            order = places.argsort(dim=1, stable=True)  # keys came first, and stay before queries at their position
+            order = places.argsort(dim=1, stable=True)  # keys stay before queries with the same position
         segments = None
         if visible.kv_documents is not None and visible.q_documents is not None:
             size = max(size, len(visible.kv_documents))
@@ -65,31 +65,31 @@ class Order(NamedTuple):
         return cls(0, kv_len, q_len + kv_len, segments, order)
 
     def with_rows(self, x: Tensor) -> Tensor:
-        """Return ``[batch, heads, q_len, width]`` in sequence order, 0 at places that only keys have."""
+        """Return rows ``[batch, heads, q_len, width]`` in sequence order, with 0 at indices without a query."""
         if self.order is None:
             return F.pad(x, (0, 0, self.past, 0)) if self.past else x
         return take_rows(F.pad(x, (0, 0, self.kv_len, 0)), self.order)
 
     def with_keys(self, x: Tensor) -> Tensor:
-        """Return ``[batch, groups, kv_len, width]`` in sequence order, 0 at places that only queries have."""
+        """Return keys ``[batch, groups, kv_len, width]`` in sequence order, with 0 at indices without a key."""
         if self.order is None:
             return x if self.length == self.kv_len else x[:, :, : self.length]
         return take_rows(F.pad(x, (0, 0, 0, self.length - self.kv_len)), self.order)
 
     def rows_of(self, x: Tensor) -> Tensor:
-        """Return the entries at the places of queries, ``[batch, heads, q_len, width]``."""
+        """Return the entries of the merged sequence that belong to queries, ``[batch, heads, q_len, width]``."""
         if self.order is None:
             return x[:, :, self.past :]
         return take_rows(x, self.order.argsort(1)[:, self.kv_len :])
 
     def keys_of(self, x: Tensor) -> Tensor:
-        """Return the entries at the places of keys, ``[batch, heads, kv_len, width]``; 0 for a key without a place."""
+        """Return the entries that belong to keys, ``[batch, heads, kv_len, width]``; 0 for keys without an entry."""
         if self.order is None:
             return F.pad(x, (0, 0, 0, self.kv_len - self.length))
         return take_rows(x, self.order.argsort(1)[:, : self.kv_len])
 
     def rows_after(self, marks: Tensor) -> Tensor:
-        """Return the rows that follow a marked key in the order: bool ``[batch, groups, q_len]``."""
+        """Return the rows that follow a marked key in sequence order, bool ``[batch, groups, q_len]``."""
         places = torch.arange(self.length, device=marks.device)
         marked = self.with_keys(marks[..., None])[..., 0]
         last = torch.where(marked, places, -1).cummax(-1).values
@@ -100,7 +100,7 @@ class Order(NamedTuple):
         return self.rows_of((last >= first)[..., None])[..., 0]
 
     def line(self, logs: Tensor | None) -> Line:
-        """Return the sum weights and segments in sequence order for logs of the keys, ``[batch, groups, kv_len]``."""
+        """Return sum weights and segments in sequence order, given the keys' logs, ``[batch, groups, kv_len]``."""
         if logs is not None and self.order is None:
             logs = logs[..., : self.length]
         elif logs is not None and self.order is not None:
@@ -110,12 +110,12 @@ class Order(NamedTuple):
 
 
 def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None = None) -> Line:
-    """Return sum weights whose rows divide by the largest weight so far, so that later keys change no rounding.
+    """Return sum weights, with each row divided by the largest weight so far, so that later keys affect no rounding.
 
     Args:
-        logs: ``[batch, groups, len]``; -inf for a key that no row takes.
-        segments: int64 ``[batch | 1, len]``, which do not fall; the largest is that of the own segment.
-        floor: ``[batch | 1, groups, len]``, logs that came before.
+        logs: ``[batch, groups, len]``; -inf for a key that is in no row's sum.
+        segments: int64 ``[batch | 1, len]``, non-decreasing; the largest weight is taken within each segment.
+        floor: ``[batch | 1, groups, len]``, the largest logs of earlier calls.
     """
     if logs is None:
         return Line(segments=segments)
@@ -125,7 +125,7 @@ def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None =
         # Offset the segments, so that a cumulative maximum never comes from another segment.
         wide, finite = logs.double(), logs.isfinite()
         low = wide.masked_fill(~finite, torch.inf).amin()
-        low = low.masked_fill(low == torch.inf, 0.0)  # no token has a log
+        low = low.masked_fill(low == torch.inf, 0.0)  # if no token has a finite log
         step = (wide.masked_fill(~finite, -torch.inf).amax() - low).clamp(min=0.0) + 1.0
         lift = segments[:, None] * step
         lifted = torch.where(finite, wide - low, -0.5) + lift
@@ -136,7 +136,7 @@ def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None =
 
 
 def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: Tensor) -> Tensor:
-    """Return the rows, bool ``[batch, heads, q_len]``, that may attend to some marked keys."""
+    """Return the rows, bool ``[batch, heads, q_len]``, that may attend to at least one marked key."""
     if visible.hidden_keys is not None:
         keys = keys & ~visible.hidden_keys[:, None]
     rows = keys.any(-1, keepdim=True).expand(-1, -1, matrix.shape[2]) if order is None else order.rows_after(keys)
@@ -154,7 +154,7 @@ class Continued(Protocol):
 def check_memory(
     matrix: Continued, order: Order | None, visible: Visible, memory: Memory | None, sizes: tuple[int, int]
 ) -> None:
-    """Raise unless new tokens can continue a memory; ``sizes`` are those of its state for one head."""
+    """Raise unless new tokens can continue a recurrent memory; ``sizes`` is the shape of its state for one head."""
     if not visible.causal:
         hint = "join masks.Causal(), or use a KVCache, which keeps the tokens themselves"
         rule = "be causal: a state sums over what came before"

@@ -1,4 +1,4 @@
-"""A group of chunks of a recurrence, with everything precomputed that does not need the incoming state."""
+"""A group of chunks of a recurrence, with all factors precomputed that do not depend on the incoming state."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut
 
 
 class Group(NamedTuple):
-    """Several chunks of a recurrence, ``[chunks, lines, CHUNK, width]`` each, and their precomputed factors.
+    """Several chunks of a recurrence, as tensors ``[chunks, lines, CHUNK, width]``, and their precomputed factors.
 
-    Within a chunk, where S comes in, b are log decays summed from its start, and b_C all of them:
+    In a chunk with incoming state S, b are the log decays summed from the start of the chunk, and b_C is their total:
 
         u = T (beta v - beta K~ S)     o = Q~ S + P u     S' = e S + K^T u
 
     Attributes:
-        query, key: as the rule has them; the query times its scale.
+        query, key: those of the rule; the query is multiplied by the scale.
         beta: None for 1.
-        decays: exp(b_i - b_j), and the allowed pairs.
-        weights: P, the weights with which queries read tokens of the chunk.
-        recalled: the weights with which keys recall one another, strictly below the diagonal; None without the delta
-            rule.
-        inverse: T, of 1 + beta * recalled; None without the delta rule.
-        reads: Q~, queries with the decay since the start of the chunk.
-        recalls: ``-beta K~``, keys with the same decay; None without the delta rule.
-        writes: K^, keys with the decay up to the end of the chunk.
-        keeps: e, the share of the incoming state that is left: ``[chunks, lines, 1 | head_dim, 1]``.
-        first, last: tokens that read the incoming state, and that write to the outgoing one,
-            ``[chunks, lines, CHUNK, 1]`` of 0 and 1; None for all.
+        decays: the decays exp(b_i - b_j), and the allowed pairs of tokens.
+        weights: P, the weights of the chunk's tokens for each query.
+        recalled: the weights of earlier tokens for each key, strictly below the diagonal; None without the delta rule.
+        inverse: T, the inverse of 1 + beta * recalled; None without the delta rule.
+        reads: Q~, queries times the decay since the start of the chunk.
+        recalls: ``-beta K~``, where K~ are keys times the same decay; None without the delta rule.
+        writes: K^, keys times the decay up to the end of the chunk.
+        keeps: e, the share of the incoming state that remains at the end, ``[chunks, lines, 1 | head_dim, 1]``.
+        first, last: tokens that read the incoming state, and tokens that write to the outgoing state, marked by 0 and
+            1, ``[chunks, lines, CHUNK, 1]``; None for all tokens.
     """
 
     query: Tensor
@@ -50,12 +49,12 @@ class Group(NamedTuple):
 
     @classmethod
     def of(cls, rule: Rule, span: slice, segment: Tensor | None) -> Group:
-        """Precompute the chunks of some tokens.
+        """Precompute the chunks of a range of tokens.
 
         Args:
-            rule: recurrence of the whole line.
-            span: the tokens.
-            segment: int64 ``[lines]``, of the state that comes in; None where there are no segments.
+            rule: the recurrence of the full sequences.
+            span: the range of tokens.
+            segment: int64 ``[lines]``, the segment of the incoming state; None without segments.
         """
         dtype = rule.query.dtype
         query, key = cut(rule.query, span), cut(rule.key, span)
@@ -82,7 +81,7 @@ class Group(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """The number of chunks."""
+        """Number of chunks in the group."""
         return self.key.shape[0]
 
 
@@ -93,7 +92,7 @@ def scaled(x: Tensor, factor: Tensor | None, marks: Tensor | None) -> Tensor:
 
 
 def _pair_weights(decays: Decays, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights of earlier keys for queries, and for keys (which the delta rule needs)."""
+    """Return the weights of a chunk's earlier keys for queries, and for keys (needed by the delta rule)."""
     if decays.table is None and decays.sums is not None:
         return decays.products(query, key), decays.products(key, key).tril_(-1)
     both = decays.products(torch.cat([query, key], 2), key)
@@ -101,19 +100,19 @@ def _pair_weights(decays: Decays, query: Tensor, key: Tensor) -> tuple[Tensor, T
 
 
 def forwards(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a group of chunks: return outputs like the value, ``[chunks, lines, CHUNK, value_dim]``, and the next state.
+    """Run a group of chunks; return the outputs, ``[chunks, lines, CHUNK, value_dim]``, and the next state.
 
     Args:
         group: the chunks.
         value: ``[chunks, lines, CHUNK, value_dim]``.
-        state: ``[lines, head_dim, value_dim]``, that comes in.
+        state: the incoming state, ``[lines, head_dim, value_dim]``.
     """
     new, states = written_by(group, value, state)
     return _chunk_product(group.weights, new).add_(_chunk_product(group.reads, states[:-1])), states[-1]
 
 
 def written_by(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what each token writes to the state, u, like the value, and the state before each chunk and at the end.
+    """Return u, the values that the tokens of a group of chunks write to the state, and the states between chunks.
 
     The states are those before each chunk and after the last.
     """
@@ -133,15 +132,16 @@ def written_by(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tens
 
 
 def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a group of chunks backwards: return the gradient of what each token writes, and the transposed states.
+    """Run a group of chunks backwards; return the gradients of the values that tokens write, and the transposed states.
 
     Args:
         group: the chunks.
-        x: ``[chunks, lines, CHUNK, width]``, one for each output.
-        state: ``[lines, head_dim, width]``, incoming from the end.
+        x: ``[chunks, lines, CHUNK, width]``, the gradients of the outputs.
+        state: ``[lines, head_dim, width]``, the state that comes in at the end.
 
     Returns:
-        r like x; states ``[chunks + 1, lines, head_dim, width]``: before the first chunk, and after each.
+        The gradients, in the shape of x, and states ``[chunks + 1, lines, head_dim, width]``: one before the first
+        chunk, and one after each.
     """
     states = state.new_empty(group.chunks + 1, *state.shape)
     states[group.chunks] = state
@@ -159,7 +159,7 @@ def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def after(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
-    """Return the segment of the state before some tokens, if the sequence begins within ``segment``."""
+    """Return the segment of the state before a range of tokens, if the sequence begins within ``segment``."""
     if rule.segments is None or span.start == 0:
         return segment
     return rule.segments[:, span.start - 1]
@@ -168,7 +168,7 @@ def after(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
 def _split_segments(
     segments: Tensor, segment: Tensor, allowed: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return a chunk's pairs within one segment, the tokens of its first and last segment, and if it has only one."""
+    """Return marks of each chunk: pairs in one segment, tokens in its first and last one, and if it has only one."""
     missing = -segments.shape[1] % CHUNK
     whole = torch.cat([segments, segments[:, -1:].expand(-1, missing)], 1) if missing else segments
     before = torch.cat([segment[:, None], whole], 1)[:, :-1:CHUNK].mT  # [chunks, lines]

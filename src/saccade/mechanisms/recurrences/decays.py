@@ -1,4 +1,4 @@
-"""Decays between the tokens of a chunk of a recurrence, computed without exponents that overflow."""
+"""Decays between the tokens of a chunk of a recurrence, computed so that exponentials do not overflow."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from saccade.mechanisms.value_access import is_readable
 
-_STEPS = 8  # tokens of a chunk whose decays, one for each channel, are computed pair by pair
+_STEPS = 8  # number of tokens whose decays are computed pair by pair if each channel has its own
 _SAFE = -60.0  # exp(60), times queries, keys and gradients, is finite in float32
 
 
 class _Step(NamedTuple):
-    """Some rows along the diagonal of a chunk; decays left of them are computed through the first row."""
+    """Adjacent rows of a chunk, with decays among them, and decays from earlier columns computed via the first row."""
 
     rows: slice
     before: slice
@@ -25,15 +25,16 @@ class _Step(NamedTuple):
 
 
 class Decays(NamedTuple):
-    """The decays between tokens of several chunks, from log decays summed within each.
+    """The decays between the tokens of several chunks, computed from log decays summed within each chunk.
 
     Attributes:
-        sums: float64 ``[chunks, lines, CHUNK, 1 | head_dim]``; two large sums in float32 would differ by rounding
-            alone. None for no decay.
-        allowed: pairs of a token and those up to it, bool ``[..., CHUNK, CHUNK]``.
-        table: the share that is left, where allowed; for decays of one number, ``[chunks, lines, CHUNK, CHUNK]``, else
-            None.
-        from_start, to_end: the shares left of the incoming state, and of a token at the end; None for all.
+        sums: float64 ``[chunks, lines, CHUNK, 1 | head_dim]``; in float32, the difference of two large sums would be
+            lost to rounding. None for no decay.
+        allowed: bool ``[..., CHUNK, CHUNK]``, True for each token paired with itself or an earlier token.
+        table: the share that remains for each allowed pair, ``[chunks, lines, CHUNK, CHUNK]``, if all channels share
+            one decay; otherwise None.
+        from_start, to_end: the share of the incoming state that remains at each token, and the share of each token that
+            remains at the end of the chunk. None without decay.
     """
 
     sums: Tensor | None
@@ -44,7 +45,7 @@ class Decays(NamedTuple):
 
     @classmethod
     def of(cls, decay: Tensor | None, allowed: Tensor, dtype: torch.dtype) -> Decays:
-        """Return the decays of chunks for log decays, float64 ``[chunks, lines, CHUNK, 1 | head_dim]``."""
+        """Return the decays of chunks given their log decays, float64 ``[chunks, lines, CHUNK, 1 | head_dim]``."""
         if decay is None:
             return cls(None, allowed, None, None, None)
         sums, table = decay.cumsum(2), None
@@ -53,7 +54,7 @@ class Decays(NamedTuple):
         return cls(sums, allowed, table, sums.exp().to(dtype), (sums[:, :, -1:] - sums).exp_().to(dtype))
 
     def kept(self, like: Tensor) -> Tensor:
-        """Return the decay of a state over a whole chunk, ``[chunks, lines, 1 | head_dim, 1]``."""
+        """Return the decay of the state over a full chunk, ``[chunks, lines, 1 | head_dim, 1]``."""
         if self.from_start is None:
             return like.new_ones(len(like), 1, 1, 1)
         return self.from_start[:, :, -1, :, None]
@@ -62,7 +63,7 @@ class Decays(NamedTuple):
         """Return decayed dot products ``sum_c a_ic k_jc exp(sums_ic - sums_jc)`` where allowed, 0 elsewhere.
 
         Args:
-            a: ``[chunks, lines, CHUNK, head_dim]``, or several stacked ones for decays of one number.
+            a: ``[chunks, lines, CHUNK, head_dim]``, or several of these stacked, if all channels share one decay.
             k: ``[chunks, lines, CHUNK, head_dim]``.
         """
         if self.sums is None:
@@ -83,7 +84,7 @@ class Decays(NamedTuple):
     def gradients(self, grad: Tensor, a: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of `products` for ``a`` and ``k``; those of the sums are ``a * da`` and ``-k * dk``.
 
-        Several ``a`` may be stacked.
+        ``a`` may again be several stacked tensors.
         """
         high, several = k.shape[2], grad.unflatten(2, (-1, k.shape[2]))
         if self.table is not None:
@@ -113,12 +114,12 @@ class Decays(NamedTuple):
 
     @property
     def _is_mild(self) -> bool:
-        """True if a decay can be computed as a quotient; False if its values cannot be read."""
+        """True if decays are weak enough to be computed as quotients; False if their values cannot be read."""
         sums = self.sums
         return sums is not None and is_readable(sums) and sums.numel() > 0 and bool(sums.amin() > _SAFE)
 
     def _hidden(self, pairs: Tensor) -> Tensor:
-        """Set pairs that are not allowed to 0; pairs are ``[chunks, lines, several, CHUNK, CHUNK]``."""
+        """Set pairs that are not allowed to 0, in a tensor ``[chunks, lines, several, CHUNK, CHUNK]``."""
         allowed = self.allowed if self.allowed.dim() == 2 else self.allowed[:, :, None]
         return pairs.masked_fill(~allowed, 0.0)
 

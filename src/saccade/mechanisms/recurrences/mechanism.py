@@ -18,11 +18,11 @@ from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, unsupported, value_error
 from saccade.support.validation import check_number, check_type
 
-_LEAST = -1e4  # exp of it is 0 in every dtype, and sums of it are finite
+_LEAST = -1e4  # its exponential is 0 in every dtype, and sums of it stay finite
 
 
 class Recurrence(Approximate):
-    """The base of mechanisms whose matrix is that of a recurrence.
+    """Base class of mechanisms whose matrix is a recurrence.
 
     Args:
         scale: scale of the outputs; ``head_dim ** -0.5`` when None.
@@ -41,7 +41,7 @@ class Recurrence(Approximate):
         return (*why_no_sum(mask), f"{name} is not causal: a token reads what those before it have written")
 
     def new_cache(self, max_len: int | None = None) -> RecurrentCache:
-        """Return an empty `saccade.caches.RecurrentCache`: the recurrence's state, of constant size."""
+        """Return an empty `saccade.caches.RecurrentCache`, which stores the recurrence's state in constant memory."""
         return RecurrentCache(max_len)
 
     def _matrix_of(self, inputs: Inputs) -> RecurrenceMatrix:
@@ -82,7 +82,7 @@ class Recurrence(Approximate):
 
 
 class GatedRecurrence(Recurrence):
-    """The base of recurrences whose gates are arguments of each call."""
+    """Base class of recurrences whose gates are arguments of each call."""
 
     def forward(
         self,
@@ -95,21 +95,21 @@ class GatedRecurrence(Recurrence):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> RecurrenceMatrix:
-        """Return the recurrence's matrix for one call, with its gates.
+        """Return the recurrence's matrix for one call and its gates.
 
         Args:
             query: ``[batch, heads, q_len, head_dim]``.
             key: ``[batch, key_heads, kv_len, head_dim]``.
             decay: log decay of the state before each token is written, at most 0: ``[batch, kv_heads, kv_len]``, or
-                ``[..., head_dim]`` for one of each channel; -inf empties the state. None for none.
-            beta: how much is written, ``[batch, kv_heads, kv_len]``; None for 1. Both in any float dtype; computed in
-                float32 or wider.
-            mask: causal; with `saccade.masks.Documents` the state is reset at each document, and tokens that
-                `saccade.masks.Padding` hides write nothing, and let nothing decay.
+                with ``[..., head_dim]`` one for each channel; -inf empties the state. None for no decay.
+            beta: strength with which each token is written, ``[batch, kv_heads, kv_len]``; None for 1. Both gates may
+                have any float dtype; computations use float32 or wider.
+            mask: a causal mask. With `saccade.masks.Documents` the state is reset at each document. Tokens that
+                `saccade.masks.Padding` hides neither write to the state nor let it decay.
             q_positions, kv_positions: positions of the tokens, in order; -1 for padding.
 
         Raises:
-            ValueError: gates of another shape, or a decay above 0.
+            ValueError: gates with a wrong shape, or a decay above 0.
             UnsupportedError: a mask that is not causal, or tokens out of order.
         """
         inputs = self._inputs(query, key, mask, q_positions, kv_positions)
@@ -134,7 +134,7 @@ def _gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> None:
-    """Raise unless the numbers of heads of queries, keys and gates are multiples of one another."""
+    """Raise unless the head counts of a recurrence's queries, keys and gates are multiples of one another."""
     counts = {"query": inputs.shape[1], "key": inputs.key.shape[1]}
     counts |= {name: x.shape[1] for name, x in (("decay", decay), ("beta", beta)) if x is not None}
     most_inputs = max([count for name, count in counts.items() if name != "query"])
@@ -146,7 +146,7 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
 
 
 def _nonfinite(x: Tensor) -> Tensor | None:
-    """Return tokens with NaN or inf, bool ``[batch, heads, len]``, or None if there are none; -inf is a valid decay."""
+    """Return marks of tokens with NaN or inf, bool ``[batch, heads, len]``; None if none. A decay of -inf is valid."""
     if is_surely_finite(x):
         return None
     return (x.detach().isnan() | (x.detach() == torch.inf)).any(-1) if x.shape[3] else None
@@ -164,7 +164,7 @@ def _union(marks: list[Tensor | None]) -> Tensor | None:
 
 
 def _clean(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a gate in a wide dtype, with non-finite tokens set to 0."""
+    """Return a gate in a wide dtype, with its values at non-finite tokens set to 0."""
     if x is None:
         return None
     return x.to(dtype) if is_surely_finite(x) else torch.where(x.isfinite(), x, 0.0).to(dtype)

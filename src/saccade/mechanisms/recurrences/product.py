@@ -16,19 +16,19 @@ from saccade.support.torch_modes import is_tracing
 
 
 def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the outputs of a recurrence, and its state after the last token. Differentiable in all but the segments.
+    """Return the outputs of a recurrence and its state after the last token; differentiable except in the segments.
 
     Args:
         rule: recurrence of the tokens.
         value: ``[lines, len, value_dim]``, in the dtype of the rule.
-        state: ``[lines, head_dim, value_dim]``, before the first token.
-        segment: int64 ``[lines]``, the one that the state belongs to; None where there are no segments.
+        state: ``[lines, head_dim, value_dim]``, the state before the first token.
+        segment: int64 ``[lines]``, the segment that the state belongs to; None without segments.
 
     Returns:
-        ``[lines, len, value_dim]``, and a state.
+        The outputs, ``[lines, len, value_dim]``, and the last state.
 
-    Cost: time O(len * (head_dim + value_dim) * CHUNK + len * head_dim * value_dim); memory beside inputs and output is
-    that of one group of chunks. The backward pass keeps the inputs, and one state for each group.
+    Cost: time O(len * (head_dim + value_dim) * CHUNK + len * head_dim * value_dim); memory for one group of chunks in
+    addition to inputs and output. The backward pass stores the inputs and one state for each group.
     """
     run = _operation if is_tracing() else _Product.apply
     out, last, _ = run(*rule.tensors, value, state, segment, rule.scale, rule.is_delta)
@@ -40,7 +40,7 @@ def transposed(rule: Rule, x: Tensor, segment: Tensor | None) -> Tensor:
 
     Args:
         rule: recurrence of the tokens.
-        x: ``[lines, rows, width]``, for the last rows; rows before these count as 0.
+        x: ``[lines, rows, width]``, the entries of the last rows; earlier rows are taken to be 0.
         segment: as in `product`.
     """
     lines, length, head_dim = rule.key.shape
@@ -73,7 +73,7 @@ def _run_groups(
     scale: float,
     is_delta: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the outputs of a recurrence, its last state, and the states before each group of chunks."""
+    """Return the outputs of a recurrence, its last state, and the state before each group of chunks."""
     rule, spans = Rule(query, key, decay, beta, segments, scale, is_delta), list(groups_of(key.shape[1]))
     out, states = torch.empty_like(value), state.new_empty(len(spans), *state.shape)
     for i, span in enumerate(spans):
@@ -97,7 +97,7 @@ def _gradients(
     grad: Tensor,
     grad_state: Tensor,
 ) -> list[Tensor]:
-    """Return the gradients of the product: query, key, decay, beta, value and state; empty ones for None."""
+    """Return the product's gradients for query, key, decay, beta, value and state; empty tensors instead of None."""
     rule = Rule(query, key, decay, beta, segments, scale, is_delta)
     given = (query, key, decay, beta, value)
     grads = [query.new_empty(0) if x is None else torch.empty_like(x) for x in given]
@@ -116,16 +116,16 @@ def _gradients(
 def _gradients_of(
     group: Group, value: Tensor, state: Tensor, grad: Tensor, grad_state: Tensor
 ) -> tuple[tuple[Tensor | None, ...], Tensor]:
-    """Return the gradients of one group of chunks: query, key, decay, beta, value and the incoming state.
+    """Return the gradients of one group of chunks for query, key, decay, beta, value and the incoming state.
 
-    No exponential is differentiated: the gradient of the summed log decays is ``query * grad_query`` of each reader,
-    minus ``key * grad_key`` of each writer.
+    No exponential is differentiated, since the gradient of the summed log decays is ``query * grad_query`` for each
+    token that reads, minus ``key * grad_key`` for each token that writes.
     """
     new, states = written_by(group, value, state)
     reached, behind = backwards(group, grad, grad_state)
     before, writes, decays = states[:-1], behind[1:], group.decays
     arrived = reached if group.beta is None else reached * group.beta
-    # Queries read, and with the delta rule keys do: stacked, so that one product serves both.
+    # Queries read the state, and with the delta rule keys do too. They are stacked, so that one product serves both.
     readers, incoming = group.query, grad
     if group.recalled is not None:
         readers, incoming = torch.cat([group.query, group.key], 2), torch.cat([grad, -arrived], 2)
@@ -149,7 +149,7 @@ def _gradients_of(
 
 
 def _unweighted(group: Group, value: Tensor, new: Tensor, before: Tensor) -> Tensor:
-    """Return what tokens write to the state, divided by beta."""
+    """Return the values that tokens of a recurrence write to the state, divided by beta."""
     if group.recalled is None or group.beta is None:
         return value
     if is_readable(group.beta) and bool((group.beta != 0).all()):
@@ -183,7 +183,7 @@ def _derivatives(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the product's gradients in differentiable form: step by step, storing every state."""
+    """Return the product's gradients in differentiable form, computed token by token with every state stored."""
     query, key, decay, beta, segments, value, _, segment, state = ctx.saved_tensors
     rule = Rule(query, key, decay, beta, segments, ctx.scale, ctx.is_delta)
     given = (query, key, decay, beta, value, state)
@@ -197,13 +197,13 @@ def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor 
 def _mark_nan(
     bad: Tensor, segments: Tensor | None, grads: list[Tensor], state: Tensor, segment: Tensor | None
 ) -> list[Tensor]:
-    """Write NaN into the gradients of tokens, and of the state, that a row with a NaN gradient has read."""
-    marks = bad.flip(1).int().cumsum(1).flip(1)  # such rows from here on
+    """Write NaN into the gradients of the tokens and the state that a row with a NaN gradient has read."""
+    marks = bad.flip(1).int().cumsum(1).flip(1)  # number of such rows from here on
     before = marks[:, :1, 0] > 0
     if segments is not None and segment is not None:
         behind = torch.arange(segments.shape[1], device=bad.device) + 1
         ends = torch.where(F.pad(segments[:, 1:] != segments[:, :-1], (0, 1), value=True), behind, behind[-1:])
-        ends = ends.flip(1).cummin(1).values.flip(1)  # where the own segment ends
+        ends = ends.flip(1).cummin(1).values.flip(1)  # where the segment of each token ends
         marks = marks - F.pad(marks, (0, 0, 0, 1)).gather(1, ends[..., None])
         before = (marks[:, :1, 0] > 0) & (segments[:, :1] == segment[:, None])
     grads = [x.masked_fill(marks > 0, math.nan) if x.numel() else x for x in grads]

@@ -24,32 +24,33 @@ from saccade.statistics import Received
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.torch_modes import is_transformed, without_autocast
 
-_ENTRIES = 1 << 22  # of a block: one sweep from the end of the line, over all heads, computes all rows of a block
+_ENTRIES = 1 << 22  # elements of a block; one sweep from the end, over all heads, computes all its rows
 _FEWEST_ROWS = 64
 
 
 class RecurrenceMatrix(LinearTimeMatrix):
-    r"""A recurrence as a matrix: never built, with products in linear time.
+    r"""A recurrence as a lazy matrix, which is never built, with products in linear time.
 
     .. math:: A_{ij} = s\, \beta_j\, q_i^T \Big( \prod_{t=i}^{j+1} M_t \Big) k_j, \quad j \le i, \qquad
               M_t = D_t \;\text{or}\; (I - \beta_t k_t k_t^T) D_t, \qquad D_t = \mathrm{diag}(\exp g_t)
 
-    Every block below the diagonal has at most rank ``head_dim``: earlier tokens reach later ones through a state
-    ``[head_dim, value_dim]`` alone. Rows have any sign and sum to anything: there is no denominator.
+    Every block below the diagonal has at most rank ``head_dim``, because earlier tokens affect later ones only through
+    a state ``[head_dim, value_dim]``. There is no denominator, so weights may have any sign and rows any sum.
 
     Args:
-        query: ``[batch, heads, q_len, head_dim]``, float32 or wider and finite; the last q_len of the keys' tokens.
-        key: ``[batch, kv_heads | fewer, kv_len, head_dim]``, likewise.
+        query: ``[batch, heads, q_len, head_dim]``, float32 or wider and finite; queries belong to the last q_len tokens
+            of the keys.
+        key: ``[batch, kv_heads | fewer, kv_len, head_dim]``, float32 or wider and finite.
         decay: g, ``[batch, kv_heads, kv_len, 1 | head_dim]``, at most 0; None for 0.
         beta: ``[batch, kv_heads, kv_len, 1]``; None for 1.
-        visible: the mask, causal.
+        visible: the mask, which is causal.
         scale: s.
         is_delta: whether a token writes only the part that its key does not recall.
-        dtype: dtype of the inputs and of the products.
+        dtype: dtype of the inputs and of matrix products.
         tainted, nonfinite_queries, source: as in `saccade.mechanisms.features.feature_matrix.FeatureMatrix`.
 
-    Cost: `matmul` and `rmatmul` take O(n * head_dim * value_dim); memory is O(n * head_dim), and a state. Rows take one
-    sweep from the last of them to the first token for every block. With dropout a product goes pair by pair.
+    Cost: `matmul` and `rmatmul` take O(n * head_dim * value_dim); memory is O(n * head_dim) plus a state. Each block of
+    rows takes one sweep from its last row to the first token. With dropout, a product is computed pair by pair.
     """
 
     is_stochastic = False
@@ -89,11 +90,11 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def key(self) -> Tensor | None:
-        """The keys up to that of the last query, ``[batch, heads, len, head_dim]``; None if tokens are not in order."""
+        """Keys up to the last query's own, ``[batch, heads, len, head_dim]``; None if tokens are not in order."""
         return None if self._order.is_sorted else self._rule.key.unflatten(0, self.shape[:2])
 
     def of_heads(self, heads: Sequence[int]) -> RecurrenceMatrix:
-        """Return the recurrence matrix of some heads, counted from 0, in this order."""
+        """Return the recurrence matrix of the given heads, in this order; heads are counted from 0."""
         part, (batch, there, q_len, kv_len) = copy.copy(self), self.shape
         part.shape, part.kv_heads = (batch, len(heads), q_len, kv_len), len(heads)
         lines = [item * there + head for item in range(batch) for head in heads]
@@ -104,9 +105,9 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return part
 
     def below(self, earlier: RecurrenceMatrix) -> RecurrenceMatrix | None:
-        """Return one matrix with the rows of an earlier call above these rows, over the same tokens.
+        """Return one recurrence matrix over the same tokens, with the rows of an earlier call above these rows.
 
-        None where the calls have masks, or rows between them are missing.
+        None if the calls have masks, or if rows between them are missing.
         """
         q_len, past, visible = earlier.shape[2], self._order.past, self.visible
         plain = all(
@@ -128,7 +129,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return joined
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x`` in linear time, the same sweep from the last token to the first; see `Matrix.rmatmul`."""
+        """Return ``A.mT @ x`` in linear time, by a sweep from the last token to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
         if not (self._tainted is self._nonfinite_queries is None and is_surely_finite(x)):
             return super().rmatmul(x)  # find the affected rows pair by pair
@@ -138,15 +139,15 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return F.pad(sums, (0, 0, 0, self.shape[3] - sums.shape[2])).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """Return the output for new tokens after a recurrent ``memory`` of all earlier ones, and the new memory.
+        """Return the output for new tokens after a recurrent ``memory`` of all earlier tokens, and the new memory.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
             memory: ``Memory(state)`` with a state ``[batch, kv_heads, head_dim, value_dim]``; None for zeros. Gradients
-                flow to it, and from the one returned.
+                flow through both this and the returned memory.
 
         Raises:
-            ValueError: queries that are not those of the keys, or a memory of another rule or mask.
+            ValueError: queries and keys of different tokens, or a memory from a different rule or mask.
         """
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         if memory is not None and memory.segment is None and self._rule.segments is not None:
@@ -159,7 +160,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         rule, segment, before = self._rule, self._segment, bad.new_zeros(bad.shape[:2])
         if memory is not None:
             before, (rule, segment) = memory.taints, self._after(memory)
-        # With a memory, a row that sees none of these keys sees those before them.
+        # With a memory, a row that sees none of these keys sees earlier ones.
         hidden = self.visible.hidden_rows
         blind = self._empty_rows if memory is None else None if hidden is None else hidden[:, None]
         clean = value.masked_fill(bad[..., None], 0.0)
@@ -193,7 +194,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
                 yield Block(slice(b, b + 1), heads, span, (range(length),), weights)
 
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
-        """Compute column sums by one product; sweep over the matrix for other statistics."""
+        """Compute column sums of the recurrence by one matrix product, and other statistics by a sweep over rows."""
         places = [place for place, statistic in enumerate(statistics) if type(statistic) is Received]
         if not places:
             return {}
@@ -213,7 +214,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
     def _product(
         self, rule: Rule, value: Tensor, state: Tensor | None, segment: Tensor | None, blind: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the output of the rows, 0 for rows that see nothing, and the state of each key head after them."""
+        """Return the outputs of all rows, 0 for rows that see no key, and the state of each key head after them."""
         dtype, (batch, heads, q_len, _) = rule.key.dtype, self.shape
         value = self._lines(self._order.with_keys(value.to(dtype)))
         if state is None:
@@ -224,11 +225,11 @@ class RecurrenceMatrix(LinearTimeMatrix):
         out, last = run(rule, value, begin, segment)
         last = last.unflatten(0, (batch, heads))[:, :: max(1, heads // max(1, self.kv_heads))]
         out = out.unflatten(0, (batch, heads))[:, :, out.shape[1] - q_len :]
-        # A row that sees nothing passes no gradient on, not even NaN.
+        # A row that sees no key passes on no gradient, not even NaN.
         return out if blind is None else out.masked_fill(blind[..., None], 0.0), last
 
     def _transposed(self, rule: Rule, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x`` of the recurrence, where x belongs to the last rows."""
+        """Return ``A.mT @ x`` for the recurrence, where x contains the entries of the last rows."""
         leaves = [one for one in (*rule.tensors, x) if one is not None and one.requires_grad]
         if not is_transformed() and not (torch.is_grad_enabled() and leaves):
             return transposed(rule, x, None if rule.segments is None else rule.segments[:, 0])
@@ -241,13 +242,13 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return grad
 
     def _lines(self, x: Tensor) -> Tensor:
-        """Return ``[batch, heads | fewer, len, width]`` as one sequence for every head of every item."""
+        """Return a tensor ``[batch, heads | fewer, len, width]`` as one sequence for each head of each batch item."""
         heads = self.shape[1]
         return (x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)).flatten(0, 1)
 
     @property
     def _segment(self) -> Tensor | None:
-        """The segment of an empty state: that of the first token."""
+        """Segment of the recurrence's empty state, which is that of the first token."""
         segments = self._rule.segments
         return None if segments is None or not segments.shape[1] else segments[:, 0]
 
@@ -261,7 +262,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
         return rule._replace(segments=torch.maximum(rule.segments, segment[:, None])), segment
 
     def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
-        """Return rows that must be NaN, bool ``[batch, heads, q_len]``: they follow a bad token, or are non-finite."""
+        """Return rows that must be NaN, bool ``[batch, heads, q_len]``: they follow a bad token, or are bad."""
         nan = None if bad is None else rows_that_see(self, self._order, self.visible, bad)
         if self._nonfinite_queries is None:
             return nan
@@ -271,7 +272,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def _empty_rows(self) -> Tensor | None:
-        """The rows that see nothing, bool ``[batch | 1, heads, q_len]``; None if there are certainly none."""
+        """Rows that see no key, bool ``[batch | 1, heads, q_len]``; None if there are certainly none."""
         if self.visible.hidden_rows is self.visible.hidden_keys is None:
             return None
         anything = torch.ones(self.shape[0], 1, self.shape[3], dtype=torch.bool, device=self.device)
@@ -280,7 +281,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
     def _rows_after_bad(
         self, bad: Tensor, segments: Tensor | None, before: Tensor, segment: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the rows that follow a bad token, old or new, and whether the state now contains one."""
+        """Return the rows that follow a non-finite token, old or new, and whether the state now contains one."""
         groups, heads = bad.shape[1], self.shape[1]
         whole = torch.cat([before[..., None], bad], 2).to(torch.int64)
         if segments is None or segment is None:

@@ -1,4 +1,4 @@
-"""Rule: a recurrence as tensors, its chunks, and its definition step by step."""
+"""Rule: a recurrence as tensors, its chunks, and its definition token by token."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-CHUNK = 32  # tokens whose mutual weights are dense: small tables, and fast products
-GROUP = 256  # tokens, several chunks, that are prepared together; the backward pass stores one state for each
+CHUNK = 32  # number of tokens with dense weights among them: a trade-off between small tables and fast products
+GROUP = 256  # number of tokens in a group of chunks, prepared together; the backward pass stores one state per group
 
 
 class Rule(NamedTuple):
@@ -24,7 +24,8 @@ class Rule(NamedTuple):
         query, key: ``[lines, len, head_dim]``, float32 or wider and finite; a line is one head of one batch item.
         decay: g, at most 0, ``[lines, len, 1 | head_dim]``; None for 0.
         beta: ``[lines, len, 1]``; None for 1.
-        segments: int64 ``[lines, len]``, never falling: where it rises, the state is emptied; None for one segment.
+        segments: int64 ``[lines, len]``, non-decreasing; where it increases, the state is emptied. None for one
+            segment.
         scale: s.
         is_delta: whether a token writes only the part that its key does not recall.
     """
@@ -43,7 +44,7 @@ class Rule(NamedTuple):
         return self[:5]
 
     def of(self, lines: slice | list[int], length: int) -> Rule:
-        """Return the recurrence of the first tokens of some sequences."""
+        """Return the recurrence for the first tokens of the given sequences."""
         decay, beta, segments = (None if x is None else x[lines, :length] for x in self[2:5])
         query, key = self.query[lines, :length], self.key[lines, :length]
         return Rule(query, key, decay, beta, segments, self.scale, self.is_delta)
@@ -58,7 +59,7 @@ def groups_of(length: int) -> Iterator[slice]:
 def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
     """Cut tokens ``[lines, len, width]`` into chunks, ``[chunks, lines, CHUNK, width]``, padded with zeros at the end.
 
-    Chunks lead, so that each is contiguous: products read it as it lies.
+    Chunks are the first axis, so that each is contiguous and products need no copy.
     """
     part = x[:, span]
     missing = -part.shape[1] % CHUNK
@@ -71,11 +72,11 @@ def joined(chunks: Tensor, length: int) -> Tensor:
     return chunks.transpose(0, 1).flatten(1, 2)[:, :length]
 
 
-FEW = 2  # tokens up to which a chunk costs more than its steps
+FEW = 2  # up to this number of tokens, single steps cost less than a chunk
 
 
 def stepped(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return `product` of a recurrence step by step, by definition; differentiable any number of times.
+    """Return the `product` of a recurrence, computed token by token as defined; differentiable any number of times.
 
     Cost: a few passes over the state for each token; with gradients, every state is stored.
     """
