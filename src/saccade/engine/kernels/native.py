@@ -42,13 +42,16 @@ _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
 _MANY_PRODUCTS, _MANY_BITS = 1 << 28, 1 << 25
 """Size from which masks with a step run faster on gathered keys: the number of multiplications per head in float32, and
 the number of pairs in bfloat16, which multiplies cheaply."""
-HALF = 3
+HALF = 1 if platform.machine() in ("aarch64", "arm64") else 3
 """Lowest level (see `abilities`) of processors that multiply bfloat16."""
 
 
 @cache
 def abilities() -> int | None:
-    """Return the compiled kernel's level: 0 plain, 1 AVX2, 2 AVX-512, 3 its bfloat16, 4 AMX; None if not installed."""
+    """Return the level of the compiled kernel, or None if it is not installed.
+
+    On x86-64: 0 plain, 1 AVX2, 2 AVX-512, 3 its bfloat16, 4 AMX. On ARM: 0 NEON, 1 its bfloat16.
+    """
     try:
         library: Any = import_module("saccade_cpu")
     except ImportError:

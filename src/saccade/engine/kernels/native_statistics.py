@@ -16,7 +16,7 @@ from saccade.engine.nonfinite import is_clean
 from saccade.support.torch_modes import is_plain
 
 NUMBERS = ("largest_logit", "largest_weight", "held", "entropy", "squares", "variance", "distance")
-"""Statistics of each row, in this order. The list in native/src/problem.h must be the same."""
+"""Statistics of each row, in this order. The list in native/src/arguments.h must be the same."""
 _FAR = 1 << 30
 
 
