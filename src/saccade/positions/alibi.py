@@ -26,7 +26,7 @@ class ALiBi(Bias):
         num_heads: number of query heads.
 
     Raises:
-        ValueError: ``num_heads`` is no int of at least 1.
+        ValueError: ``num_heads`` is not an int of at least 1.
 
     Cost: a number for each head and distance.
 

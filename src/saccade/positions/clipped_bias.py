@@ -25,7 +25,7 @@ class Clipped(Bias):
         weight: ``[num_heads, 2 * reach + 1]``, from the latest key in reach to the earliest.
 
     Raises:
-        ValueError: a size is no int, or too small.
+        ValueError: a size is not an int, or too small.
 
     Cost: ``num_heads * (2 * reach + 1)`` parameters.
 

@@ -26,7 +26,7 @@ class GridTable(Bias):
         reach: the largest difference of two addresses.
 
     Raises:
-        ValueError: a size is no int of at least 1; a position outside of the grid (on the CPU, where positions can be
+        ValueError: a size is not an int of at least 1; a position outside of the grid (on the CPU, where positions can be
             read without waiting; elsewhere it reads the number of the last cell).
 
     Cost: ``(2 * height - 1) * (2 * width - 1) * num_heads`` parameters, for ``height * width`` tokens.

@@ -22,7 +22,7 @@ class Learned(ArgumentHints, nn.Module):
         weight: ``[max_len, embed_dim]``, as that of an ``nn.Embedding``; starts normal, with a deviation of 0.02.
 
     Raises:
-        ValueError: a size is no int of at least 1; a position below -1, or of ``max_len`` and more (on the CPU, where
+        ValueError: a size is not an int of at least 1; a position below -1, or of ``max_len`` and more (on the CPU, where
             positions can be read without waiting; elsewhere torch's own lookup raises).
         TypeError: positions that are neither a range nor int64.
 

@@ -30,7 +30,7 @@ class RelationTable(ArgumentHints, nn.Module):
         weight: ``[num_relations, num_heads]``, as Graphormer's ``spatial_pos_encoder``.
 
     Raises:
-        ValueError: a size is no int of at least 1; a relation that is not in the table (on the CPU, where relations can
+        ValueError: a size is not an int of at least 1; a relation that is not in the table (on the CPU, where relations can
             be read without waiting).
         TypeError: relations that are no ints.
 

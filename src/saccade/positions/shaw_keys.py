@@ -33,7 +33,7 @@ class ShawKeys(Bias):
             axis for them before.
 
     Raises:
-        ValueError: a size is no int, or too small; a query of another width.
+        ValueError: a size is not an int, or too small; a query of another width.
 
     Cost: ``(2 * reach + 1) * head_dim`` parameters, for each head or for all; ``2 * reach + 1`` numbers for each query
     and head, so ``reach`` should be far below the length.

@@ -29,7 +29,7 @@ class Entropy(PerRow):
     Cost: one multiplication and one addition per weight; O(q_len) memory.
 
     Raises:
-        UnsupportedError: a matrix whose rows are not distributions.
+        UnsupportedError: the rows of the matrix are not distributions.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -102,7 +102,7 @@ class Coverage(PerRow):
 
     Raises:
         TypeError, ValueError: ``shares`` is not a tuple of one or more such numbers.
-        UnsupportedError: a matrix whose rows are not distributions.
+        UnsupportedError: the rows of the matrix are not distributions.
 
     Cost: sorts every row, about two products' time on CPU; O(q_len · len(shares)) memory.
 

@@ -33,11 +33,11 @@ class Distance(PerRow):
     far-sighted. A row that attends to nothing has 0.
 
     Args:
-        positions: of queries and keys, a pair; bottom-right when None.
+        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
 
     Raises:
-        TypeError, ValueError: ``positions`` are not valid.
-        UnsupportedError: a matrix whose rows are not distributions.
+        TypeError, ValueError: ``positions`` are invalid.
+        UnsupportedError: the rows of the matrix are not distributions.
 
     Cost: two multiplications and additions per weight; O(q_len) memory.
 
@@ -98,10 +98,10 @@ class LagProfile(Statistic[_State, Lags]):
     attending near. All lags together are the number of queries that attend to something.
 
     Args:
-        positions: of queries and keys, a pair; bottom-right when None.
+        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
 
     Raises:
-        TypeError, ValueError: ``positions`` are not valid.
+        TypeError, ValueError: ``positions`` are invalid.
 
     Cost: one copy of the weights and one addition each; O(q_len + kv_len) memory (with `positions`, O(their range));
     sums are computed in float64.

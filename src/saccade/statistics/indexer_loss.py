@@ -74,7 +74,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
     Raises:
         TypeError: scores that are neither.
         ValueError: scores of another shape than the matrix.
-        UnsupportedError: a matrix whose rows are not distributions.
+        UnsupportedError: the rows of the matrix are not distributions.
 
     Cost: the weights of a few rows in all heads, their scores and the gradient of these, computed in the sweep.
 

@@ -30,7 +30,7 @@ class LogitVariance(PerRow):
     Cost: about five operations per weight; O(q_len) memory.
 
     Raises:
-        UnsupportedError: a matrix whose rows are not distributions.
+        UnsupportedError: the rows of the matrix are not distributions.
     """
 
     needs_distributions = True

@@ -26,10 +26,10 @@ class SinkMass(PerRow):
 
     Args:
         sink_tokens: number of first tokens: those at positions 0 to ``sink_tokens - 1``.
-        positions: of queries and keys, a pair; bottom-right when None.
+        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
 
     Raises:
-        TypeError, ValueError: ``sink_tokens`` is not an int of at least 1; ``positions`` are not valid.
+        TypeError, ValueError: ``sink_tokens`` is not an int of at least 1; ``positions`` are invalid.
 
     Cost: reads the first columns only; O(q_len) memory.
 
@@ -62,10 +62,10 @@ class LagMass(PerRow):
 
     Args:
         lag: number of positions back; below 0 it is ahead.
-        positions: of queries and keys, a pair; bottom-right when None.
+        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
 
     Raises:
-        TypeError: ``lag`` is not an int; ``positions`` are not valid.
+        TypeError: ``lag`` is not an int; ``positions`` are invalid.
 
     Cost: reads one weight a row; O(q_len) memory.
 
@@ -96,10 +96,10 @@ class LocalMass(PerRow):
 
     Args:
         width: the largest distance that counts as near, at least 0.
-        positions: of queries and keys, a pair; bottom-right when None.
+        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
 
     Raises:
-        TypeError, ValueError: ``width`` is not an int of at least 0; ``positions`` are not valid.
+        TypeError, ValueError: ``width`` is not an int of at least 0; ``positions`` are invalid.
 
     Cost: reads 2 · width + 1 weights a row; O(q_len) memory.
     """
@@ -131,11 +131,11 @@ class Parts(PerRow):
         local: the window: tokens less than ``local`` away, the query's own included; on both sides, if it sees both.
         anchor: number of anchor blocks of each query: those that get most of what remains.
         block_size: tokens in a block; the first block begins at position 0.
-        positions: of queries and keys, a pair; bottom-right when None.
+        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
 
     Raises:
         TypeError, ValueError: ``sink``, ``local`` or ``anchor`` is not an int of at least 0, ``block_size`` not one of
-            at least 1; ``positions`` are not valid.
+            at least 1; ``positions`` are invalid.
 
     Cost: some passes over the weights, a block of rows at a time; O(q_len) memory. No fused sweep computes it.
 

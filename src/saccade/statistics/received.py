@@ -76,7 +76,7 @@ class PositionInformation(Statistic[_State, Tensor]):
     of it, a pattern. A causal mask alone gives more than 0: compare with uniform attention.
 
     Raises:
-        UnsupportedError: a matrix whose rows are not distributions.
+        UnsupportedError: the rows of the matrix are not distributions.
 
     Cost: that of `Entropy` and `Received`, which it shares with them; O(kv_len) memory.
 
