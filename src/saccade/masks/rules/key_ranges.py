@@ -26,8 +26,8 @@ class KeyRanges(Mask):
             ``columns``, end at 0 and come last. A single item applies to the full batch.
         columns: number of keys.
 
-    Cost: 16 bytes per range. Bounds are exact for single rows; for several rows, they are hulls of their first ranges, of
-        their second ranges, and so on.
+    Cost: 16 bytes per range. Bounds are exact for single rows; for several rows, they are the hulls of the rows' first
+        ranges, of their second ranges, and so on.
     """
 
     starts: Ints
