@@ -199,7 +199,7 @@ def _ends(x: Positions) -> tuple[int, int] | None:
 
 
 def _diagonals(weights: Tensor) -> Tensor:
-    """Return sums of weights on each diagonal, ``[batch, heads, rows + columns - 1]``, from the lower left corner on."""
+    """Return sums of weights on each diagonal, ``[batch, heads, rows + columns - 1]``, from the lower left corner."""
     batch, heads, rows, columns = weights.shape
     pitch = rows + columns
     # In a row-major copy with padding between the rows, a row stride longer by one follows the diagonals.

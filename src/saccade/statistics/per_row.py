@@ -116,7 +116,7 @@ def lead_of(q: Positions, kv: Positions) -> int | None:
 
 
 def block_positions(block: Block, q: Positions, kv: Positions) -> tuple[Tensor, Tensor]:
-    """Return the positions of a block's rows, ``[batch | 1, 1, rows, 1]``, and columns, ``[batch | 1, 1, 1, columns]``."""
+    """Return positions of a block's rows, ``[batch | 1, 1, rows, 1]``, and columns, ``[batch | 1, 1, 1, columns]``."""
     return _at(q, block, block.queries)[:, None, :, None], _at(kv, block, block.keys)[:, None, None]
 
 

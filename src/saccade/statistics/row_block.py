@@ -26,7 +26,7 @@ class _Fields(NamedTuple):
 
 
 class Block(_Fields):
-    """Complete rows of a matrix, stored without the columns that are 0 in all of them.
+    """Complete rows of a matrix, limited to the columns where they can differ from 0.
 
     Values that several statistics need are computed once, on first use.
 
@@ -37,8 +37,8 @@ class Block(_Fields):
         weights: ``[batch, heads, rows, columns]``, float32 or wider.
         log_weights: natural log of the weights if the mechanism computes it, finite even for a weight of 0, and precise
             for weights close to 0 or 1; None otherwise.
-        lse: log-sum-exp of the rows' scores, ``[batch, heads, rows]``, if the weights are a softmax; -inf in a row that
-            attends to nothing. None otherwise.
+        lse: natural log of the softmax denominator of each row, ``[batch, heads, rows]``, if the weights are a softmax;
+            -inf in a row that attends to nothing. None otherwise.
         hidden: the value of the other columns, which statistics do not count as weights.
     """
 

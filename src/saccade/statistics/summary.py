@@ -303,9 +303,9 @@ def _measures_of_logits(answers: dict[str, Tensor], seen: Tensor) -> Iterator[Me
 
 
 def _mean(values: Tensor, over: Tensor) -> Tensor:
-    """Return the mean over the selected rows, summed in the widest dtype, so that a million rows lose nothing."""
+    """Return the mean over selected rows, summed in the widest dtype, so that small terms of many rows count."""
     mean = torch.where(over, values, 0.0).sum(-1, dtype=widest_dtype(values.device)) / over.sum(-1)
-    return mean.to(values.dtype)  # 0 / 0 is NaN: no row is selected
+    return mean.to(values.dtype)  # if no row is selected, 0 / 0 is NaN
 
 
 def _table_lines(measures: tuple[Measure, ...]) -> Iterator[str]:

@@ -75,9 +75,9 @@ def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple
 
 
 def _even_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
-    """Return the properties of the matrix of uniform attention: batch and heads are 1 if nothing distinguishes them."""
+    """Return the properties of the uniform attention matrix; batch and heads are 1 if all are equal."""
     batch, heads, q_len, kv_len = inputs.shape
-    # A user's function may depend on batch item and head, although the shape of its mask does not say so.
+    # A user's function may depend on the batch item and head even if the shape of its mask does not show it.
     shape = (batch, heads) if inputs.rule.asks_functions else inputs.rule.shape
     items, num_heads = (min(a, b) for a, b in zip(shape, (batch, heads), strict=True))
     items = batch if max(x.items for x in positions) > 1 else items
