@@ -159,11 +159,11 @@ class Ends:
             del ends[oldest]
 
     def _follow(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Note whether a layer that is not chosen is in a step of a generation."""
+        """Record whether the call of an unselected layer is part of a generation."""
         here = threading.get_ident()
         try:
             matrix = make()
-        except UnsupportedError:  # a layer without a matrix shows no step
+        except UnsupportedError:  # a layer without a matrix does not show it
             return
         first_columns = (mark.extended(matrix) for _, mark in self._ends.get(name, {}).values())
         first_column = next((first for first in first_columns if first is not None), None)

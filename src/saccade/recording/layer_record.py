@@ -84,7 +84,7 @@ class Run:
 
     @property
     def matrix(self) -> Matrix:
-        """Return the matrix of all calls, built from the recorded queries and keys.
+        """Matrix of all calls, built from the recorded queries and keys.
 
         Raises:
             UnsupportedError: queries and keys were not recorded.
@@ -95,7 +95,7 @@ class Run:
 
     @property
     def statistics(self) -> dict[str, Tensor]:
-        """Return statistics of every query and key by name.
+        """Statistics of every query and key of the run, by name.
 
         Those of queries, ``[batch, heads, q_len]``, are "entropy", "largest_weight", "first_mass", "self_mass",
         "previous_mass", "local_mass", "distance" and more (`saccade.statistics.Summary.rows`). "received",

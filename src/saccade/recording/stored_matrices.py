@@ -74,7 +74,7 @@ class StoredMatrices:
         return JoinedMatrices(matrices, [part.first_column for part in self._parts])
 
     def _takes(self, key: Tensor) -> bool:
-        """Store keys that continue the stored ones; return False if they do not."""
+        """Store keys if they continue the stored ones, else return False."""
         shared, length, tokens = self._keys, self._length, self._tokens
         if shared is None:
             self._keys, self._length = key.clone(), key.shape[2]
@@ -86,7 +86,7 @@ class StoredMatrices:
             wider = key.new_empty(*key.shape[:2], room, key.shape[3])
             wider[:, :, :length] = shared[:, :, :length]
             self._keys = shared = wider
-        # Free places are new keys now, which no earlier query may attend to.
+        # Free slots now contain new keys, which no earlier query may attend to.
         shared[:, :, tokens : key.shape[2]] = key[:, :, tokens:]
         self._length = key.shape[2]
         return True
