@@ -174,7 +174,7 @@ class Mask(_NoArithmetic, ABC):
         return (self,)
 
     def with_atoms(self, function: Callable[[Mask], Mask]) -> Mask:
-        """Return the mask with ``function`` applied to each of its `atoms`."""
+        """Apply ``function`` to each of the mask's `atoms` and return the resulting mask."""
         return function(self)
 
     def tensors(self) -> tuple[Tensor, ...]:

@@ -34,7 +34,7 @@ def items_of(name: str, given: object, rule: str, *, is_ordered: bool = True, hi
     """Convert a mask's field (list, tensor, array or other iterable) to a list; the items are not checked.
 
     Args:
-        where, name, rule, hint: texts for the error message.
+        name, rule, hint: texts for the error message.
         given: the argument.
         is_ordered: whether the order matters, so that a set raises an error.
 
@@ -115,7 +115,7 @@ class Table:
         self._on = {"cpu": values}
 
     def on(self, device: torch.device) -> Tensor:
-        """Return the constant tensor on a device."""
+        """Return the mask's constant tensor on the given device."""
         name = device.type if device.index is None else f"{device.type}:{device.index}"
         copied = self._on.get(name)
         if copied is None:

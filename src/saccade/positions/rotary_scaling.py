@@ -48,7 +48,7 @@ class Linear(Scaling):
         factor: ratio of the new length to the trained length, at least 1.
 
     Raises:
-        ValueError: ``factor`` is no finite number of at least 1.
+        ValueError: ``factor`` is not a finite number of at least 1.
 
     Example:
         >>> Linear(4.0).frequencies(10000.0, 4, torch.float32).tolist()

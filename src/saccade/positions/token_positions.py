@@ -50,7 +50,7 @@ class Positions:
 
         Args:
             given: a range, an int64 tensor, or a list of ints (or one list for each item).
-            where, name: the function and its argument, for the error message.
+            name: name of the argument, for the error message.
             length: expected number of tokens; any shape is accepted when None.
             batch: number of batch items.
 
@@ -133,7 +133,7 @@ class Positions:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table of positions."""
+        """Size of the position table in bytes."""
         return 0 if self.table is None else self.table.untyped_storage().nbytes()
 
     @property

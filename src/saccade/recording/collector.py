@@ -113,7 +113,7 @@ class Collector:
         self._is_over = False
 
     def on_call(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Record one call of a layer."""
+        """Record one call of a layer, if the layer is selected."""
         with self._lock:
             if not self._selection.has_layer(name):
                 self._ends.pass_over(name, make)

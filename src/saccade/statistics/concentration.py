@@ -137,7 +137,7 @@ class Coverage(PerRow):
 
 
 def _descending(weights: Tensor) -> Tensor:
-    """Return rows sorted with the largest weight first."""
+    """Sort the weights of each row, largest first."""
     if weights.device.type != "cpu":
         return weights.sort(-1, descending=True).values
     # NumPy sorts with vector instructions and takes 5 ns per entry; torch takes 70 ns.

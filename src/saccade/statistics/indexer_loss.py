@@ -170,7 +170,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
 
 
 class _KnownLoss(torch.autograd.Function):
-    """Autograd function of a loss whose gradients are already computed."""
+    """Autograd function for a loss whose gradients are already computed."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *tensors: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ class Statistic(ABC, Generic[State, Result]):
 
 
 class MatrixLike(Protocol):
-    """The interface of `saccade.Matrix` that statistics read from."""
+    """The part of the interface of `saccade.Matrix` that statistics use."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -161,13 +161,13 @@ class MatrixLike(Protocol):
         """Yield blocks of complete rows of the matrix."""
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Compute several statistics in one sweep."""
+        """Compute several statistics of the matrix in one sweep."""
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x``."""
+        """Return the product of the transposed matrix and a tensor, ``A.mT @ x``."""
 
     def to_dense(self, *, limit: int) -> Tensor:
-        """Return all weights, ``[batch, heads, q_len, kv_len]``."""
+        """Return the matrix as a dense tensor, ``[batch, heads, q_len, kv_len]``."""
 
 
 def blocks_for(matrix: MatrixLike, statistics: Collection[Statistic[Any, Any]]) -> Iterator[Block]:

@@ -25,11 +25,11 @@ class Transposed(Generic[M]):
 
     @property
     def mT(self) -> M:
-        """The original matrix."""
+        """The original matrix, which this one transposes."""
         return self._matrix
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x``; see `Matrix.rmatmul`."""
+        """Return the product of the transposed matrix and a tensor, ``A.mT @ x``; see `Matrix.rmatmul`."""
         return self._matrix.rmatmul(x)
 
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:

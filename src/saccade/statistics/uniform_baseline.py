@@ -101,7 +101,7 @@ def _visible_keys(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start
 def uniform_of_blocks(
     info: MatrixInfo, blocks: Iterable[Block], positions: CheckedPair, near: tuple[Near, ...]
 ) -> Uniform:
-    """Compute the uniform baseline from weights, without a mask: a key is visible if its weight is not 0."""
+    """Compute the uniform baseline from weights instead of a mask: a key is visible if its weight is not 0."""
     sums = _Sums(info, positions, near)
     for block in blocks:
         seen = [Seen(span, None, weights != 0) for span, weights in block.by_range(block.weights)]

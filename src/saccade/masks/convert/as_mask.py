@@ -61,7 +61,7 @@ def _hint_for_words(mask: object) -> str | None:
 
 
 def check_told_apart(mask: Mask, shape: tuple[int, int, int, int]) -> None:
-    """Raise an error unless the mask's number of batch items and heads is 1 or matches ``shape``."""
+    """Raise an error unless the mask's numbers of batch items and heads are each 1 or match ``shape``."""
     if mask.shape == (1, 1):
         return
     for count, size, name in zip(mask.shape, shape, ("batch items", "heads"), strict=False):
@@ -103,7 +103,7 @@ def from_causal_bias(bias: Any, q_len: int, kv_len: int, name: str) -> Mask:
     Args:
         bias: a result of ``causal_upper_left`` or ``causal_lower_right``.
         q_len, kv_len: lengths that the bias must have.
-        where, name: the function and its argument, for the error message.
+        name: name of the argument, for the error message.
 
     Raises:
         ValueError: the bias has different lengths, or is the result of an operation on a ``CausalBias``.
