@@ -1,4 +1,4 @@
-"""Masks on positions, which say which query may attend to which key, and their algebra. True = may attend."""
+"""Masks, which define by position which query may attend to which key, and their algebra. True = may attend."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The algebra of masks: And, Or and Not combine masks, After shifts one; their properties follow from their parts."""
+"""The algebra of masks: And, Or and Not combine masks, After shifts a mask."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from saccade.support.validation import check_type
 
 
 class _Formula(Mask):
-    """Base class of masks made of others by ``&``, ``|`` and ``~``."""
+    """Base class of masks that combine other masks with ``&``, ``|`` and ``~``."""
 
     @property
     def is_relative(self) -> bool:
@@ -37,11 +37,11 @@ class _Formula(Mask):
 
 @dataclasses.dataclass(frozen=True)
 class _Joined(_Formula):
-    """Base class of masks joined by one operator; nested joins of the same kind are flattened."""
+    """Base class of masks joined by ``&`` or ``|``; nested joins with the same operator are flattened."""
 
     parts: tuple[Mask, ...]
-    _shape: ClassVar[tuple[int, int]]  # of the parts; read several times in a call
-    _needs_all: ClassVar[bool]  # And allows a pair if all parts do, Or if one does
+    _shape: ClassVar[tuple[int, int]]  # shape of the parts, stored because each call reads it several times
+    _needs_all: ClassVar[bool]  # True for And, which allows a pair if all parts do; False for Or
 
     def __post_init__(self) -> None:
         flat: list[Mask] = []
@@ -50,7 +50,7 @@ class _Joined(_Formula):
         object.__setattr__(self, "parts", tuple(flat))
         shapes = [part.shape for part in flat if part.shape != (1, 1)]
         for axis, name in enumerate(("batch items", "heads")) if len(shapes) > 1 else ():
-            # Compare one by one: a set would specialise sizes that are symbols while a program is traced.
+            # Compare one by one, because a set would specialise symbolic sizes during tracing.
             sizes = [shape[axis] for shape in shapes if shape[axis] != 1]
             if any(size != sizes[0] for size in sizes):
                 rule = f"tell apart the same number of {name} (or none)"
@@ -112,7 +112,7 @@ class _Joined(_Formula):
 
 
 class And(_Joined):
-    """The intersection of masks: pairs that every part allows; written ``a & b``."""
+    """The intersection of masks, ``a & b``: pairs that every part allows."""
 
     _needs_all = True
 
@@ -120,7 +120,7 @@ class And(_Joined):
         lists = [part.terms() for part in self.parts]
         if all(step == 1 for step, _ in itertools.chain(*lists)):
             return [(1, self)]
-        # (a | b) & c = (a & c) | (b & c); the terms of a part are disjoint, so the products are too.
+        # (a | b) & c = (a & c) | (b & c); the terms of a part are disjoint, so their intersections with c are too.
         return [
             (math.lcm(*(step for step, _ in chosen)), And(tuple(term for _, term in chosen)))
             for chosen in itertools.product(*lists)
@@ -128,7 +128,7 @@ class And(_Joined):
 
 
 class Or(_Joined):
-    """The union of masks: pairs that some part allows; written ``a | b``."""
+    """The union of masks, ``a | b``: pairs that at least one part allows."""
 
     _needs_all = False
 
@@ -138,7 +138,7 @@ class Or(_Joined):
             by_step.setdefault(step, []).append(term)
         if set(by_step) == {1}:
             return [(1, self)]
-        # a | b = a | (b & ~a): every pair belongs to one term.
+        # a | b = a | (b & ~a), so that every pair belongs to a single term.
         disjoint: list[tuple[int, Mask]] = []
         before: list[Mask] = []
         for step, members in sorted(by_step.items(), key=lambda item: item[0]):
@@ -150,7 +150,7 @@ class Or(_Joined):
 
 @dataclasses.dataclass(frozen=True)
 class Not(_Formula):
-    """The complement of a mask: pairs that it does not allow; written ``~a``."""
+    """The complement of a mask, ``~a``: pairs that it does not allow."""
 
     part: Mask
 
@@ -187,7 +187,7 @@ class Not(_Formula):
 
 @dataclasses.dataclass(frozen=True)
 class After(Mask):
-    """A mask after ``length`` other positions, which neither see nor are seen; written ``mask.after(length)``."""
+    """A mask shifted by ``length`` positions, which attend to nothing and are hidden: ``mask.after(length)``."""
 
     rule: Mask
     length: int
@@ -218,7 +218,7 @@ class After(Mask):
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         first, last = groups.first - self.length, groups.last - self.length
         some = last >= 0
-        # Skip rows before position `length`: start at the first row on the group's step.
+        # Skip rows before position `length`, up to the first row that is on the group's stride.
         start = np.where(some, np.maximum(first, first % groups.step), 0)
         some = some & (start <= last)
         shifted = KeyDomain(*(np.maximum(edge - self.length, 0) for edge in keys))

@@ -1,4 +1,4 @@
-"""Causality of masks: tests whether queries may attend to later keys, which must then be computed before them."""
+"""Causality of masks: check whether a mask lets queries attend to later keys, which must then be computed first."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ROWS, _NEAR, _FAR = 64, 64, 32  # sizes of a sample: rows, next keys, distant k
 
 
 def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
-    """Return whether a query may attend to a key after the last of ``positions``.
+    """Return whether a mask lets a query attend to a key after the last of ``positions``.
 
-    The bounds of the mask decide; if they are not exact, a sample of rows and keys does.
+    The bounds of the mask give the result; if they are not exact, a sample of rows and keys is tested.
 
     Args:
         mask: the mask; None for full attention.
-        positions: of the queries: a range, or int64 ``[len]`` or ``[batch, len]``; -1 marks padding.
+        positions: positions of the queries: a range, or int64 ``[len]`` or ``[batch, len]``; -1 marks padding.
     """
     if mask is None:
         return len(positions) > 0 if isinstance(positions, range) else positions.numel() > 0
@@ -46,12 +46,12 @@ def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
 
 
 def _has_keys(spans: Spans) -> bool:
-    """Return whether any range of a set holds a key."""
+    """Return whether any of the key ranges is not empty."""
     return bool((spans.starts < spans.ends).any())
 
 
 def _allows_in_sample(mask: Mask, item: int, positions: Tensor) -> bool:
-    """Return whether the mask allows a later key in a sample of its rows."""
+    """Return whether the mask lets a sample of its rows see later keys."""
     rows = positions[torch.linspace(0, len(positions) - 1, min(_ROWS, len(positions)), device="cpu").round().long()]
     near, far = (torch.arange(1, end + 1, device="cpu") for end in (_NEAR, _FAR))
     away = torch.cat([near, _NEAR * 2**far // 2])

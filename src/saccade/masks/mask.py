@@ -1,4 +1,4 @@
-"""Mask: base class of masks, rules on positions that say which query may attend to which key."""
+"""Mask: base class of masks, which define by position which query may attend to which key."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _LARGEST_PICTURE = 128
 
 
 class Domain(NamedTuple):
-    """The positions of queries and keys that a mask covers, as ranges with step 1; None for all.
+    """The positions of queries and keys that a mask covers, as ranges with step 1; None for all positions.
 
-    A mask made for 4 positions says nothing about a fifth. Attention over 5 keys refuses it: hiding the fifth key would
-    silently return rows of 0.
+    A mask built for 4 positions does not define a fifth. Attention over 5 keys therefore raises an error, because
+    hiding the fifth key would silently return rows of 0.
     """
 
     rows: range | None = None
     keys: range | None = None
 
     def both(self, other: Domain) -> Domain:
-        """Return the domain of positions that both domains cover."""
+        """Return the intersection of two domains."""
         return Domain(_intersection(self.rows, other.rows), _intersection(self.keys, other.keys))
 
     def either(self, other: Domain) -> Domain:
-        """Return the domain of positions that one of the domains covers, and those between."""
+        """Return the smallest domain that contains both domains, including any gap between them."""
         return Domain(_hull(self.rows, other.rows), _hull(self.keys, other.keys))
 
     def after(self, length: int) -> Domain:
-        """Return the domain shifted by ``length`` positions, which see nothing."""
+        """Return the domain shifted by ``length`` positions; the positions before it attend to nothing."""
         return Domain(*(None if x is None else range(x.stop + length) for x in self))
 
     def times(self, size: int) -> Domain:
-        """Return the domain in positions, if this one counts blocks of ``size`` positions."""
+        """Convert a domain of blocks of ``size`` positions to a domain of positions."""
         return Domain(*(None if x is None else range(x.start * size, x.stop * size) for x in self))
 
 
@@ -53,7 +53,7 @@ EVERYWHERE = Domain()
 
 
 class _NoArithmetic:
-    """Mixin of masks that refuses arithmetic, ``and``, ``or``, ``not`` and ``len``, and names the right operator."""
+    """Mixin that raises errors for arithmetic, ``and``, ``or``, ``not`` and ``len`` on masks and names the operator."""
 
     def _refuse(self, other: object) -> NoReturn:
         hint = "masks join by & (both), | (either) and ~ (not); what is added to scores goes to bias="
@@ -76,21 +76,21 @@ class _NoArithmetic:
 
 
 class Mask(_NoArithmetic, ABC):
-    """A mask: which query may attend to which key, as a rule on *positions*, defined by ``allows(b, h, q, kv)``.
+    """Base class of masks, which define by *position* which query may attend to which key: ``allows(b, h, q, kv)``.
 
-    Masks are small frozen values. They combine with ``&``, ``|`` and ``~``; a module has a pattern, a call adds the
-    mask of its batch, and the two are joined with ``&``. A subclass must define `allows`; the other methods describe
-    the structure of the mask, so that fewer pairs need to be computed. A mask without them is still exact.
+    Masks are small immutable values that combine with ``&``, ``|`` and ``~``. A module has a pattern, each call may
+    pass a mask for its batch, and the two are joined with ``&``. A subclass must define `allows`. The other methods
+    describe the structure of the mask, so that fewer pairs need to be computed. A mask without them is still exact.
 
-    Any mask is also a ``mask_mod`` for FlexAttention: it can be called with ``(b, h, q, kv)``.
+    Any mask can be used as a ``mask_mod`` for FlexAttention: it can be called with ``(b, h, q, kv)``.
     """
 
     made_of: Any = ()
-    """The masks that this one consists of, a tuple; its shape, tensors and other properties follow from theirs."""
+    """Tuple of the masks that this mask is composed of; its shape, tensors and other properties follow from theirs."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(batch items, heads) that the mask distinguishes; 1 means that all are alike."""
+        """Number of (batch items, heads) with different masks; 1 if the mask is the same for all."""
         if not self.made_of:
             return 1, 1
         return max([part.shape[0] for part in self.made_of]), max([part.shape[1] for part in self.made_of])
@@ -99,43 +99,43 @@ class Mask(_NoArithmetic, ABC):
     def is_value(self) -> bool:
         """True if two equal masks always allow the same pairs, so that plans may be cached.
 
-        By default, for a frozen dataclass: anything else may change between two calls.
+        By default True for frozen dataclasses only, since other objects may change between two calls.
         """
         is_frozen = getattr(getattr(type(self), "__dataclass_params__", None), "frozen", False)
         return is_frozen and (not self.made_of or all(part.is_value for part in self.made_of))
 
     @property
     def asks_functions(self) -> bool:
-        """True if the mask calls a function, whose results may change with the data that the function reads."""
+        """True if the mask calls a user's function, whose results may change when its data change."""
         return bool(self.made_of) and any(part.asks_functions for part in self.made_of)
 
     @property
     def is_causal(self) -> bool:
-        """True if the mask certainly hides all later keys from every query. Layers with a cache check other masks."""
+        """True if the mask is known to hide all later keys from every query; if False, layers with a cache check it."""
         return False
 
     @property
     def is_relative(self) -> bool:
-        """True if the mask certainly depends on the distance between query and key alone."""
+        """True if the mask is known to depend only on the distance between query and key."""
         return False
 
     @property
     def hides_keys_only(self) -> bool:
-        """True if the mask certainly hides the same keys from every query and head of an item, and nothing else."""
+        """True if the mask is known to hide the same keys from all queries and heads of a batch item."""
         return False
 
     @property
     def is_fact_of_batch(self) -> bool:
-        """True if the mask may be valid for one batch only, as a mask of sequence lengths is.
+        """True if the mask may be valid for a single batch only, like a mask built from sequence lengths.
 
-        By default, if it distinguishes batch items, reads tensors or calls a function.
+        By default True if the mask distinguishes batch items, reads tensors or calls a function.
         """
         is_fact = self.shape[0] != 1 or self.asks_functions or bool(self.tensors())
         return is_fact or any(part.is_fact_of_batch for part in self.made_of)
 
     @property
     def domain(self) -> Domain:
-        """The positions that the mask covers: all, unless it was made for a number of them."""
+        """Positions that the mask covers: all, unless it was built for a fixed number of positions."""
         return EVERYWHERE
 
     @abstractmethod
@@ -147,34 +147,34 @@ class Mask(_NoArithmetic, ABC):
             q, kv: int64 positions. All four broadcast against each other.
 
         Returns:
-            bool, of the broadcast shape (or one that broadcasts to it).
+            a bool tensor with the broadcast shape (or one that broadcasts to it).
         """
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        """Return the keys that any row of each group sees, and the keys that all its rows see; default: (all, none)."""
+        """Return, per group of rows, the keys visible to any row and those visible to all; by default (all, none)."""
         return Bounds.unknown(keys)
 
     def partial(self, box: Box) -> bool | Hashable:
-        """Return True or False if the mask is constant on a box, else a key that is equal for equal contents."""
+        """Return True or False if the mask is constant on a box, else a hash key; boxes with equal keys are equal."""
         return (self if self.is_value else id(self), box)
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        """Return the positions at which a group of ``rows`` should be cut, for one batch item or for `ALL`."""
+        """Return the positions where a tile of ``rows`` should be split, for one batch item or for `ALL`."""
         return np.concatenate([np.zeros(0, dtype=np.int64), *(part.cuts(batch, rows) for part in self.made_of)])
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
-        """Return disjoint masks whose union is this one, each with the step of its rows and keys.
+        """Return disjoint masks whose union is this mask, each with the stride of its rows and keys.
 
-        A term with step s allows pairs at multiples of s only, so it can run on every s-th row and key.
+        A term with stride s allows only pairs at multiples of s, so it can run on every s-th row and key.
         """
         return [(1, self)]
 
     def atoms(self) -> tuple[Mask, ...]:
-        """Return the masks that ``&``, ``|`` and ``~`` join here; the mask itself if it is no join."""
+        """Return the masks that ``&``, ``|`` and ``~`` combine here, or the mask itself if it is not a combination."""
         return (self,)
 
     def with_atoms(self, function: Callable[[Mask], Mask]) -> Mask:
-        """Return the mask with ``function`` applied to each of its `atoms`."""
+        """Apply ``function`` to each of the mask's `atoms` and return the resulting mask."""
         return function(self)
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -195,15 +195,15 @@ class Mask(_NoArithmetic, ABC):
 
         Args:
             q_len, kv_len: lengths; ``kv_len`` is ``q_len`` when None.
-            batch, heads: sizes; those that the mask distinguishes when None.
+            batch, heads: sizes; those of the mask's `shape` when None.
             q_positions, kv_positions: a range, or int64 ``[len]`` or ``[batch, len]``, also as lists; -1 marks padding.
                 By default key j is at position j and query i at ``kv_len - q_len + i``.
 
         Cost: O(batch * heads * q_len * kv_len) memory; for figures and tests.
 
         Raises:
-            ValueError: a length or size that is no int of at least 0, more batch items or heads than the mask
-                distinguishes, or positions of another shape.
+            ValueError: a length or size is not an int of at least 0, the mask is defined for a different number of
+                batch items or heads, or positions have a different shape.
             TypeError: positions that are neither a range nor an int tensor.
         """
         batch, heads, q_len, kv_len = self._sizes(q_len, kv_len, batch, heads)
@@ -218,7 +218,9 @@ class Mask(_NoArithmetic, ABC):
         return allowed.broadcast_to(batch, heads, q_len, kv_len).contiguous()
 
     def plan(self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int = 1) -> Plan:
-        """Return the tiles that hold all allowed pairs, for default positions; refuses what `to_dense` refuses.
+        """Return the plan of the mask, tiles that contain all allowed pairs, for default positions.
+
+        It raises the same errors as `to_dense`.
 
         Cost: see `saccade.plan.make`.
         """
@@ -229,9 +231,9 @@ class Mask(_NoArithmetic, ABC):
     def density(
         self, q_len: int, kv_len: int | None = None, *, batch: int | None = None, heads: int | None = None
     ) -> float:
-        """Return the exact share of allowed pairs, for default positions; 0 if there are no pairs.
+        """Return the exact fraction of pairs that the mask allows, for default positions; 0 if there are no pairs.
 
-        Cost: pairs of the plan's constant boxes are counted without computing them; each distinct other box is computed
+        Cost: boxes where the mask is constant are counted without evaluating it; each distinct other box is evaluated
             once.
         """
         shape = self._sizes(q_len, kv_len, batch, heads)
@@ -257,10 +259,10 @@ class Mask(_NoArithmetic, ABC):
         return total / math.prod(shape) if 0 not in shape else 0.0
 
     def picture(self, q_len: int = 8, kv_len: int | None = None, *, batch: int = 0, head: int = 0) -> str:
-        """Return the matrix as text, a row per query: ``1`` may attend, ``.`` may not. At most 128 rows and columns.
+        """Return the mask as text with one line per query: ``1`` may attend, ``.`` may not; at most 128 x 128.
 
         Raises:
-            ValueError: more rows or columns, or a batch item or head that does not exist.
+            ValueError: there are more rows or columns, or the batch item or head does not exist.
         """
         batch, head = size_of("batch", batch), size_of("head", head)
         for name, index, most in zip(("batch", "head"), (batch, head), self.shape, strict=True):
@@ -275,10 +277,11 @@ class Mask(_NoArithmetic, ABC):
         return "\n".join(" ".join("1" if allowed else "." for allowed in row) for row in rows[batch, head].tolist())
 
     def after(self, length: int) -> Mask:
-        """Return the mask shifted by ``length`` positions, such as class tokens: position p counts as p - length.
+        """Return the mask shifted by ``length`` positions, to make room for class tokens, for example.
 
-        The first ``length`` positions are outside of the mask: they neither see nor are seen. Join it with a mask for
-        them: ``Neighborhood(8, 8, 1).after(1) | Global([0])`` is a grid after a class token.
+        Position p is treated as p - length. The first ``length`` positions are outside the mask: they attend to nothing
+        and are hidden. To include them, join another mask: ``Neighborhood(8, 8, 1).after(1) | Global([0])`` is a grid
+        after a class token.
 
         >>> from saccade.masks import Causal, Global
         >>> print((Causal().after(1) | Global([0])).picture(4))
@@ -288,13 +291,13 @@ class Mask(_NoArithmetic, ABC):
         1 1 1 1
 
         Raises:
-            ValueError: no int of at least 0.
+            ValueError: ``length`` is not an int of at least 0.
         """
         length = size_of("length", length)
         return masks.After(self, length) if length else self
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Return `allows`, for FlexAttention."""
+        """Return the result of `allows`, so that the mask can be passed to FlexAttention as a ``mask_mod``."""
         return self.allows(b, h, q, kv)
 
     def __and__(self, other: Mask) -> Mask:
@@ -307,15 +310,17 @@ class Mask(_NoArithmetic, ABC):
         return masks.Not(self)
 
     def __pow__(self, layers: int) -> Mask:
-        """Return the pairs that ``layers`` layers of this mask connect, each with a residual: ``(I or mask) **
-        layers``.
+        """Return the mask of all pairs connected through several layers with this mask: ``(I or mask) ** layers``.
+
+        The identity ``I`` stands for the residual connection of each layer.
 
         >>> from saccade.masks import Causal, Global, Window
         >>> Window(3, 1) ** 4, (Window(3, 3) | Global([0])) ** 2
         (Window(left=12, right=4), Full())
 
-        Exact at every length, in O(parts of the mask): `saccade.masks.receptive_field` lists the forms. A mask
-        without one raises `UnsupportedError`, and ``layers`` that is no int of at least 1 a ``ValueError``.
+        The result is exact at every length and computed in O(parts of the mask). `saccade.masks.receptive_field` lists
+        the supported forms; other masks raise an `UnsupportedError`. ``layers`` must be an int of at least 1, else a
+        ``ValueError`` is raised.
         """
         return masks.through_layers(self, layers)
 
@@ -326,7 +331,7 @@ class Mask(_NoArithmetic, ABC):
         return masks.Or((_other_mask(other, "|"), self))
 
     def _sizes(self, q_len: object, kv_len: object, batch: object, heads: object) -> tuple[int, int, int, int]:
-        """Return checked sizes of the dense mask; None means distinguished items and heads, or kv_len = q_len."""
+        """Validate the sizes of the dense mask and replace None by the mask's `shape`, or ``kv_len`` by ``q_len``."""
         sizes: list[int] = []
         for name, size, most in (("batch", batch, self.shape[0]), ("heads", heads, self.shape[1])):
             sizes.append(most if size is None else size_of(name, size))

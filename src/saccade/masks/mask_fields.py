@@ -1,4 +1,4 @@
-"""Fields of masks: checks of lists, tensors, lengths and positions, and constant tensors on each device."""
+"""Validate the fields of masks (lists, tensors, lengths, positions), and store constant tensors for each device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saccade.support.torch_modes import is_mapped, is_tracing
 from saccade.support.validation import check_holds_values, check_int, is_integer
 
 POSITION_BITS = 62
-"""Positions, and lengths that are added to them, stay below two to this power: their sums must fit int64."""
+"""Positions, and lengths added to them, stay below two to this power, so that their sums fit int64."""
 SIZE_BITS = 40
 """Sizes that are multiplied by a number of blocks or rows stay below two to this power, for the same reason."""
 
@@ -24,23 +24,23 @@ def check_field(mask: object, name: str, least: int, *, bits: int = POSITION_BIT
     """Convert a field of a frozen mask to an int of at least ``least`` and below ``2 ** bits``.
 
     Raises:
-        ValueError: anything else.
+        ValueError: the field is not such an int.
     """
     value = check_int(name, getattr(mask, name), least, below=1 << bits)
     object.__setattr__(mask, name, value)
 
 
 def items_of(name: str, given: object, rule: str, *, is_ordered: bool = True, hint: str | None = None) -> list[Any]:
-    """Return the items of a list, tensor, array or other iterable in a mask's field; the items are not checked.
+    """Convert a mask's field (list, tensor, array or other iterable) to a list; the items are not checked.
 
     Args:
-        where, name, rule, hint: for the error message.
+        name, rule, hint: texts for the error message.
         given: the argument.
-        is_ordered: whether the order matters, so that a set is refused.
+        is_ordered: whether the order matters, so that a set raises an error.
 
     Raises:
-        TypeError: no iterable, or a string or mapping.
-        ValueError: a tensor that cannot be read.
+        TypeError: not an iterable, or a string or mapping.
+        ValueError: a tensor whose values cannot be read.
     """
     items = given
     if isinstance(given, Tensor):
@@ -48,7 +48,7 @@ def items_of(name: str, given: object, rule: str, *, is_ordered: bool = True, hi
         if is_mapped(given):
             raise hidden_by_vmap(name)
     if isinstance(given, Tensor | np.ndarray):
-        items = given.tolist()  # a number for a tensor without dimensions
+        items = given.tolist()  # a number if the tensor has no dimensions
     unfit = (str, bytes, Mapping, Set) if is_ordered else (str, bytes, Mapping)
     if not isinstance(items, Iterable) or isinstance(items, unfit):
         raise type_error(name, rule, shown(given), hint=hint)
@@ -56,10 +56,10 @@ def items_of(name: str, given: object, rule: str, *, is_ordered: bool = True, hi
 
 
 def ints_of(name: str, given: object, *, is_ordered: bool = True, hint: str | None = None) -> tuple[int, ...]:
-    """Return the ints of a mask's field, at least 0 and below 2**62, from any iterable; see `items_of`.
+    """Convert a mask's field, any iterable, to a tuple of ints of at least 0 and below 2**62; see `items_of`.
 
     Raises:
-        TypeError, ValueError: anything else.
+        TypeError, ValueError: the field is not an iterable of such ints.
     """
     rule = "be ints of at least 0"
     items = items_of(name, given, rule, is_ordered=is_ordered, hint=hint)
@@ -71,11 +71,11 @@ def ints_of(name: str, given: object, *, is_ordered: bool = True, hint: str | No
 
 
 def check_readable(name: str, tensor: Tensor) -> None:
-    """Raise an error unless a mask's tensor holds its values densely.
+    """Raise an error unless the tensor of a mask is an ordinary dense tensor with values.
 
     Raises:
-        ValueError: a tensor without values (device "meta"), a sparse or a nested one.
-        TypeError: a subclass whose values are elsewhere, such as torch's ``CausalBias``.
+        ValueError: a tensor without values (device "meta"), or a sparse or nested tensor.
+        TypeError: a tensor subclass that does not store its values itself, such as torch's ``CausalBias``.
     """
     check_holds_values(name, tensor)
     if tensor.is_meta:
@@ -86,14 +86,14 @@ def check_readable(name: str, tensor: Tensor) -> None:
 
 
 def size_of(name: str, size: object) -> int:
-    """Return a checked length or number of items or heads; symbols pass while a program is traced."""
+    """Validate a length or a number of items or heads; symbolic sizes are accepted during tracing."""
     if isinstance(size, torch.SymInt):
         return size  # type: ignore[return-value]
     return check_int(name, size, 0, below=1 << SIZE_BITS)
 
 
 def written_out(given: GivenPositions, name: str, first: int, length: int, batch: int) -> Tensor:
-    """Return positions as int64 ``[batch | 1, length]``, from ``first`` on if None; negative numbers are padding."""
+    """Convert positions to int64 ``[batch | 1, length]``; None means from ``first`` on; values below 0 are padding."""
     if given is None:
         return torch.arange(first, first + length, device="cpu")[None]
     if isinstance(given, Tensor):
@@ -103,9 +103,9 @@ def written_out(given: GivenPositions, name: str, first: int, length: int, batch
 
 
 class Table:
-    """A constant tensor of a mask.
+    """A constant tensor of a mask, with a copy on each device that needs it.
 
-    A compiler that traces ``allows`` into a kernel needs tensors that exist already: call `on` for the device before.
+    A compiler that traces ``allows`` into a kernel needs tensors that already exist, so call `on` for the device first.
 
     Args:
         values: the tensor, on the CPU.
@@ -115,7 +115,7 @@ class Table:
         self._on = {"cpu": values}
 
     def on(self, device: torch.device) -> Tensor:
-        """Return the constant tensor on a device."""
+        """Return the mask's constant tensor on the given device."""
         name = device.type if device.index is None else f"{device.type}:{device.index}"
         copied = self._on.get(name)
         if copied is None:

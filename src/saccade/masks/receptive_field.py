@@ -1,9 +1,9 @@
-"""The receptive field of a mask: the pairs that several layers of one mask connect, as a mask again.
+"""Receptive fields: the pairs of tokens that several layers with the same mask connect, again as a mask.
 
 A layer with a residual connection lets a token see the keys that its mask M allows, and itself (I). So L layers connect
 the pairs of the boolean matrix power (I or M) ** L. These forms are exact at every length:
 
-    any mask                                    L = 1: itself, and every token itself
+    any mask                                    L = 1: the mask, and every token sees itself
     transitive: a to b and b to c give a to c   itself: Causal, Full, Documents, Strided, Prefix, Padding, prefix_lm,
                                                 and joins of them by &
     windows, joined by & and |                  L times as wide; also joined with Documents by &
@@ -13,9 +13,9 @@ the pairs of the boolean matrix power (I or M) ** L. These forms are exact at ev
     Causal & (window | first tokens)            Causal & (window L times as wide | first tokens); also streaming
     Causal & (Window(s - 1, 0) | Strided(s))    L >= 2: Causal, by a multiple of s and a smaller step
 
-Global tokens after the first do not help: a shorter sequence lacks them. In general ``&`` does not commute with powers:
-(A & B) ** L is contained in A ** L & B ** L and may be smaller. For windows and contiguous documents both are equal,
-since some path stays between its ends.
+Global tokens after the first do not help, because a shorter sequence may not contain them. In general ``&`` does not
+commute with powers: (A & B) ** L is contained in A ** L & B ** L and may be smaller. For windows and contiguous
+documents both are equal, since some path stays between its ends.
 
 Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1 (L layers of a window); Child et al. 2019,
 arXiv:1904.10509, section 4.2 (two steps of a strided pattern lead anywhere).
@@ -43,10 +43,10 @@ _ITSELF = Window(0, 0)
 
 
 def through_layers(mask: Mask, layers: int) -> Mask:
-    """Return ``mask ** layers``; see `Mask.__pow__`.
+    """Return the receptive field ``mask ** layers``; see `Mask.__pow__`.
 
     Raises:
-        TypeError, ValueError: ``layers`` is no int of at least 1.
+        TypeError, ValueError: ``layers`` is not an int of at least 1.
         UnsupportedError: the mask has none of the forms above.
     """
     layers = check_int("layers", layers)
@@ -76,7 +76,7 @@ def _with_itself(mask: Mask) -> Mask:
 
 
 def _is_reflexive(mask: Mask) -> bool:
-    """Return whether the mask certainly lets each position of its domain see itself."""
+    """Return whether the mask is known to let each position of its domain see itself."""
     match mask:
         case Causal() | Full() | Window() | Strided() | Segments():
             return True
@@ -90,7 +90,7 @@ def _is_reflexive(mask: Mask) -> bool:
 
 
 def _is_transitive(mask: Mask) -> bool:
-    """Return whether a position certainly sees every key that one of its keys sees."""
+    """Return whether the mask is known to be transitive: a position sees every key that one of its keys sees."""
     extent = window_sides(mask)
     if mask.hides_keys_only or isinstance(mask, Strided):  # all queries, or all of one residue class, see the same keys
         return True
@@ -108,7 +108,7 @@ def _is_transitive(mask: Mask) -> bool:
 
 
 def _is_contiguous(mask: Mask) -> bool:
-    """Return whether the mask joins windows and documents by ``&``: a path may use every position between its ends."""
+    """Return whether the mask joins windows and documents by ``&``, so that paths may use all positions in between."""
     match mask:
         case Documents():
             return mask.rule is None or _is_contiguous(mask.rule)
@@ -118,27 +118,27 @@ def _is_contiguous(mask: Mask) -> bool:
 
 
 def _sees_beginning(mask: Mask) -> bool:
-    """Return whether the mask joins causal windows and the first tokens, which themselves see earlier ones only."""
+    """Return whether the mask joins causal windows and the first tokens, which see only earlier tokens themselves."""
     parts = _behind_causal(mask)
     return bool(parts) and all(_is_beginning(part) or window_sides(part) is not None for part in parts)
 
 
 def _steps_anywhere(mask: Mask) -> bool:
-    """Return whether a causal window fills the gaps between strides: two steps then reach any earlier key."""
+    """Return whether a causal window fills the gaps between strides, so that two layers reach any earlier key."""
     parts = _behind_causal(mask)
     width = max((extent[0] for extent in map(window_sides, parts) if extent is not None), default=-1)
     return any(isinstance(part, Strided) and part.step <= width + 1 for part in parts)
 
 
 def _goes_through_first(mask: Mask) -> bool:
-    """Return whether token 0 sees all and all see it: two steps then reach any key."""
+    """Return whether token 0 sees all tokens and all see it, so that two layers reach any key."""
     if isinstance(mask, Or):
         return any(map(_goes_through_first, mask.parts))
     return isinstance(mask, Global) and mask.sees and mask.seen and 0 in mask.positions
 
 
 def _behind_causal(mask: Mask) -> tuple[Mask, ...]:
-    """Return the parts of an ``|`` that a causal limit restricts; none for other masks."""
+    """Return the parts of a union that is joined with `Causal` by ``&``; an empty tuple for other masks."""
     if not isinstance(mask, And):
         return ()
     limits = tuple(part for part in mask.parts if window_sides(part) is not None)
@@ -149,14 +149,14 @@ def _behind_causal(mask: Mask) -> tuple[Mask, ...]:
 
 
 def _is_beginning(mask: Mask) -> bool:
-    """Return whether the mask shows the first tokens to all queries."""
+    """Return whether the mask makes the first tokens visible to all queries."""
     if isinstance(mask, Global):
         return mask.seen and mask.positions == tuple(range(len(mask.positions)))
     return isinstance(mask, Prefix)
 
 
 def _widened(atom: Mask, layers: int) -> Mask:
-    """Return one part of a mask, widened by several layers."""
+    """Return the receptive field of one part of a mask over several layers."""
     if isinstance(atom, Window):
         left, right = (None if width is None else layers * width for width in (atom.left, atom.right))
         return Window(left, right)

@@ -1,4 +1,4 @@
-"""Recipes: the attention patterns of well-known papers, built from masks."""
+"""Recipes: masks with the attention patterns of well-known papers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GLOBAL_BITS = 20  # each global token is stored as a position
 
 @argument_hints()
 def sliding_window(window: int) -> Mask:
-    """Return causal attention to the last ``window`` keys, including the query's position.
+    """Return a sliding-window mask: causal attention to the last ``window`` keys, including the query's own.
 
     >>> print(sliding_window(2).picture(4))
     1 . . .
@@ -33,7 +33,7 @@ def sliding_window(window: int) -> Mask:
     . . 1 1
 
     Args:
-        window: number of visible keys, including the query's position, at least 1. (``Window`` does not count it.)
+        window: number of visible keys, including the query's own, at least 1. (``Window`` does not count that one.)
 
     Reference: Jiang et al. 2023, arXiv:2310.06825, section 2, whose window counts the same way.
     """
@@ -43,7 +43,7 @@ def sliding_window(window: int) -> Mask:
 
 @argument_hints()
 def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
-    """Return a window on both sides, and global tokens that see all and that all see.
+    """Return the Longformer mask: a window on both sides, and global tokens that see all keys and all queries see.
 
     >>> print(longformer(1, [0]).picture(5))
     1 1 1 1 1
@@ -53,9 +53,9 @@ def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
     1 . . 1 1
 
     Args:
-        each_side: visible keys before and after a query, besides its position. The paper's window size w
+        each_side: number of visible keys before and also after a query, besides its own. The paper's window size w
             (``attention_window`` in its code) is twice this number.
-        positions: of the global tokens.
+        positions: positions of the global tokens.
 
     Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
     """
@@ -67,7 +67,7 @@ def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
 def bigbird(
     block_size: int, *, window_blocks: int = 3, global_blocks: int = 2, random_blocks: int = 3, seed: int = 0
 ) -> Mask:
-    """Return blocks of tokens that see their neighbours, the first blocks, and random blocks.
+    """Return the BigBird mask: each block of tokens sees neighbouring blocks, the first blocks and random blocks.
 
     >>> print(bigbird(1, window_blocks=3, global_blocks=1, random_blocks=1).picture(8))
     1 1 1 1 1 1 1 1
@@ -79,15 +79,15 @@ def bigbird(
     1 . . . . 1 1 1
     1 . 1 . . . 1 1
 
-    The matrix is the same in training and evaluation, and for every number of keys: the global blocks are the first
-    ones (some code takes the first and the last), and `Random` draws the random ones.
+    The mask is the same in training and evaluation, and for every number of keys: the global blocks are the first
+    ones (some implementations use the first and the last), and the random ones come from `Random`.
 
     Args:
-        block_size: tokens in a block.
-        window_blocks: neighbouring blocks that a block sees, itself included; odd.
-        global_blocks: blocks at the beginning that see all and that all see.
-        random_blocks: random blocks for each block; some may be in the window, or beyond the last key.
-        seed: of the random blocks.
+        block_size: number of tokens in a block.
+        window_blocks: number of neighbouring blocks that a block sees, including itself; odd.
+        global_blocks: number of blocks at the beginning that see all keys and that all queries see.
+        random_blocks: number of random blocks for each block; some may be in the window or beyond the last key.
+        seed: seed of the random blocks.
 
     Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2.
     """
@@ -109,7 +109,7 @@ def bigbird(
 
 @argument_hints()
 def streaming(sink_tokens: int, window: int) -> Mask:
-    """Return causal attention to the first tokens and the last ones.
+    """Return the StreamingLLM mask: causal attention to the first tokens and to the most recent ones.
 
     >>> print(streaming(1, 2).picture(5))
     1 . . . .
@@ -119,11 +119,11 @@ def streaming(sink_tokens: int, window: int) -> Mask:
     1 . . 1 1
 
     Args:
-        sink_tokens: first positions that every later query sees, at least 0.
-        window: number of last keys, including the query's position, at least 1.
+        sink_tokens: number of first positions that every later query sees, at least 0.
+        window: number of most recent keys, including the query's own, at least 1.
 
-    Reference: Xiao et al. 2024, arXiv:2309.17453, section 3.2. Its cache counts positions inside the cache; here
-    they do not change.
+    Reference: Xiao et al. 2024, arXiv:2309.17453, section 3.2. The paper counts positions within the cache; here
+    positions do not change.
     """
     check_int("sink_tokens", sink_tokens, 0, below=1 << POSITION_BITS)
     check_int("window", window)
@@ -133,7 +133,7 @@ def streaming(sink_tokens: int, window: int) -> Mask:
 
 @argument_hints()
 def sparse_transformer(step: int) -> Mask:
-    """Return causal attention to the last ``step`` keys and to every step-th key before.
+    """Return the Sparse Transformer mask: causal attention to the last ``step`` keys and every ``step``-th earlier key.
 
     >>> print(sparse_transformer(3).picture(7))
     1 . . . . . .
@@ -145,9 +145,9 @@ def sparse_transformer(step: int) -> Mask:
     1 . . 1 1 1 1
 
     Args:
-        step: the stride; near the square root of the length, a query sees about 2 * sqrt(n) keys.
+        step: the stride; if it is near the square root of the length n, a query sees about 2 * sqrt(n) keys.
 
-    Reference: Child et al. 2019, arXiv:1904.10509, section 4.3 (the strided pattern, both heads' sets joined).
+    Reference: Child et al. 2019, arXiv:1904.10509, section 4.3 (the strided pattern, as the union of both heads' sets).
     """
     check_int("step", step, below=1 << POSITION_BITS)
     return Causal() & (Window(step, 0) | Strided(step))
@@ -155,7 +155,7 @@ def sparse_transformer(step: int) -> Mask:
 
 @argument_hints()
 def prefix_lm(length: int) -> Mask:
-    """Return causal attention in which all tokens see the first ``length`` positions.
+    """Return the prefix-LM mask: causal attention, but all tokens see the first ``length`` positions.
 
     >>> print(prefix_lm(2).picture(4))
     1 1 . .
@@ -164,7 +164,7 @@ def prefix_lm(length: int) -> Mask:
     1 1 1 1
 
     Args:
-        length: positions of the prefix, at least 0.
+        length: number of positions in the prefix, at least 0.
 
     Reference: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1.
     """
@@ -174,7 +174,7 @@ def prefix_lm(length: int) -> Mask:
 
 @argument_hints()
 def image_rows(text_len: int, height: int, width: int) -> Mask:
-    """Return the mask of text, then the cells of an image row by row: a cell sees the text and its row up to itself.
+    """Return the mask of text followed by an image: a cell sees the text and its row up to itself.
 
     >>> print(image_rows(2, 2, 3).picture(8))
     1 . . . . . . .
@@ -186,14 +186,15 @@ def image_rows(text_len: int, height: int, width: int) -> Mask:
     1 1 . . . 1 1 .
     1 1 . . . 1 1 1
 
-    Tokens after the image see only the text; without text they are refused. In the paper a row continues beyond its
-    start, up to the cell above the query: ``Causal() & (Prefix(n) | Window(width, 0).after(n))``.
+    The cells of the image are ordered row by row. Tokens after the image see only the text; without text they raise an
+    error. In the paper a cell also sees the previous row from the cell above it onwards:
+    ``Causal() & (Prefix(n) | Window(width, 0).after(n))``.
 
     Args:
-        text_len: positions before the first cell, at least 0.
+        text_len: number of positions before the first cell, at least 0.
         height, width: rows and columns of the image, ints of at least 1.
 
-    Cost: ``text_len + width`` keys per query at most.
+    Cost: at most ``text_len + width`` keys per query.
 
     Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
     """
@@ -203,7 +204,7 @@ def image_rows(text_len: int, height: int, width: int) -> Mask:
 
 @argument_hints()
 def image_columns(text_len: int, height: int, width: int) -> Mask:
-    """Return the mask of text, then the cells of an image row by row: a cell sees the text and its column up to itself.
+    """Return the mask of text followed by an image: a cell sees the text and its column up to itself.
 
     >>> print(image_columns(2, 2, 3).picture(8))
     1 . . . . . . .
@@ -218,7 +219,7 @@ def image_columns(text_len: int, height: int, width: int) -> Mask:
     Args:
         text_len, height, width: see `image_rows`.
 
-    Cost: ``text_len + height`` keys per query at most; columns are run on every ``width``-th row and key, as views.
+    Cost: at most ``text_len + height`` keys per query; columns are processed as views of every width-th row and key.
 
     Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
     """
@@ -228,7 +229,7 @@ def image_columns(text_len: int, height: int, width: int) -> Mask:
 
 @argument_hints()
 def image_neighbors(text_len: int, height: int, width: int, radius: int | tuple[int, int]) -> Mask:
-    """Return the mask of text, then the cells of an image row by row: a cell sees the text and earlier cells near it.
+    """Return the mask of text followed by an image: a cell sees the text and nearby cells up to itself.
 
     >>> print(image_neighbors(2, 2, 3, 1).picture(8))
     1 . . . . . . .
@@ -242,10 +243,10 @@ def image_neighbors(text_len: int, height: int, width: int, radius: int | tuple[
 
     Args:
         text_len, height, width: see `image_rows`.
-        radius: visible rows above, and columns on either side, besides the cell's position; see `Neighborhood`. The
-            paper's kernel of 11 x 11 cells is a radius of 5; there it continues across the ends of rows.
+        radius: number of visible rows above, and of columns on either side; see `Neighborhood`. The paper's kernel of
+            11 x 11 cells corresponds to a radius of 5, but it continues across the ends of rows.
 
-    Cost: about ``text_len + 2 * radius ** 2`` keys per query, and the other keys of each tile.
+    Cost: about ``text_len + 2 * radius ** 2`` keys per query, plus the other keys of each tile.
 
     Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
     """
@@ -260,5 +261,5 @@ def _check_image(text_len: int, height: int, width: int) -> None:
 
 
 def _behind_text(text_len: int, mask: Mask) -> Mask:
-    """Return a causal mask of text that all tokens see, followed by cells under ``mask``."""
+    """Return a causal mask of text, which all tokens see, followed by image cells that use ``mask``."""
     return Causal() & (Prefix(text_len) | mask.after(text_len)) if text_len else Causal() & mask

@@ -1,4 +1,4 @@
-"""Positions of tokens, and encodings of them: biases of scores, rotations of queries and keys, vectors for tokens."""
+"""Positions of tokens and their encodings: biases of scores, rotations of queries and keys, embeddings."""
 
 from typing import TYPE_CHECKING
 

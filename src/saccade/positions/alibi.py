@@ -16,19 +16,19 @@ class ALiBi(Bias):
 
     .. math:: b_h(i - j) = -m_h\, |i - j|, \qquad m_h = 2^{-8 h / H}, \quad h = 1, \dots, H
 
-    If ``num_heads`` is no power of two, the first heads take the slopes of the largest power of two below it, and
-    the others every second slope of twice that power, as in the authors' code. There is nothing to train and nothing
-    to store: slopes are computed in float32 (float64 for a float64 query), whatever type the module is moved to.
+    If ``num_heads`` is not a power of two, the first heads use the slopes for the largest power of two below it, and
+    the others every second slope for twice that power, as in the authors' code. There are no parameters or buffers:
+    slopes are computed in float32 (float64 for a float64 query), regardless of the dtype of the module.
 
-    The paper is about causal attention; the absolute value makes it symmetric where a query sees later keys.
+    The paper is about causal attention; the absolute value makes the bias symmetric if a query sees later keys.
 
     Args:
         num_heads: number of query heads.
 
     Raises:
-        ValueError: ``num_heads`` is no int of at least 1.
+        ValueError: ``num_heads`` is not an int of at least 1.
 
-    Cost: a number for each head and distance.
+    Cost: one number for each head and distance.
 
     Example:
         >>> ALiBi(2).table(torch.arange(-1, 3))

@@ -1,4 +1,4 @@
-"""Bias: base class of position biases, terms of the scores that depend on the positions of query and key."""
+"""Bias: base class of position biases, which add a term to the scores that depends on the positions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from saccade.support.errors import unsupported
 
 
 class Bias(ArgumentHints, nn.Module):
-    """A term added to the scores that depends only on the distance of query and key, and possibly on the query.
+    """A position bias: a term added to the scores that depends on the distance, and possibly on the query.
 
-    The *distance* is the query's position minus the key's. So the bias is never stored as a matrix: attention reads at
-    most ``2 * len - 1`` numbers for each head. Scores are scaled and capped before it is added.
+    The *distance* is the query's position minus the key's. The bias is never stored as a matrix, since attention needs
+    at most ``2 * len - 1`` numbers for each head. It is added after scores are scaled and capped.
 
-    A subclass defines `table`, or, where the numbers depend on the query, `values`.
+    A subclass defines `table`, or `values` if the numbers depend on the query.
 
     Attributes:
-        reach: beyond this distance, on both sides, the term is constant; None: every distance has a number.
+        reach: the distance beyond which the term is constant, on both sides; None if there is no such limit.
     """
 
     reach: int | None = None
@@ -30,7 +30,7 @@ class Bias(ArgumentHints, nn.Module):
             nn.init.zeros_(parameter)
 
     def table(self, distances: Tensor) -> Tensor:
-        """Return the bias of each head at some distances.
+        """Return the bias of each head at the given distances.
 
         Args:
             distances: int64 ``[distances]``; a query's position minus a key's (or the difference of their addresses).
@@ -39,23 +39,23 @@ class Bias(ArgumentHints, nn.Module):
             ``[heads, distances]``, differentiable in the parameters.
 
         Raises:
-            UnsupportedError: the numbers depend on the query; `values` gives them.
+            UnsupportedError: the numbers depend on the query; use `values` instead.
         """
         reasons = ["it defines no table: its numbers depend on the query"]
         hint = "values(distances, query, scale) gives them"
         raise unsupported(type(self).__name__, reasons, hint=hint)
 
     def values(self, distances: Tensor, query: Tensor, scale: float) -> Tensor:
-        """Return the bias at some distances, for biases that may depend on the query.
+        """Return the bias at the given distances, which may depend on the query.
 
         Args:
             distances: int64 ``[distances]``, consecutive and ascending.
             query: ``[batch, heads, q_len, head_dim]``.
-            scale: factor of the dot products.
+            scale: factor that multiplies the dot products.
 
         Returns:
-            ``[batch | 1, heads | 1, q_len | 1, distances]``, differentiable in the parameters, and in the query where
-            it depends on it.
+            ``[batch | 1, heads | 1, q_len | 1, distances]``, differentiable in the parameters, and in the query if the
+            bias depends on it.
         """
         return self.table(distances)[None, :, None, :]
 
@@ -73,15 +73,15 @@ class Bias(ArgumentHints, nn.Module):
 
         Args:
             q_len, kv_len: sizes; ``kv_len`` is ``q_len`` when None.
-            query: ``[batch, heads, q_len, head_dim]``, where numbers depend on it.
-            scale: factor of the dot products, for the same.
+            query: ``[batch, heads, q_len, head_dim]``, for biases that depend on it.
+            scale: factor that multiplies the dot products, for the same biases.
             q_positions, kv_positions: int64 ``[q_len]`` and ``[kv_len]``; by default key j is at j and query i at
                 ``kv_len - q_len + i``.
         """
         kv_len = q_len if kv_len is None else kv_len
         q = torch.arange(kv_len - q_len, kv_len) if q_positions is None else q_positions
         kv = torch.arange(kv_len) if kv_positions is None else kv_positions
-        # With more queries than keys, the first ones are before position 0, which `address` may refuse.
+        # With more queries than keys, the first ones are before position 0, which `address` may reject.
         begun = q[max(0, q_len - kv_len) :] if q_positions is None else q
         is_plain = self.address(begun) is begun
         between = (q if is_plain else self.address(q))[:, None] - self.address(kv)
@@ -94,5 +94,5 @@ class Bias(ArgumentHints, nn.Module):
         return table[:, :, rows, between - first]
 
     def address(self, positions: Tensor) -> Tensor:
-        """Return the numbers that distances are computed from: the positions, or addresses on a grid."""
+        """Convert positions to the numbers whose differences are the distances: themselves, or addresses on a grid."""
         return as_positions(positions)

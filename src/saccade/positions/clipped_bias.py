@@ -1,4 +1,4 @@
-"""Clipped: a bias with a trainable number for each distance up to a reach."""
+"""Clipped: a bias with a trainable number for each distance, clipped to a maximum."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from saccade.support.validation import check_int
 
 
 class Clipped(Bias):
-    r"""A bias with a trainable number for each head and distance; beyond ``reach``, distances of a side share one.
+    r"""A bias with a trainable number for each head and distance, where distances are clipped to ``reach``.
 
     .. math:: b_h(i - j) = w_{h,\; \mathrm{clip}(i - j,\, -r,\, r) + r}
 
-    The clipping is that of `ShawKeys`, with a number in place of a vector. All numbers start at 0.
+    It clips distances like `ShawKeys`, but with numbers in place of vectors. All numbers start at 0.
 
     Args:
         num_heads: number of query heads.
-        reach: largest distance with a number of its own, at least 0.
+        reach: largest distance with its own number, at least 0.
 
     Attributes:
         weight: ``[num_heads, 2 * reach + 1]``, from the latest key in reach to the earliest.
 
     Raises:
-        ValueError: a size is no int, or too small.
+        ValueError: a size is not an int, or too small.
 
     Cost: ``num_heads * (2 * reach + 1)`` parameters.
 

@@ -1,4 +1,4 @@
-"""Distances between the nodes of a graph: lengths of shortest paths."""
+"""Distances between the nodes of a graph: lengths of the shortest paths."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _EDGES = ShapeSpec("edges [batch, n, n]")
 
 @argument_hints()
 def path_lengths(edges: Tensor, reach: int) -> Tensor:
-    """Return the number of edges on the shortest path between any two nodes of a graph, up to a reach.
+    """Return the length of the shortest path between any two nodes of a graph, up to a maximum.
 
     Args:
         edges: bool ``[batch, n, n]``: whether an edge leads from node i to node j.
-        reach: the longest path that is counted, at least 1.
+        reach: maximum length of a path, at least 1.
 
     Returns:
-        int64 ``[batch, n, n]``: 0 from a node to itself, and ``reach + 1`` where no path is that short, or there is
-        none: ``reach + 2`` relations for a `RelationTable`.
+        int64 ``[batch, n, n]``: the number of edges on the path; 0 from a node to itself, ``reach + 1`` if there is no
+        path or only longer ones. These are ``reach + 2`` relations for a `RelationTable`.
 
     Raises:
-        TypeError, ValueError: edges of another shape or dtype, a reach below 1.
+        TypeError, ValueError: the edges have a different shape or dtype, or the reach is below 1.
 
-    Cost: O(batch * reach * n ** 3) time, as products of matrices; memory O(batch * n ** 2).
+    Cost: O(batch * reach * n ** 3) time, in matrix products; O(batch * n ** 2) memory.
 
     Example:
         >>> edges = torch.zeros(1, 4, 4, dtype=torch.bool)

@@ -12,19 +12,20 @@ from saccade.support.validation import check_int
 
 
 class Learned(ArgumentHints, nn.Module):
-    """Position embeddings: a trainable vector for each position up to ``max_len``, added to token embeddings.
+    """Learned position embeddings: a trainable vector for each of ``max_len`` positions, added to token embeddings.
 
     Args:
         max_len: number of positions.
         embed_dim: width of the model.
 
     Attributes:
-        weight: ``[max_len, embed_dim]``, as that of an ``nn.Embedding``; starts normal, with a deviation of 0.02.
+        weight: ``[max_len, embed_dim]``, like that of an ``nn.Embedding``; initially normal with a standard deviation
+            of 0.02.
 
     Raises:
-        ValueError: a size is no int of at least 1; a position below -1, or of ``max_len`` and more (on the CPU, where
-            positions can be read without waiting; elsewhere torch's own lookup raises).
-        TypeError: positions that are neither a range nor int64.
+        ValueError: a size is not an int of at least 1, or a position is below -1 or at least ``max_len`` (on the CPU,
+            where positions can be read without waiting; elsewhere torch's own lookup raises an error).
+        TypeError: positions are neither a range nor int64.
 
     Cost: ``max_len * embed_dim`` parameters.
 
@@ -44,14 +45,14 @@ class Learned(ArgumentHints, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all position vectors anew, with a standard deviation of 0.02, as BERT and GPT-2 start."""
+        """Reinitialise all position vectors at random, with a standard deviation of 0.02 as in BERT and GPT-2."""
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, positions: range | Tensor) -> Tensor:
-        """Return the learned vectors of these positions.
+        """Return the learned embeddings of the given positions.
 
         Args:
-            positions: a range, or int64 of any shape; -1 (no token) gives zeros.
+            positions: a range, or int64 with any shape; -1 (no token) gives zeros.
 
         Returns:
             ``[..., embed_dim]``, differentiable in the weight.

@@ -1,4 +1,4 @@
-"""RelationTable: a bias with a trainable number for each relation of two tokens, such as the length of a path."""
+"""RelationTable: a bias with a trainable number for each relation between two tokens, such as a path length."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _RELATIONS = ShapeSpec("relations [batch, q_len, kv_len]")
 
 
 class RelationTable(ArgumentHints, nn.Module):
-    r"""A bias with a trainable number for each head and relation: bonds of a molecule, path lengths in a graph.
+    r"""A bias with a trainable number for each head and relation, such as a chemical bond or a path length in a graph.
 
     .. math:: b_{hij} = w_{r_{ij},\, h}
 
-    The relations come from a table of each batch, for tokens whose positions do not determine them. So this is no
-    `Bias`, which depends on positions: it returns a tensor to pass as ``bias=``. Several tables add up. All numbers
-    start at 0.
+    Each batch passes its own table of relations, because positions do not determine them. So this is not a `Bias`,
+    which depends on positions, but returns a tensor to pass as ``bias=``. The results of several tables can be added.
+    All numbers start at 0.
 
     Args:
         num_heads: number of query heads.
-        num_relations: how many relations there are; they are counted from 0.
+        num_relations: number of relations, which are counted from 0.
 
     Attributes:
-        weight: ``[num_relations, num_heads]``, as Graphormer's ``spatial_pos_encoder``.
+        weight: ``[num_relations, num_heads]``, like Graphormer's ``spatial_pos_encoder``.
 
     Raises:
-        ValueError: a size is no int of at least 1; a relation that is not in the table (on the CPU, where relations can
-            be read without waiting).
-        TypeError: relations that are no ints.
+        ValueError: a size is not an int of at least 1, or a relation is not in the table (checked on the CPU only,
+            where relations can be read without waiting).
+        TypeError: the relations are not ints.
 
-    Cost: ``num_relations * num_heads`` parameters; a call's bias is as large as the matrix. For graphs where that is
-    too much, ``score=lambda score, b, h, q, kv: score + weight[relations[b, q, kv], h]`` reads it tile by tile.
+    Cost: ``num_relations * num_heads`` parameters; the bias of a call is as large as the matrix. If that is too large,
+    ``score=lambda score, b, h, q, kv: score + weight[relations[b, q, kv], h]`` reads it tile by tile.
 
     Example:
         >>> bonds = RelationTable(2, num_relations=3)
@@ -54,14 +54,14 @@ class RelationTable(ArgumentHints, nn.Module):
         self.weight = nn.Parameter(torch.zeros(num_relations, num_heads))
 
     def reset_parameters(self) -> None:
-        """Set the numbers of all relations to 0, so that attention starts as if there were no bias."""
+        """Set the bias of all relations to 0, so that attention starts as if there were no bias."""
         nn.init.zeros_(self.weight)
 
     def forward(self, relations: Tensor) -> Tensor:
         """Return the bias tensor for the relations of a batch.
 
         Args:
-            relations: int64 or int32 ``[batch, q_len, kv_len]``; -1 where there is none, which adds 0.
+            relations: int64 or int32 ``[batch, q_len, kv_len]``; -1 means no relation and adds 0.
 
         Returns:
             ``[batch, num_heads, q_len, kv_len]``.
@@ -72,7 +72,7 @@ class RelationTable(ArgumentHints, nn.Module):
         if can_be_read(relations) and not -1 <= int(relations.min()) <= int(relations.max()) < self.num_relations:
             rule, facts = f"be from -1 to {self.num_relations - 1}", [describe("relations", relations)]
             raise value_error("relations", rule, "others", facts=facts)
-        # Stored head by head, as products read it; index -1 reads the 0 at the end, which is not a parameter.
+        # Stored head by head, the layout that matrix products read; index -1 selects the 0 at the end, not a parameter.
         return nn.functional.pad(self.weight.T, (0, 1))[:, relations].transpose(0, 1)
 
     def extra_repr(self) -> str:

@@ -17,20 +17,20 @@ from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_plain
 from saccade.support.validation import check_choice, check_int, check_number, check_type
 
-_KEPT = 1 << 13  # most positions with cached angles: 8 MB for heads of 128
+_KEPT = 1 << 13  # maximum number of positions with cached angles: 8 MB for heads of width 128
 _Turning = tuple[float, int, str, Scaling | None, torch.dtype, torch.device]  # the attributes that determine the angles
-_BLOCK = 64  # for single positions, angles are computed for so many at once, aligned
+_BLOCK = 64  # for a single position, angles are computed for an aligned block of this many positions
 
 
 class Tables(NamedTuple):
-    """Cosines and sines of rotary angles at some positions, ``[len, pairs]`` or ``[batch, len, pairs]`` each."""
+    """Cosines and sines of rotary angles, each ``[len, pairs]`` or ``[batch, len, pairs]``."""
 
     cos: Tensor
     sin: Tensor
 
 
 class Rotary(ArgumentHints, nn.Module):
-    r"""Rotary embeddings: rotate queries and keys by position, so that their product depends on distance only.
+    r"""Rotary embeddings: rotate queries and keys by position, so that their product depends only on the distance.
 
     Channels form pairs, and pair i of a token at position p is rotated by the angle :math:`p\,\theta_i`:
 
@@ -38,28 +38,27 @@ class Rotary(ArgumentHints, nn.Module):
               \sin p\theta_i & \cos p\theta_i \end{pmatrix} \begin{pmatrix} x \\ y \end{pmatrix}, \qquad
               \theta_i = \mathrm{base}^{-2i / D}
 
-    The rotation preserves lengths, and the product of a query at m and a key at n depends on m - n only. Rotate queries
-    and keys alike, after their projection and before a cache; never values.
+    The rotation preserves lengths, and the product of a query at m and a key at n depends only on m - n. Rotate both
+    queries and keys, after their projection and before a cache, but never values.
 
-    There is nothing to train and nothing to store. Angles are computed in float32 (float64 for float64 input), never in
-    half precision, whatever type the module is moved to and under autocast.
+    There are no parameters or buffers. Angles are computed in float32 (float64 for float64 input), never in half
+    precision, regardless of the dtype of the module and of autocast.
 
     Args:
         head_dim: width of queries and keys of one head.
-        base: of the frequencies.
-        rotary_dim: number of channels, from the first on, that are rotated; the others pass unchanged. ``head_dim``
-            when None.
-        layout: which channels make a pair: ``"half"``, channel i of the first half with channel i of the second
-            (GPT-NeoX, Llama); ``"interleaved"``, neighbours (the paper, GPT-J). Weights trained with one do not fit the
-            other.
-        scaling: changed frequencies, for sequences longer than those trained on; plain ones when None.
+        base: base of the frequencies.
+        rotary_dim: number of leading channels that are rotated; the others are unchanged. ``head_dim`` when None.
+        layout: which channels form a pair: ``"half"`` pairs channel i of the first half with channel i of the second
+            (GPT-NeoX, Llama), ``"interleaved"`` pairs neighbours (the paper, GPT-J). Weights trained with one layout do
+            not work with the other.
+        scaling: changed frequencies for sequences longer than in training; unscaled when None.
 
     Raises:
-        ValueError: sizes that do not fit; on use, a wrong shape or a position below -1.
-        TypeError: a scaling, an x or positions of the wrong kind.
-        UnsupportedError: a scaling that does not allow these sizes.
+        ValueError: sizes do not fit; on use, a shape is wrong or a position is below -1.
+        TypeError: the scaling, x or the positions have the wrong type.
+        UnsupportedError: the scaling does not support these sizes.
 
-    Cost: O(len * head_dim) for each head; angles are computed once for all heads, and where positions are a range once
+    Cost: O(len * head_dim) for each head. Angles are computed once for all heads, and if positions are a range, once
     for all layers.
 
     Example:
@@ -102,25 +101,25 @@ class Rotary(ArgumentHints, nn.Module):
 
         Args:
             x: queries or keys, ``[batch, heads, len, head_dim]``.
-            positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is rotated as if at 0.
+            positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is treated as 0.
 
         Returns:
-            As x, in its dtype.
+            The rotated tensor, with the shape and dtype of x.
         """
         return self._turned(x, *self._cos_and_sin(x, positions))
 
     def unrotate(self, x: Tensor, positions: range | Tensor) -> Tensor:
         """Undo the rotation of `forward`, up to one rounding in the dtype of x.
 
-        To move a key, undo the rotation and rotate it anew, always from the stored key: repeated moves in half
-        precision would add up roundings.
+        To move a key to a new position, undo the rotation and rotate again. Always start from the stored key, because
+        repeated moves in half precision would accumulate rounding errors.
 
         Args:
             x: a result of `forward`, ``[batch, heads, len, head_dim]``.
-            positions: those passed to `forward`.
+            positions: the positions passed to `forward`.
 
         Returns:
-            As x, in its dtype.
+            The tensor before rotation, with the shape and dtype of x.
         """
         square = 1.0 if self.scaling is None else self.scaling.magnitude**2
         cos, sin = self._cos_and_sin(x, positions)
@@ -129,12 +128,12 @@ class Rotary(ArgumentHints, nn.Module):
     def tables(
         self, positions: range | Tensor, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
     ) -> Tables:
-        """Return the cosines and sines that rotate pairs of channels, times the magnitude of a scaling.
+        """Return the cosines and sines of the rotary angles, times the magnitude of the scaling.
 
         Args:
-            positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is read as 0.
-            dtype: float32 or float64, in which angles are computed.
-            device: of the tables; that of the positions when None.
+            positions: a range, or int64 ``[len]`` or ``[batch, len]``; -1 (no token) is treated as 0.
+            dtype: float32 or float64, for the computation of the angles.
+            device: device of the tables; that of the positions when None.
 
         Returns:
             ``(cos, sin)``, each ``[len, rotary_dim // 2]``, or ``[batch, len, rotary_dim // 2]``.
@@ -154,7 +153,7 @@ class Rotary(ArgumentHints, nn.Module):
         )
 
     def _cos_and_sin(self, x: Tensor, positions: range | Tensor) -> tuple[Tensor, Tensor]:
-        """Return rotation factors of channels and of their partners, ``[batch | 1, 1, len, rotary_dim]``."""
+        """Return the rotation factors of channels and of their partners, ``[batch | 1, 1, len, rotary_dim]``."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
             raise type_error("x", "be a tensor of floats", got)
@@ -168,10 +167,10 @@ class Rotary(ArgumentHints, nn.Module):
         return self._read(positions, x)
 
     def _read(self, positions: range | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rotation factors at checked positions, on the device and in the wide dtype of a tensor."""
+        """Return the rotation factors at validated positions, on the device and in the widened dtype of ``like``."""
         turning = (self.base, self.rotary_dim, self.layout, self.scaling, wide_dtype(like.dtype), like.device)
         if isinstance(positions, range) and is_plain(like):
-            # Tensors made in inference mode must not be used with autograd.
+            # Tensors created in inference mode must not be used with autograd.
             inference, length = torch.is_inference_mode_enabled(), len(positions)
             if length == 1 and positions.start >= 0:
                 block, place = divmod(positions.start, _BLOCK)
@@ -193,7 +192,7 @@ class Rotary(ArgumentHints, nn.Module):
 
 
 def _factors(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tensor]:
-    """Return rotation factors for each channel and for its partner; the two products are then added."""
+    """Compute the rotation factors of each channel and of its partner; the two products are added afterwards."""
     base, rotary_dim, layout, scaling, dtype, device = turning
     make = plain_frequencies if scaling is None else scaling.frequencies
     place = torch.atleast_2d(as_positions(positions, device)).clamp(min=0)
@@ -204,7 +203,7 @@ def _factors(positions: range | Tensor, turning: _Turning) -> tuple[Tensor, Tens
 
 
 def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Expand rotation factors of pairs to channels: the factor of each channel, and that of its partner."""
+    """Expand rotation factors from pairs to channels: the factor of each channel, and that of its partner."""
     if layout == "half":
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return torch.stack([cos, cos], -1).flatten(-2), torch.stack([-sin, sin], -1).flatten(-2)
@@ -212,6 +211,6 @@ def paired(cos: Tensor, sin: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def _cached_factors(positions: range, turning: _Turning, inference: bool) -> tuple[Tensor, Tensor]:
-    """Return cached rotation factors: all layers of a model need the same ones, and decoding the next ones."""
+    """Return rotation factors from a cache, since all layers need the same ones and decoding needs the next ones."""
     del inference  # part of the cache key only
     return _factors(positions, turning)

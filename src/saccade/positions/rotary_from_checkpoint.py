@@ -1,4 +1,4 @@
-"""Rotary embeddings from checkpoints: stored frequencies, and stored tables of cosines and sines."""
+"""Rotary embeddings from checkpoints: stored frequencies, or stored tables of cosines and sines."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _GIVEN = ShapeSpec("cos [positions, pairs]", "sin [positions, pairs]")
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Frequencies(Scaling):
-    """Rotary frequencies listed one by one, such as the ``inv_freq`` of a checkpoint; the base has no effect then.
+    """A rotary scaling with explicit frequencies, such as ``inv_freq`` from a checkpoint; the base has no effect.
 
     Args:
-        radians: angle per position of each pair of channels: ``rotary_dim // 2`` numbers, in a sequence or a tensor.
-        attention_factor: factor of rotated queries and of rotated keys.
+        radians: angle per position for each pair of channels: ``rotary_dim // 2`` numbers, in a sequence or a tensor.
+        attention_factor: factor that multiplies rotated queries and keys.
 
     Raises:
-        TypeError, ValueError: not finite numbers.
-        UnsupportedError: on use, another number of pairs.
+        TypeError, ValueError: an argument is not finite numbers.
+        UnsupportedError: on use, the number of pairs is different.
 
     Example:
         >>> from saccade.positions import Rotary
@@ -73,11 +73,11 @@ class Frequencies(Scaling):
 
 
 class RotaryTables(Rotary):
-    """A rotation read from stored tables, such as the ``cos_cache`` and ``sin_cache`` of an ONNX model.
+    """Rotary embeddings that use stored tables, such as ``cos_cache`` and ``sin_cache`` of an ONNX model.
 
-    Tables have one number per position and pair of channels. Those of transformers have each number twice:
-    ``cos[:, : cos.shape[1] // 2]`` is the table. They stay float32, or float64 if passed so, whatever type the module
-    is moved to, and are part of its state.
+    The tables have one number per position and pair of channels. In transformers they contain each number twice; pass
+    ``cos[:, : cos.shape[1] // 2]`` instead. The tables stay float32 (or float64 if passed as such) when the module is
+    converted to a different dtype, and are part of its state dict.
 
     Args:
         cos, sin: ``[positions, rotary_dim // 2]``.
@@ -85,8 +85,8 @@ class RotaryTables(Rotary):
         layout: see `Rotary`.
 
     Raises:
-        ValueError: tables of different shapes; on use, a position after their end.
-        TypeError: tables that are no floats.
+        ValueError: the tables have different shapes; on use, a position is beyond their end.
+        TypeError: the tables are not floating-point tensors.
 
     Example:
         >>> plain = Rotary(8)
@@ -137,6 +137,6 @@ class RotaryTables(Rotary):
         super()._apply(fn, recurse)
         for name, x in before.items():
             moved = self._buffers[name]
-            if moved is not None and moved.dtype != x.dtype:  # rounded angles would rotate far tokens by wrong angles
+            if moved is not None and moved.dtype != x.dtype:  # rounding would give distant tokens wrong angles
                 self._buffers[name] = x.to(moved.device)
         return self

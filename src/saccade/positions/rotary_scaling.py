@@ -1,4 +1,4 @@
-"""Rotary scaling: changed frequencies for sequences longer than those trained on (linear, NTK, Llama 3, YaRN)."""
+"""Rotary scaling: adapt frequencies to sequences longer than in training (linear, NTK, Llama 3, YaRN)."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ Device = torch.device | None
 
 
 def plain_frequencies(base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
-    """Return unscaled rotary frequencies, ``base ** (-2 i / rotary_dim)``, ``[rotary_dim // 2]``."""
+    """Return the unscaled rotary frequencies ``base ** (-2 i / rotary_dim)``, a tensor ``[rotary_dim // 2]``."""
     return 1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=dtype, device=device) / rotary_dim)
 
 
 class Scaling(ABC):
-    """Base class of changes of rotary frequencies, for sequences longer than those trained on.
+    """Base class of rotary scalings, which change frequencies for sequences longer than in training.
 
-    A scaling is a frozen value. It does not depend on the length of a call: keys in a cache are already rotated, so
-    frequencies that change with length would give a prefill and its decoding steps two different rotations.
+    A scaling is immutable and does not depend on the length of a call. Keys in a cache are already rotated, so
+    frequencies that change with the length would rotate a prefill and its decoding steps differently.
     """
 
     @property
     def magnitude(self) -> float:
-        """The factor of rotated queries and of rotated keys."""
+        """Factor that multiplies rotated queries and keys."""
         return 1.0
 
     @abstractmethod
     def frequencies(self, base: float, rotary_dim: int, dtype: torch.dtype, device: Device = None) -> Tensor:
-        """Return radians per position of each pair of channels, ``[rotary_dim // 2]``, in ``dtype``."""
+        """Return the scaled frequency of each pair of channels in radians per position, ``[rotary_dim // 2]``."""
 
     def reasons(self, base: float, rotary_dim: int) -> tuple[str, ...]:
-        """Return why the scaling does not work with these sizes; an empty tuple if it does."""
+        """Return the reasons why the scaling does not support these sizes; an empty tuple if it does."""
         return ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Scaling):
-    """Rotary scaling by interpolation: all frequencies divided by ``factor``, to fit longer sequences.
+    """Rotary scaling by interpolation: all frequencies are divided by ``factor``.
 
     Args:
-        factor: how many times longer, at least 1.
+        factor: ratio of the new length to the trained length, at least 1.
 
     Raises:
-        ValueError: ``factor`` is no finite number of at least 1.
+        ValueError: ``factor`` is not a finite number of at least 1.
 
     Example:
         >>> Linear(4.0).frequencies(10000.0, 4, torch.float32).tolist()
@@ -72,15 +72,15 @@ class NTK(Scaling):
 
     .. math:: \mathrm{base}' = \mathrm{base} \cdot \mathrm{factor}^{D / (D - 2)}
 
-    There is no dynamic form, in which the base grows with the length: the keys in a cache were rotated with the earlier
-    base, so decoding would no longer equal the full run. For models trained that way, fix the length once:
-    `NTK.at_length` equals transformers' ``"dynamic"`` for a sequence of that length in one run.
+    The dynamic form, where the base grows with the length, is not available: the keys in a cache were rotated with the
+    earlier base, so decoding would no longer equal the full run. For models trained that way, choose one length:
+    `NTK.at_length` equals ``"dynamic"`` in transformers for a sequence of that length in one run.
 
     Args:
         factor: at least 1.
 
     Raises:
-        ValueError: ``factor`` is no finite number of at least 1; on use, fewer than four channels.
+        ValueError: ``factor`` is not a finite number of at least 1; on use, there are fewer than four channels.
 
     Example:
         >>> NTK.at_length(2.0, length=8192, trained_len=4096)
@@ -96,12 +96,12 @@ class NTK(Scaling):
 
     @classmethod
     def at_length(cls, factor: float, length: int, trained_len: int) -> NTK:
-        """Return the dynamic NTK scaling at a fixed length: factor ``factor * length / trained_len - (factor - 1)``.
+        """Return the dynamic NTK scaling for one length: factor ``factor * length / trained_len - (factor - 1)``.
 
         Args:
-            factor: of the dynamic form, at least 1.
-            length: the longest sequence that will be read; up to ``trained_len``, nothing is scaled.
-            trained_len: the longest sequence that the model was trained on.
+            factor: factor of the dynamic form, at least 1.
+            length: length of the longest sequence to process; up to ``trained_len``, nothing is scaled.
+            trained_len: length of the longest sequence in training.
         """
         check_number("factor", factor, least=1)
         check_int("length", length)
@@ -118,7 +118,7 @@ class NTK(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class Llama3(Scaling):
-    """Rotary scaling of Llama 3: interpolate long waves, keep short ones, with a smooth transition.
+    """Rotary scaling of Llama 3: interpolate long waves and leave short ones unchanged, with a smooth transition.
 
     A wave is long if fewer than ``low_freq_factor`` of its periods fit into the trained length, and short if more than
     ``high_freq_factor`` do.
@@ -127,7 +127,7 @@ class Llama3(Scaling):
         factor: divisor of the frequencies of long waves, at least 1; Llama 3.1 has 8.
         low_freq_factor: periods in the trained length below which a wave is long; Llama 3.1 has 1.
         high_freq_factor: periods above which a wave is short; Llama 3.1 has 4.
-        trained_len: the longest sequence that the model was trained on; Llama 3.1 has 8192.
+        trained_len: length of the longest sequence in training; Llama 3.1 has 8192.
 
     Raises:
         ValueError: a number is out of range, or the two limits are not in order.
@@ -136,7 +136,7 @@ class Llama3(Scaling):
         >>> Llama3(8.0, 1.0, 4.0, 8192).frequencies(500000.0, 4, torch.float32).tolist()
         [1.0, 0.0005248460220173001]
 
-    Reference: Grattafiori et al. 2024, arXiv:2407.21783; the formula is that of the published code.
+    Reference: Grattafiori et al. 2024, arXiv:2407.21783; the formula is from the published code.
     """
 
     factor: float
@@ -161,19 +161,19 @@ class Llama3(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class YaRN(Scaling):
-    """Rotary scaling by YaRN: interpolate long waves, keep short ones, and sharpen the scores.
+    """Rotary scaling by YaRN: interpolate long waves, leave short ones unchanged, and sharpen the scores.
 
-    Pairs that rotate more than ``beta_fast`` times within the trained length stay as they are, pairs that rotate fewer
-    than ``beta_slow`` times are interpolated; between the two, along a ramp by the pair's number.
+    Pairs that rotate more than ``beta_fast`` times within the trained length are unchanged, and pairs that rotate fewer
+    than ``beta_slow`` times are interpolated. In between, a linear ramp over the index of the pair blends the two.
 
     Args:
-        factor: how many times longer, at least 1.
-        trained_len: the longest sequence that the model was trained on.
-        beta_fast: turns above which a pair is kept.
-        beta_slow: turns below which a pair is interpolated.
-        attention_factor: factor of rotated queries and of rotated keys, so that their product grows by its square;
-            ``0.1 * ln(factor) + 1`` when None. Models that name an ``mscale`` need their own.
-        truncate: whether the ends of the ramp are moved outwards to whole pairs, as published; gpt-oss does not.
+        factor: ratio of the new length to the trained length, at least 1.
+        trained_len: length of the longest sequence in training.
+        beta_fast: number of turns above which a pair is unchanged.
+        beta_slow: number of turns below which a pair is interpolated.
+        attention_factor: factor that multiplies rotated queries and keys, so that scores grow by its square;
+            ``0.1 * ln(factor) + 1`` when None. Models with an ``mscale`` in their configuration need a different value.
+        truncate: whether to round the ends of the ramp outwards to integers, as published; False for gpt-oss.
 
     Raises:
         ValueError: a number is out of range, or the two limits are not in order.
@@ -182,7 +182,7 @@ class YaRN(Scaling):
         >>> round(YaRN(4.0, 4096).magnitude, 4)
         1.1386
 
-    Reference: Peng et al. 2023, arXiv:2309.00071, section 3; the ramp is that of the published code.
+    Reference: Peng et al. 2023, arXiv:2309.00071, section 3; the ramp is from the published code.
     """
 
     factor: float
@@ -211,11 +211,11 @@ class YaRN(Scaling):
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, rotary_dim - 1)
-        last = last if last > first else first + 0.001  # a step if there is no pair between
+        last = last if last > first else first + 0.001  # an abrupt transition if no pair is in between
         pair = torch.arange(rotary_dim // 2, dtype=dtype, device=device)
         interpolated = ((pair - first) / (last - first)).clamp(0.0, 1.0)
         return plain / float(self.factor) * interpolated + plain * (1 - interpolated)
 
     def _pair_that_turns(self, turns: float, base: float, rotary_dim: int) -> float:
-        """Return the fractional index of the channel pair that rotates so many times within the trained length."""
+        """Return the fractional index of the channel pair that rotates ``turns`` times within the trained length."""
         return rotary_dim * math.log(self.trained_len / (turns * 2 * math.pi)) / (2 * math.log(base))

@@ -1,4 +1,4 @@
-"""ShawKeys: relative positions as a trainable vector for each distance, added to the keys."""
+"""ShawKeys: a relative position bias with a trainable vector for each distance, added to the keys."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from saccade.support.validation import check_int
 
 
 class ShawKeys(Bias):
-    r"""A bias from a trainable vector for each distance, added to the keys; it depends on the query.
+    r"""A position bias that depends on the query: a trainable vector for each distance is added to the keys.
 
     .. math:: s\, q_i^\top (k_j + a_{j-i}) = s\, q_i^\top k_j + s\, q_i^\top a_{j-i}, \qquad
               a_d = w_{\mathrm{clip}(d,\, -r,\, r) + r}
 
-    Note the order, which is the paper's: the vector's index grows with the *key's* position. The vectors start at 0;
-    all heads share them, or each head has its own, as in the Music Transformer. The paper's second table, added to the
-    values, is not part of the matrix and not available.
+    As in the paper, the index of the vector grows with the *key's* position. The vectors start at 0. All heads share
+    them, or each head has its own, as in the Music Transformer. The paper's second table, which is added to the values,
+    is not part of the matrix and not available.
 
     Args:
         head_dim: width of queries and keys of one head.
-        reach: largest distance with a vector of its own, at least 0; the paper's k. Or two of them: back to earlier
-            keys, and ahead to later ones; ``(r, 0)`` is enough under a causal mask.
+        reach: largest distance with its own vector, at least 0 (k in the paper); or a pair with the limits for earlier
+            and for later keys. ``(r, 0)`` is enough under a causal mask.
         num_heads: number of query heads, if each has its own vectors; None if all share them.
 
     Attributes:
-        weight: ``[back + 1 + ahead, head_dim]``, from the earliest key in reach to the latest; with ``num_heads`` an
-            axis for them before.
+        weight: ``[back + 1 + ahead, head_dim]``, from the earliest key in reach to the latest; with ``num_heads``, an
+            axis for the heads comes first.
 
     Raises:
-        ValueError: a size is no int, or too small; a query of another width.
+        ValueError: a size is not an int or is too small, or the query has a different width.
 
-    Cost: ``(2 * reach + 1) * head_dim`` parameters, for each head or for all; ``2 * reach + 1`` numbers for each query
-    and head, so ``reach`` should be far below the length.
+    Cost: ``(2 * reach + 1) * head_dim`` parameters, for each head or shared by all; ``2 * reach + 1`` numbers for each
+    query and head, so ``reach`` should be far below the length.
 
     Example:
         >>> bias = ShawKeys(4, reach=2)
@@ -44,7 +44,7 @@ class ShawKeys(Bias):
         >>> bias.values(torch.arange(-2, 3), query, 0.5).shape
         torch.Size([1, 3, 6, 5])
 
-    Reference: Shaw et al. 2018, arXiv:1803.02155, section 3; vectors of each head: Huang et al. 2018, "Music
+    Reference: Shaw et al. 2018, arXiv:1803.02155, section 3; separate vectors per head: Huang et al. 2018, "Music
     Transformer", arXiv:1809.04281, section 3.4.
     """
 

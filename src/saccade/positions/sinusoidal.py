@@ -15,21 +15,21 @@ from saccade.support.validation import check_int, check_number
 
 
 class Sinusoidal(ArgumentHints, nn.Module):
-    r"""Position embeddings of sines and cosines, from fast to slow, added to token embeddings.
+    r"""Sinusoidal position embeddings: sines and cosines from fast to slow, added to token embeddings.
 
     .. math:: \mathrm{PE}(p, 2i) = \sin(p / \mathrm{base}^{2i/D}), \qquad
               \mathrm{PE}(p, 2i + 1) = \cos(p / \mathrm{base}^{2i/D})
 
-    There is nothing to train and no longest position. Angles are computed in float64 and rounded once, so that the
-    vectors are right to the last digit at a million tokens. They come in the module's dtype, as those of `Learned`.
+    There are no parameters, and positions may be arbitrarily large. Angles are computed in float64 and rounded once, so
+    that vectors are correct to the last digit at a million tokens. They have the module's dtype, as in `Learned`.
 
     Args:
-        embed_dim: width of the model, even.
-        base: of the wavelengths, which run from 2π to ``2π * base``.
+        embed_dim: width of the model; must be even.
+        base: base of the wavelengths, which range from 2π to ``2π * base``.
 
     Raises:
-        ValueError: an odd or too small width, a base of at most 1, a position below -1.
-        TypeError: positions that are neither a range nor int64.
+        ValueError: the width is odd or too small, the base is at most 1, or a position is below -1.
+        TypeError: positions are neither a range nor int64.
 
     Cost: one sine or cosine for each number.
 
@@ -51,14 +51,14 @@ class Sinusoidal(ArgumentHints, nn.Module):
         if embed_dim % 2:
             hint = "each wave has a sine and a cosine"
             raise value_error("embed_dim", "be even", embed_dim, hint=hint)
-        # An empty buffer, not in the state: it follows the module's dtype, which is that of the output.
+        # An empty buffer that is not in the state dict. It follows the module's dtype, which the output has.
         self.register_buffer("_like", torch.empty(0), persistent=False)
 
     def forward(self, positions: range | Tensor) -> Tensor:
-        """Return the sinusoidal vectors of these positions.
+        """Return the sinusoidal embeddings of the given positions.
 
         Args:
-            positions: a range, or int64 of any shape; -1 (no token) gives zeros.
+            positions: a range, or int64 with any shape; -1 (no token) gives zeros.
 
         Returns:
             ``[..., embed_dim]``.
@@ -74,7 +74,7 @@ class Sinusoidal(ArgumentHints, nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *others: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
         if self._like.is_meta and local_metadata.get("assign_to_params_buffers", False):
-            self._like = torch.empty(0)  # not in any state dict, so it would stay without memory
+            self._like = torch.empty(0)  # it is not in a state dict, so it would otherwise stay on "meta"
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, base={self.base:g}"

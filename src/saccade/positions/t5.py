@@ -15,32 +15,32 @@ from saccade.support.validation import check_bool, check_int
 
 
 class T5(Bias):
-    r"""The T5 bias: a trainable number for each head and *bucket* of distances; buckets widen with distance.
+    r"""The T5 bias: a trainable number for each head and *bucket* of distances, with wider buckets farther away.
 
-    Of the n buckets of a side, the first :math:`n/2` hold one distance each; the others grow by a constant factor up to
-    ``max_distance``, and the last one holds everything beyond:
+    Of the n buckets on a side, the first :math:`n/2` contain one distance each. The others grow by a constant factor up
+    to ``max_distance``, and the last one contains all larger distances:
 
     .. math:: \mathrm{bucket}(d) = \begin{cases} d & d < n/2 \\
               \min\left(n - 1,\; \frac{n}{2} + \left\lfloor \frac{n}{2}\,
               \frac{\ln(2d/n)}{\ln(2 \cdot \mathrm{max\_distance} / n)} \right\rfloor\right) & \text{else} \end{cases}
 
-    Bidirectional, half of the buckets are for keys at or before the query, the other half for keys after it. Otherwise
-    all are for keys before it, and later keys fall into bucket 0. T5 itself shares one such table among the layers of
-    a stack, and does not scale dot products (``scale=1.0``). All numbers start at 0.
+    If ``bidirectional``, half of the buckets are for keys at or before the query and the other half for keys after it.
+    Otherwise all are for keys at or before it, and later keys fall into bucket 0. T5 itself shares one table among the
+    layers of a stack, and does not scale dot products (``scale=1.0``). All numbers start at 0.
 
     Args:
         num_heads: number of query heads.
-        num_buckets: number of buckets, of both sides together.
-        max_distance: where the last bucket ends at the latest.
-        bidirectional: whether keys after the query have buckets of their own: True in an encoder, False in a decoder.
+        num_buckets: number of buckets, both sides together.
+        max_distance: upper limit of the distances that the buckets distinguish.
+        bidirectional: whether keys after the query have their own buckets: True in an encoder, False in a decoder.
 
     Attributes:
-        weight: ``[num_buckets, num_heads]``, as transformers' ``relative_attention_bias``.
-        reach: the first distance of the last bucket.
+        weight: ``[num_buckets, num_heads]``, like ``relative_attention_bias`` in transformers.
+        reach: the first distance in the last bucket.
 
     Raises:
-        ValueError: fewer than two buckets a side, an odd number for two sides, or a ``max_distance`` within the buckets
-            of single distances.
+        ValueError: there are fewer than two buckets per side or an odd number for two sides, or ``max_distance`` lies
+            within the buckets for single distances.
         TypeError: ``bidirectional`` is neither True nor False.
 
     Cost: ``num_buckets * num_heads`` parameters.
@@ -86,8 +86,8 @@ class T5(Bias):
         )
 
     def _bucket_of(self, distance: Tensor) -> Tensor:
-        """Return the T5 bucket of a distance of at least 0 on its side."""
-        # Float32 and this order of operations for every dtype: buckets must have the bounds that they had in training.
+        """Return the T5 bucket, within one side, of a distance of at least 0."""
+        # Use float32 and this order of operations for every dtype, so that buckets have the same bounds as in training.
         far = torch.log(distance.clamp(min=1).float() / self._single) / math.log(self.max_distance / self._single)
         wide = self._single + (far * (self._per_side - self._single)).to(torch.int64)
         return torch.where(distance < self._single, distance, wide.clamp(max=self._per_side - 1))

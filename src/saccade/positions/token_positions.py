@@ -18,13 +18,13 @@ _LARGEST = 1 << 62  # sums of positions must fit into int64
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Positions:
-    """The checked positions of the tokens on one axis: of queries, of keys, or of the columns of a cache.
+    """The validated positions of the tokens on one axis: of queries, of keys, or of the columns of a cache.
 
-    A run takes no memory, however long; a table takes 8 bytes a token. A cache that holds no order keeps the last
-    position of each item only, see `ending_before` and `advanced`.
+    A run takes no memory, whatever its length; a table takes 8 bytes per token. A cache that does not store the order
+    of tokens stores only the last position of each item; see `ending_before` and `advanced`.
 
     Args:
-        run: the positions of all batch items, as a range; None if they are in the table.
+        run: the positions of all batch items as a range; None if they are in the table.
         table: int64 ``[len]`` or ``[batch | 1, len]``; -1 marks padding.
 
     Example:
@@ -46,16 +46,16 @@ class Positions:
         length: int | None = None,
         batch: int = 1,
     ) -> Positions:
-        """Return checked positions from the argument of a user.
+        """Validate the positions that a user passed.
 
         Args:
             given: a range, an int64 tensor, or a list of ints (or one list for each item).
-            where, name: the function and its argument, for the error.
-            length: number of tokens; any shape is accepted when None.
+            name: name of the argument, for the error message.
+            length: expected number of tokens; any shape is accepted when None.
             batch: number of batch items.
 
         Raises:
-            TypeError, ValueError: another type, another shape, a position below -1.
+            TypeError, ValueError: the type or shape is different, or a position is below -1.
         """
         if type(given) is Positions:
             run = given.run
@@ -76,7 +76,7 @@ class Positions:
             raise value_error(name, f"have shape [{length}] or [{batch}, {length}]", list(table.shape))
         if length is not None and is_mapped(table):
             raise hidden_by_vmap(name)
-        # On another device, reading the contents would wait for it: there, every negative position marks padding.
+        # Reading values on a different device would wait for it, so there all negative positions mark padding.
         if can_be_read(table) and int(table.min()) < -1:
             facts, hint = [describe(name, table)], "-1 means that no token stands here"
             raise value_error(name, "be at least -1", "a smaller one", facts=facts, hint=hint)
@@ -84,16 +84,16 @@ class Positions:
 
     @classmethod
     def between(cls, start: int, stop: int) -> Positions:
-        """Return consecutive positions, as a table while tracing, since a range would fix the length."""
+        """Return consecutive positions; during tracing as a table, since a range would fix the length."""
         if is_tracing():
             return cls(None, torch.arange(start, stop))
         return cls(range(start, stop))
 
     @classmethod
     def ending_before(cls, after: int | Tensor) -> Positions:
-        """Return the single position before `after`, an int or int64 ``[batch]``.
+        """Return the single position before ``after``, an int or int64 ``[batch]``.
 
-        It is all that the positions of later tokens depend on.
+        The positions of later tokens depend only on this one.
         """
         if isinstance(after, Tensor) and len(after) and bool((after == after[0]).all()):
             after = int(after[0])
@@ -101,7 +101,7 @@ class Positions:
 
     @property
     def given(self) -> range | Tensor:
-        """The positions as a range or, if they are not a run, as the table."""
+        """The positions as a range if they are a run, else as a table."""
         return self.table if self.run is None else self.run  # type: ignore[return-value]
 
     def __len__(self) -> int:
@@ -109,13 +109,13 @@ class Positions:
 
     @property
     def first(self) -> int | None:
-        """The position of the first token of a run of step 1; None for other runs and for tables."""
+        """Position of the first token of a run with step 1; None for other runs and for tables."""
         run = self.run
         return None if run is None or (run.step != 1 and len(run) > 1) else run.start
 
     @property
     def ends(self) -> tuple[int, int] | None:
-        """The lowest and the highest position of a token; None without tokens, or if the table cannot be read now."""
+        """Lowest and highest position of a token; None if there is no token or the table cannot be read now."""
         if self.run is not None:
             run = self.run
             return (min(run[0], run[-1]), max(run[0], run[-1])) if run else None
@@ -133,28 +133,28 @@ class Positions:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table of positions."""
+        """Size of the position table in bytes."""
         return 0 if self.table is None else self.table.untyped_storage().nbytes()
 
     @property
     def after(self) -> int | Tensor:
-        """The position of the next token, one after the last; int64 ``[batch]`` for a table."""
+        """Position of the next token, one after the last; int64 ``[batch]`` for a table."""
         if self.run is not None:
             return self.run.stop
         table = torch.atleast_2d(self.on())
         return (table.amax(1) + 1).clamp(min=0) if table.shape[1] else table.new_zeros(len(table))
 
     def following(self, count: int) -> Positions:
-        """Return the positions of the next tokens, consecutive after the last token of each item."""
+        """Return the positions of the next ``count`` tokens, which follow the last token of each item."""
         if self.run is not None:
             return Positions(range(self.run.stop, self.run.stop + count))
         return _consecutive(self.after, count)
 
     def extended(self, new: Positions, batch: int, device: torch.device) -> tuple[Positions, Positions]:
-        """Return all positions with the new ones appended, and the new ones: runs if consecutive, else tables."""
+        """Append positions; return all and the new ones, as runs if consecutive, else as tables."""
         run, added = self.run, new.run
         if not (added if new.table is None else new.table.shape[-1]):
-            return self, new  # a call without tokens changes nothing
+            return self, new  # without new tokens, nothing changes
         if run is not None and added is not None and added.step == 1 and (not run or run.stop == added.start):
             return Positions(range(run.start if run else added.start, added.stop)), new
         first = None if run is None else new.one_by_one()
@@ -165,7 +165,7 @@ class Positions:
         return Positions(None, torch.cat([before, table], 1)), Positions(None, table)
 
     def advanced(self, new: Positions, batch: int, device: torch.device) -> Positions | None:
-        """Return the last position of each item after the `new` tokens; None unless positions ascend."""
+        """Return the last position of each item after ``new`` tokens; None unless positions ascend."""
         run, added = self.run, new.run
         if run is not None and added is not None:
             if added and (added[0] < run.stop or (added.step != 1 and len(added) > 1)):
@@ -181,7 +181,7 @@ class Positions:
         return Positions.ending_before(reached[:, -1] + 1)
 
     def one_by_one(self) -> int | None:
-        """Return the first position if all items hold the same consecutive positions, else None."""
+        """Return the first position if all items have the same consecutive positions, else None."""
         if self.run is not None:
             return self.run.start if self.run.step == 1 or len(self.run) == 1 else None
         table = self.on()
@@ -192,18 +192,18 @@ class Positions:
         return first if first >= 0 and bool((table == run).all()) else None
 
     def reordered(self, rows: Tensor) -> Positions:
-        """Return the positions of some batch items, in their order."""
+        """Return the positions of the batch items ``rows``, in that order."""
         return self if self.table is None else Positions(None, self.table[rows.to(self.table.device)])
 
     def cropped(self, length: int) -> Positions:
-        """Return the positions of the first `length` tokens."""
+        """Return the positions of the first ``length`` tokens."""
         if self.table is None:
             assert self.run is not None
             return Positions(self.run[:length])
         return Positions(None, self.table[:, :length].clone()) if length else Positions(range(0))
 
     def on(self, device: torch.device | str | None = None) -> Tensor:
-        """Return the positions as a table, int64 ``[batch | 1, len]``; a run goes to the CPU if no device is named."""
+        """Return the positions as a table, int64 ``[batch | 1, len]``; for a run, the default device is the CPU."""
         run = self.run
         if run is None:
             assert self.table is not None
@@ -212,11 +212,11 @@ class Positions:
 
 
 GivenPositions = Positions | range | Tensor | Sequence[int] | Sequence[Sequence[int]] | None
-"""Positions as a user may pass them; None for the default."""
+"""Types of positions that a user may pass; None means the default."""
 
 
 def can_be_read(x: Tensor) -> bool:
-    """Return whether the values of positions can be read now: on the CPU, not while tracing, not under `vmap`."""
+    """Return whether the values of positions can be read now: on the CPU, but not during tracing or under `vmap`."""
     if x.device.type != "cpu" or not x.numel() or is_tracing():
         return False
     return has_values(x) and not is_mapped(x)
@@ -233,7 +233,7 @@ def check_distances(distances: Tensor) -> None:
 
 
 def as_positions(positions: GivenPositions, device: torch.device | None = None) -> Tensor:
-    """Return positions as an int64 tensor; a range becomes ``[len]``, a tensor keeps its shape."""
+    """Convert positions to an int64 tensor; a range becomes ``[len]``, a tensor keeps its shape."""
     checked = Positions.of(positions)
     if checked.table is None:
         return checked.on(device)[0]
@@ -241,14 +241,14 @@ def as_positions(positions: GivenPositions, device: torch.device | None = None) 
 
 
 def check_below(positions: Tensor, limit: int, hint: str) -> None:
-    """Raise an error if a position is ``limit`` or later; positions that cannot be read now are not checked."""
+    """Raise an error if a position is at least ``limit``; positions that cannot be read now are not checked."""
     if can_be_read(positions) and int(positions.max()) >= limit:
         facts = [describe("positions", positions)]
         raise value_error("positions", f"be below {limit}", "a larger one", facts=facts, hint=hint)
 
 
 def _consecutive(first: int | Tensor, count: int) -> Positions:
-    """Return consecutive positions from `first` on, an int or int64 ``[batch]``."""
+    """Return consecutive positions from ``first`` on, an int or int64 ``[batch]``."""
     if isinstance(first, int):
         return Positions(range(first, first + count))
     return Positions(None, first[:, None] + torch.arange(count, device=first.device))

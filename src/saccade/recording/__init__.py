@@ -1,4 +1,4 @@
-"""Record the attention of other people's models while they run on their own kernels."""
+"""Record the attention of existing models while they run on their own kernels."""
 
 from saccade.recording.layer_record import Call, Run
 from saccade.recording.record import Keep, UnrecordedLayersWarning, record

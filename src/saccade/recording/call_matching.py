@@ -1,4 +1,4 @@
-"""Match calls with earlier calls that they continue, as the steps of a generation do."""
+"""Match recorded calls with the earlier calls that they continue, such as decoding steps of a generation."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Mark(NamedTuple):
-    """The end of a call, by which the call that continues it is recognised.
+    """Data about the end of a call, used to recognise the call that continues it.
 
     Attributes:
-        newest: the key of its last token, ``[batch, kv_heads, head_dim]``; None if keys are unknown.
-        last: the last key, which differs from ``newest`` if the cache has free places.
-        tokens: number of keys of the whole text up to its last token.
-        kv_len: number of keys of the call.
-        position: the position of its last query; None if each item has different positions.
+        newest: the key of the last token, ``[batch, kv_heads, head_dim]``; None if keys are unknown.
+        last: the last key, which differs from ``newest`` if the cache has free slots.
+        tokens: number of keys in the full text up to the last token.
+        kv_len: number of keys in the call.
+        position: position of the last query; None if items have different positions.
     """
 
     newest: Tensor | None
@@ -37,7 +37,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def of(cls, matrix: Matrix, first_column: int = 0) -> Mark:
-        """Return the mark of a call whose first key has this number in the whole text."""
+        """Return the mark of a call whose first key has index ``first_column`` in the full text."""
         kv_len, key = matrix.shape[3], _key_of(matrix)
         if key is None or not kv_len:
             return cls(None, None, kv_len, kv_len, None)
@@ -46,9 +46,9 @@ class Mark(NamedTuple):
         return cls(newest, last, first_column + place + 1, kv_len, _position_of_last(matrix))
 
     def extended(self, matrix: Matrix) -> int | None:
-        """Return the number of the first key of the next call if that call adds keys to those of this one; else None.
+        """Return the index of the next call's first key if that call appends keys to those of this one, else None.
 
-        In self-attention the key of the last token is directly before the keys of the new tokens.
+        In self-attention the key of the last token comes directly before the keys of the new tokens.
         """
         q_len, key = matrix.shape[2], _key_of(matrix)
         if self.newest is None or key is None or q_len >= matrix.shape[3] or not self._is_alike(key):
@@ -58,14 +58,14 @@ class Mark(NamedTuple):
         if before < 0 or not torch.equal(key[:, :, before], self.newest):
             return None
         if torch.equal(key[:, :, place], self.newest) and not self._is_before(matrix):
-            return None  # all keys are equal, so they do not show whether there is a new one
+            return None  # all keys are equal, so it is unknown whether one is new
         first = self.tokens + q_len - 1 - place
         return first if first >= 0 else None
 
     def repeated(self, matrix: Matrix) -> int | None:
-        """Return the number of the first key of the next call if that call has the same keys; else None.
+        """Return the index of the next call's first key if that call has the same keys, else None.
 
-        This is the case in cross-attention, in which only the queries continue.
+        This is the case in cross-attention, where only the queries continue.
         """
         key = _key_of(matrix)
         if self.last is None or key is None or matrix.shape[3] != self.kv_len or not self._is_alike(key):
@@ -79,14 +79,14 @@ class Mark(NamedTuple):
         return key[:, :, 0].shape == self.newest.shape and key.dtype == self.newest.dtype
 
     def _is_before(self, matrix: Matrix) -> bool:
-        """Return whether the last query of a call is at a later position, or has more keys."""
+        """Return whether the last query of the given call is at a later position, or sees more keys."""
         position = _position_of_last(matrix)
         has_moved = self.position is not None and position is not None and position > self.position
         return has_moved or matrix.shape[3] > self.kv_len
 
 
 def _key_of(matrix: Matrix) -> Tensor | None:
-    """Return the keys, ``[batch, kv_heads, len, head_dim]``; None if they are unknown."""
+    """Return the keys of a recorded matrix, ``[batch, kv_heads, len, head_dim]``; None if they are unknown."""
     if isinstance(matrix, AttentionMatrix):
         return matrix.inputs.key.detach()
     key = matrix.key if isinstance(matrix, RecurrenceMatrix) else None
@@ -100,7 +100,7 @@ def _position_of_last(matrix: Matrix) -> int | None:
 
 
 def place_of_last(matrix: Matrix) -> int:
-    """Return the index of the last query's key: the last one, unless the cache has free places."""
+    """Return the index of the last query's own key: the last key, unless the cache has free slots."""
     if not isinstance(matrix, AttentionMatrix):
         key = _key_of(matrix)
         return matrix.shape[3] - 1 if key is None else key.shape[2] - 1
@@ -111,35 +111,35 @@ def place_of_last(matrix: Matrix) -> int:
     return place if 0 <= place < kv_len else kv_len - 1
 
 
-_REMEMBERED = 64  # threads of a layer; one more drops the oldest, whose next call begins a new run
+_REMEMBERED = 64  # maximum number of threads per layer; beyond it the oldest is dropped and begins a new run
 
 
 class Ends:
     """The ends of the last calls of each layer, by thread.
 
-    A call continues a run if it adds keys to those of the run's last call. Cross-attention adds none: a call with the
-    same keys continues a run only in a step of a generation, that is, if the self-attention that ran before it in
-    the same thread continued one. Otherwise two passes over one input would become one run.
+    A call continues a run if it adds keys to those of the run's last call. Cross-attention adds no keys, so a call with
+    the same keys continues a run only during a generation, that is, if the preceding self-attention in the same thread
+    continued a run. Otherwise two passes over the same input would become one run.
 
-    Not thread-safe by itself: the collector holds its lock.
+    This class is not thread-safe; the collector holds a lock while it uses it.
     """
 
     def __init__(self) -> None:
-        # For each layer, the end of each thread's last call, the newest last. Layers that are not chosen have no runs.
+        # For each layer, the end of each thread's last call, newest last. Layers that are not selected have no runs.
         self._ends: dict[str, dict[int, tuple[Run | None, Mark]]] = {}
         self._is_step: dict[int, bool] = {}
         self._not_chosen: dict[int, tuple[str, Callable[[], Matrix]]] = {}
 
     def pass_over(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Remember the call of a layer that is not chosen until the next call of this thread, which may need it."""
+        """Remember the call of an unselected layer until the next call of this thread, which may need it."""
         self._not_chosen[threading.get_ident()] = (name, make)
 
     def forget_passed_over(self) -> None:
-        """Forget the calls of layers that are not chosen."""
+        """Forget the calls of unselected layers."""
         self._not_chosen.clear()
 
     def continued(self, name: str, matrix: Matrix) -> tuple[Run | None, int]:
-        """Return the run that a call continues, preferably of its own thread, and its first column there."""
+        """Return the run that a call continues, preferably from the same thread, and its first column in that run."""
         here = threading.get_ident()
         passed_over = self._not_chosen.pop(here, None)
         run, first_column = self._match(name, matrix, lambda mark: mark.extended(matrix))
@@ -151,7 +151,7 @@ class Ends:
         return run, first_column
 
     def end(self, name: str, run: Run | None, matrix: Matrix, first_column: int) -> None:
-        """Remember the end of a call."""
+        """Remember the end of a call, to match it with the next one."""
         ends = self._ends.setdefault(name, {})
         ends.pop(threading.get_ident(), None)
         ends[threading.get_ident()] = (run, Mark.of(matrix, first_column))
@@ -159,11 +159,11 @@ class Ends:
             del ends[oldest]
 
     def _follow(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Note whether a layer that is not chosen is in a step of a generation."""
+        """Record whether the call of an unselected layer is part of a generation."""
         here = threading.get_ident()
         try:
             matrix = make()
-        except UnsupportedError:  # a layer without a matrix shows no step
+        except UnsupportedError:  # a layer without a matrix does not show it
             return
         first_columns = (mark.extended(matrix) for _, mark in self._ends.get(name, {}).values())
         first_column = next((first for first in first_columns if first is not None), None)

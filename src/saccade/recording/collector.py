@@ -1,4 +1,4 @@
-"""Collector: takes each captured call of a layer, and fills a recording."""
+"""Collector: receive each captured call of a layer and add it to a recording."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ CALLED_AS = "record"  # in errors
 
 
 class Selection:
-    """Layers by number or name, heads by number.
+    """The layers and heads to record.
 
     Args:
-        layers: None for all; or numbers, counted in the order of the first calls, and names of modules, in which ``*``
-            matches anything.
+        layers: None for all; or numbers, in the order of the first calls, and names of modules, where ``*`` matches
+            anything.
         heads: None for all; or numbers.
 
     Raises:
-        TypeError, ValueError: something else, or an empty list.
+        TypeError, ValueError: an argument is none of these, or an empty list.
     """
 
     def __init__(self, layers: object, heads: object):
@@ -42,7 +42,7 @@ class Selection:
         self._used: set[int | str] = set()
 
     def has_layer(self, name: str) -> bool:
-        """Return whether a layer is chosen; called for each layer in the order of the calls."""
+        """Return whether a layer is selected; must be called for each layer in the order of the calls."""
         number = self._known.setdefault(name, len(self._known))
         if self._numbers is None:
             return True
@@ -53,17 +53,17 @@ class Selection:
         return number in self._numbers or bool(patterns)
 
     def may_mean(self, name: str) -> bool:
-        """Return whether a module without a recorded call may be chosen: any, if layers are chosen by number."""
+        """Return whether a module without a recorded call may be selected: any, if layers are selected by number."""
         return self._numbers is None or bool(self._numbers) or any(fnmatchcase(name, one) for one in self._patterns)
 
     @property
     def called(self) -> tuple[str, ...]:
-        """The names of all layers that were called, chosen or not."""
+        """Names of all layers that were called, selected or not."""
         return tuple(self._known)
 
     @property
     def unused(self) -> list[int | str]:
-        """The chosen numbers and names that no called layer has."""
+        """Selected numbers and names that match no called layer."""
         chosen: list[int | str] = [*sorted(self._numbers or ()), *self._patterns]
         return [one for one in chosen if one not in self._used]
 
@@ -83,12 +83,12 @@ def _listed(given: object, name: str, kinds: tuple[type, ...]) -> list[object] |
 
 
 class KeepOptions(NamedTuple):
-    """The data that are kept of each call.
+    """The data to record for each call.
 
     Attributes:
         statistics: statistics to compute.
-        summaries: whether all statistics are kept.
-        matrices: whether queries and keys are kept.
+        summaries: whether to record all statistics of a summary.
+        matrices: whether to record queries and keys.
     """
 
     statistics: tuple[Statistic[Any, Any], ...]
@@ -97,10 +97,10 @@ class KeepOptions(NamedTuple):
 
 
 class Collector:
-    """A collector of captured calls, from any thread, which fills ``runs``.
+    """A collector that receives captured calls from any thread and adds them to ``runs``.
 
     Args:
-        options: the data to keep of each call.
+        options: the data to record for each call.
         selection: the layers and heads to record.
         callback: called with each matrix; None for no callback.
     """
@@ -113,7 +113,7 @@ class Collector:
         self._is_over = False
 
     def on_call(self, name: str, make: Callable[[], Matrix]) -> None:
-        """Record one call of a layer."""
+        """Record one call of a layer, if the layer is selected."""
         with self._lock:
             if not self._selection.has_layer(name):
                 self._ends.pass_over(name, make)
@@ -125,13 +125,13 @@ class Collector:
             self._take(name, matrix)
 
     def end(self) -> None:
-        """Record nothing more, including calls in progress in other threads."""
+        """Stop recording, also for calls in progress in other threads."""
         with self._lock:
             self._is_over = True
             self._ends.forget_passed_over()
 
     def _take(self, name: str, matrix: Matrix) -> None:
-        # Compute before locking: a failure must not leave half a call, and threads run in parallel.
+        # Compute before locking, so that a failure leaves no incomplete call and threads run in parallel.
         summary, statistics = statistics_of(matrix) if self._options.summaries else (None, None)
         call = Call(matrix.shape, 0, matrix.compute(*self._options.statistics), summary, statistics)
         with self._lock:

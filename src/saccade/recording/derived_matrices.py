@@ -1,4 +1,4 @@
-"""Matrices made of other matrices: a few of their heads, and the rows of several calls one below the other."""
+"""Matrices derived from recorded matrices: a selection of heads, and the concatenated rows of several calls."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ CALLED_AS = "record"  # in errors
 
 
 class ChosenHeads(DerivedMatrix):
-    """Chosen heads of a matrix, in the order in which they are named; nothing is copied.
+    """A view of selected heads of a matrix, in the given order, without copies.
 
     Args:
-        matrix: the matrix of all heads.
-        heads: which, counted from 0.
+        matrix: the matrix with all heads.
+        heads: indices of the selected heads, from 0.
 
     Attributes:
-        inner: the matrix of all heads.
-        heads: which of them these are.
+        inner: the matrix with all heads.
+        heads: indices of the selected heads in it.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -48,7 +48,7 @@ class ChosenHeads(DerivedMatrix):
 
     @property
     def kv_heads(self) -> int:
-        """The number of chosen heads, since a product takes values of each of them."""
+        """Number of selected heads, since a product needs values for each of them."""
         return len(self.heads)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -63,11 +63,11 @@ class ChosenHeads(DerivedMatrix):
 
 
 class JoinedMatrices(DerivedMatrix):
-    """A matrix whose rows were made by several calls: a prompt, and then a row for each token that was decoded.
+    """A matrix with the rows of several calls, such as a prompt followed by one row per decoded token.
 
     Args:
-        matrices: of the calls, in order; equal batches and heads.
-        first_columns: which key of the whole the first key of each call is.
+        matrices: the matrices of the calls, in order, with equal batches and heads.
+        first_columns: index of the first key of each call among the keys of all calls.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
@@ -100,7 +100,7 @@ class JoinedMatrices(DerivedMatrix):
         for matrix, first in self._parts:
             own_q, own_kv = matrix.positions(range(matrix.shape[2]), (range(matrix.shape[3]),))
             own_q, own_kv = own_q[:, 0, :, 0], own_kv[:, 0, 0]
-            # A call without known positions counts its keys from 0.
+            # Without known positions, the keys of a call count from 0.
             moved = first if first and not bool(own_kv[:, 0].any()) else 0
             q_parts.append(own_q + moved)
             kv = kv.expand(max(len(kv), len(own_kv)), -1).clone()
@@ -126,17 +126,17 @@ class JoinedMatrices(DerivedMatrix):
 
 
 def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
-    """Chosen heads of a matrix, in the order in which they are named.
+    """Return a matrix with only the selected heads of a matrix, in the given order.
 
     Args:
-        matrix: of all heads.
-        heads: which, counted from 0.
+        matrix: the matrix with all heads.
+        heads: indices of the selected heads, from 0.
 
     Raises:
-        ValueError: a head that is not there.
+        ValueError: a head does not exist.
 
-    Cost: softmax attention and recurrences get copies of these heads' queries and keys; of any other
-    matrix nothing is copied, and the heads are asked one at a time.
+    Cost: for softmax attention and recurrences, the queries and keys of these heads are copied. For any other matrix
+    nothing is copied, and heads are computed one at a time.
     """
     there = matrix.shape[1]
     if not all(0 <= head < there for head in heads):
@@ -152,8 +152,8 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
     bias, rule, share = given.bias, given.rule, there // given.key.shape[1]
     if bias is not None and bias.source.shape[1] > 1:
         bias = bias.of(bias.source[:, own])
-    if rule.shape[1] > 1 or rule.asks_functions:  # functions may tell heads apart and not say so
-        if isinstance(rule, PositionedMask):  # it is read there still
+    if rule.shape[1] > 1 or rule.asks_functions:  # functions may depend on the head without showing it in the shape
+        if isinstance(rule, PositionedMask):  # only its inner mask is replaced
             rule = dataclasses.replace(rule, mask=_OfHeads(rule.mask, tuple(own)))
         else:
             rule = _OfHeads(rule, tuple(own))
@@ -170,7 +170,7 @@ def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class _OfHeads(Mask):
-    """A mask for some of the heads that it tells apart."""
+    """A mask restricted to some of the heads that it distinguishes."""
 
     mask: Mask
     heads: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Run: the recorded data of one layer, over calls that belong together."""
+"""Run: the recorded data of one layer, over consecutive calls that continue one another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.statistics import Entropy, LargestWeight, LogitVariance, Received, 
 from saccade.statistics.summary import plain_statistics
 from saccade.support.errors import UnsupportedError, unsupported
 
-# Questions that a summary answers anyway.
+# Statistics that a summary already contains.
 _IN_SUMMARY: dict[Statistic[Any, Any], str] = {
     Entropy(): "entropy",
     LargestWeight(): "largest_weight",
@@ -25,14 +25,14 @@ _IN_SUMMARY: dict[Statistic[Any, Any], str] = {
 
 
 class Call(NamedTuple):
-    """One call of a layer.
+    """The recorded data of one call of a layer.
 
     Attributes:
         shape: (batch, heads, q_len, kv_len) of its matrix.
-        first_column: which key of the whole text its first key is; not 0 where a cache has let go of some.
-        answers: to the questions that were asked while recording, in their order.
-        summary: all statistics, if they were kept; rows that are no distributions have none.
-        statistics: of each query and key, by name, if they were kept; see `Run.statistics`.
+        first_column: index of its first key in the full text; not 0 if a cache has dropped earlier keys.
+        answers: results of the statistics that were requested while recording, in the same order.
+        summary: the summary, if it was recorded; None if rows are not distributions.
+        statistics: statistics of each query and key by name, if they were recorded; see `Run.statistics`.
     """
 
     shape: tuple[int, int, int, int]
@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
 
 def statistics_of(matrix: Matrix) -> tuple[Summary | None, dict[str, Tensor]]:
-    """Return a matrix's summary, None if its rows are no distributions, and its statistics by name."""
+    """Return the summary of a matrix (None if its rows are not distributions) and its statistics by name."""
     if not (matrix.is_stochastic or isinstance(matrix, AttentionMatrix)):
         return None, plain_statistics(matrix)
     summary = matrix.summary()
@@ -51,11 +51,11 @@ def statistics_of(matrix: Matrix) -> tuple[Summary | None, dict[str, Tensor]]:
 
 
 class Run:
-    """The recorded data of one layer in one forward pass, or in a prompt and all tokens decoded after it.
+    """The recorded data of one layer for a forward pass, or for a prompt and all tokens decoded after it.
 
     Attributes:
-        name: the layer's name.
-        calls: every call, in order.
+        name: name of the layer.
+        calls: all calls of the run, in order.
     """
 
     def __init__(self, name: str, statistics: tuple[Statistic[Any, Any], ...], held: StoredMatrices | None):
@@ -65,11 +65,11 @@ class Run:
         self._like: tuple[object, ...] = ()
 
     def _fits(self, matrix: Matrix) -> bool:
-        """Return whether the rows of a matrix can be appended."""
+        """Return whether the rows of a matrix can be appended to the run."""
         return _kind(matrix) == self._like
 
     def _take(self, matrix: Matrix, call: Call) -> None:
-        """Add a call."""
+        """Append a call to the run, and store its matrix if matrices are recorded."""
         self.calls.append(call)
         self._like = _kind(matrix)
         if self._stored is not None:
@@ -77,17 +77,17 @@ class Run:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, queries of all calls, keys)."""
+        """Shape of the run's matrix, (batch, heads, queries of all calls, keys)."""
         batch, heads, _, _ = self.calls[0].shape
         q_len = sum(call.shape[2] for call in self.calls)
         return (batch, heads, q_len, max(call.first_column + call.shape[3] for call in self.calls))
 
     @property
     def matrix(self) -> Matrix:
-        """The matrix, made of the queries and keys that were kept; all calls as one.
+        """Matrix of all calls, built from the recorded queries and keys.
 
         Raises:
-            UnsupportedError: they were not kept.
+            UnsupportedError: queries and keys were not recorded.
         """
         if self._stored is None:
             raise self._missing(f"queries and keys of {self.name} were not kept")
@@ -95,16 +95,17 @@ class Run:
 
     @property
     def statistics(self) -> dict[str, Tensor]:
-        """Statistics of every query, ``[batch, heads, q_len]``, and of every key, ``[batch, heads, kv_len]``, by name.
+        """Statistics of every query and key of the run, by name.
 
-        Those of queries are "entropy", "largest_weight", "first_mass", "self_mass", "previous_mass", "local_mass",
-        "distance" and more (`saccade.statistics.Summary.rows`); "received" is what each key gets. Rows of several
-        calls stand one below the other. Rows that are no distributions, those of a recurrence, have the ones that are
-        about weights of any sign: "largest_weight", the masses (sums of weights), "squared_norm", "given_mass" (the sum
-        of the row) and "received".
+        Those of queries, ``[batch, heads, q_len]``, are "entropy", "largest_weight", "first_mass", "self_mass",
+        "previous_mass", "local_mass", "distance" and more (`saccade.statistics.Summary.rows`). "received",
+        ``[batch, heads, kv_len]``, is the attention that each key receives. Rows of several calls are concatenated. If
+        rows are not distributions, as in a recurrence, only statistics for weights of any sign are available:
+        "largest_weight", the masses (sums of weights), "squared_norm", "given_mass" (the sum of the row) and
+        "received".
 
         Raises:
-            UnsupportedError: neither statistics nor queries and keys were kept.
+            UnsupportedError: neither statistics nor queries and keys were recorded.
         """
         kept = [call.statistics for call in self.calls if call.statistics is not None]
         if not kept:
@@ -119,16 +120,16 @@ class Run:
 
     @property
     def kept(self) -> tuple[Statistic[Any, Any], ...]:
-        """The questions that were asked while recording."""
+        """Statistics that were computed while recording."""
         return self._statistics
 
     def summary(self) -> Summary:
-        """Statistics of every head as a table, beside those of uniform attention; ``print`` shows it.
+        """Return statistics of every head as a table, compared with uniform attention; ``print`` shows it.
 
         Raises:
-            UnsupportedError: they were not kept, or of single calls only.
+            UnsupportedError: the statistics were not recorded, or only for single calls.
 
-        Cost: none if they were kept; else see `saccade.Matrix.summary`.
+        Cost: none if they were recorded; otherwise see `saccade.Matrix.summary`.
         """
         if len(self.calls) == 1 and self.calls[0].summary is not None:
             return self.calls[0].summary
@@ -144,15 +145,16 @@ class Run:
         raise self._missing(reason)
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Answers to questions: those that were asked while recording, or any where queries and keys were kept.
+        """Return statistics of the run: those computed while recording, or any if queries and keys were recorded.
 
         Args:
-            statistics: of `saccade.statistics`, or one's own.
+            statistics: statistics from `saccade.statistics`, or custom ones.
 
         Raises:
-            UnsupportedError: a question that was not asked, or whose answers for several calls do not make one.
+            UnsupportedError: a statistic was not computed while recording, or its results for several calls cannot be
+                combined.
 
-        Cost: none for what was kept; else see `saccade.Matrix.compute`.
+        Cost: none for recorded statistics; otherwise see `saccade.Matrix.compute`.
         """
         if self._stored is not None and not (
             len(self.calls) == 1 and all(one in self._statistics for one in statistics)
@@ -176,7 +178,7 @@ class Run:
         return unsupported("the recording", [reason], hint=hint)
 
     def __copy__(self) -> Run:
-        """Return the run as it is now: later calls are not added to the copy."""
+        """Return a snapshot of the run, to which later calls are not added."""
         copied = Run(self.name, self._statistics, self._stored)
         copied.calls, copied._like = [*self.calls], self._like
         return copied

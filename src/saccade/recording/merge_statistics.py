@@ -1,4 +1,4 @@
-"""Joins the answers of several calls into one answer for all their rows."""
+"""Merge the statistics of several recorded calls into one result for all their rows."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from saccade.support.errors import unsupported
 
 CALLED_AS = "record"  # in errors
 
-_PROBE = (2, 3, 5, 7)  # sizes that tell the axes of an answer apart
+_PROBE = (2, 3, 5, 7)  # distinct sizes, which identify the axes of a result
 
 
 def joined_answers(statistic: Statistic[Any, Any], answers: Sequence[Any], first_columns: Sequence[int]) -> Any:
-    """Join the answers of several calls into one.
+    """Merge the results of a statistic for several calls into one.
 
     Args:
-        statistic: the question.
-        answers: of the calls, in order.
-        first_columns: which key of the whole the first key of each call is.
+        statistic: the statistic.
+        answers: its results for the calls, in order.
+        first_columns: index of the first key of each call among the keys of all calls.
 
     Raises:
-        UnsupportedError: an answer that is not about single rows, and no sum over them that is known here.
+        UnsupportedError: the results are neither per row nor a known sum over rows.
     """
     if isinstance(statistic, Received):
         return joined_sums(answers, first_columns)
@@ -45,7 +45,7 @@ def joined_answers(statistic: Statistic[Any, Any], answers: Sequence[Any], first
 
 
 def joined_sums(sums: Sequence[Tensor], first_columns: Sequence[int]) -> Tensor:
-    """Add sums over the rows of several calls, ``[batch, heads, kv_len]`` each, into one over all rows."""
+    """Add column sums of several calls, each ``[batch, heads, kv_len]``, to get the sums over all their rows."""
     placed = list(zip(first_columns, sums, strict=True))
     total = sums[0].new_zeros(*sums[0].shape[:2], max(first + own.shape[2] for first, own in placed))
     for first, own in placed:
@@ -60,9 +60,9 @@ def _stacked(answers: Sequence[Any], axes: Sequence[int]) -> Any:
 
 
 def _row_axes(statistic: Statistic[Any, Any]) -> list[int | None]:
-    """Along which axis the rows stand in each tensor of an answer; None where they do not, or keys do too.
+    """Return the axis of the rows in each tensor of a statistic's result; None if it has no rows or also has keys.
 
-    Read off the answer for a matrix with no rows computed, whose four sizes differ.
+    The axes are determined from the result for a matrix with four different sizes, before any rows are added.
     """
     info = MatrixInfo(_PROBE, torch.float32, torch.device("cpu"))
     found: list[int | None] = []

@@ -1,4 +1,4 @@
-"""record(): run a model unchanged, and record its attention."""
+"""record(): record the attention of an unchanged model while it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WAYS_OUT = {
 }
 
 Keep = Literal["statistics", "topk", "pooled", "qk"] | Statistic[Any, Any]
-"""The data to keep of a call: statistics, some of them by name, or queries and keys."""
+"""Names of the data to store for each call: groups of statistics, or queries and keys."""
 
 _STATISTICS: dict[str, tuple[Statistic[Any, Any], ...]] = {
     "statistics": (),
@@ -38,7 +38,7 @@ _STATISTICS: dict[str, tuple[Statistic[Any, Any], ...]] = {
 
 
 class UnrecordedLayersWarning(UserWarning):
-    """Layers that attend ran and could not be recorded, while others could.
+    """Warning that some attention layers ran but could not be recorded, while others could.
 
     `Recording.not_recorded` names them.
     """
@@ -53,45 +53,49 @@ def record(
     keep: Keep | Iterable[Keep] = "statistics",
     callback: Callable[[str, Matrix], None] | None = None,
 ) -> AbstractContextManager[Recording]:
-    """Record the attention of a model while it runs on its own kernels, with the same outputs to the bit.
+    """Record the attention of a model while it runs on its own kernels, with bitwise identical outputs.
 
-    Within the ``with`` block every call of an attention layer is recorded: of transformers models, whichever attention
-    implementation they are set to; of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder``, in training, evaluation
-    and on the fast path; of modules that call ``torch.nn.functional.scaled_dot_product_attention`` themselves, as
-    timm's do, ``multi_head_attention_forward`` or `saccade.attention`; and of saccade's own, and what
-    `saccade.replace_attention` put in:
-    with the mask, mechanism and terms that ran. Weights are those of the softmax, before dropout; recurrent layers of
-    transformers (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention) are recorded as the matrices
-    that they are. ``output_attentions`` is never set, and no n × n matrix is built. A module that multiplies the
-    result of a softmax, or whose class is named attention or is such a recurrence, and which ran without being
-    recorded, is named in an `UnrecordedLayersWarning` and in ``recording.not_recorded``.
+    Within the ``with`` block, every call of these attention layers is recorded:
 
-    A call is recorded if it begins and ends within the block, in any thread; it continues the last call of its thread
-    if it adds keys to it. Several recordings of one model may overlap in any way, and each records all calls.
+    - layers of transformers models, with any attention implementation;
+    - ``nn.MultiheadAttention`` and ``nn.TransformerEncoder``, in training, in evaluation and on the fast path;
+    - modules that call ``torch.nn.functional.scaled_dot_product_attention`` (as those of timm),
+      ``multi_head_attention_forward`` or `saccade.attention`;
+    - saccade's own layers, and those inserted by `saccade.replace_attention`.
+
+    The recorded matrix has the mask, mechanism and terms that were used. Weights are those of the softmax, before
+    dropout. Recurrent layers of transformers (gated delta rules, Kimi Delta Attention, Mamba-2, lightning attention)
+    are recorded as the matrices that they are equivalent to. ``output_attentions`` is never set, and no n × n matrix is
+    built. Modules that multiply the result of a softmax, have "attention" in their class name or are such a recurrence,
+    but ran without being recorded, are listed in an `UnrecordedLayersWarning` and in ``recording.not_recorded``.
+
+    A call is recorded if it begins and ends within the block, in any thread. It continues the last call of its thread
+    if it adds keys to it. Several recordings of a model may overlap in any way, and each records all calls.
 
     Args:
         model: any torch model.
-        layers: the attention layers: numbers, in the order of their first calls, or names of modules, in which ``*``
-            matches anything. All when None.
-        heads: the heads, by number; all when None.
-        keep: what of each call: questions of `saccade.statistics`, or names. "statistics": all of a summary (entropy,
-            masses, distance, attention received, …) with its uniform baseline; of rows that are no distributions, what
-            can be said of any weights. "topk": the 8 strongest keys of each query. "pooled": a map of 64 × 64 cells.
-            "qk": queries and keys, for questions that come later. An empty tuple keeps nothing, for a callback.
-        callback: called as ``callback(name, matrix)`` after each call of a layer, with the lazy matrix, whose tensors
-            are those of the model: ask now, or keep "qk".
+        layers: the attention layers to record: numbers, in the order of their first calls, or names of modules, where
+            ``*`` matches anything. All when None.
+        heads: numbers of the heads to record; all when None.
+        keep: the data to store for each call: statistics from `saccade.statistics`, or names. "statistics": all
+            statistics of a summary (entropy, masses, distance, attention received, …) with its uniform baseline; if
+            rows are not distributions, those that are defined for any weights. "topk": the 8 strongest keys of each
+            query. "pooled": a map of 64 × 64 cells. "qk": queries and keys, to compute any statistics later. An empty
+            tuple stores nothing, for use with a callback.
+        callback: called as ``callback(name, matrix)`` after each call of a layer. The matrix is lazy and refers to the
+            tensors of the model, so use it immediately or store "qk".
 
     Returns:
         A context manager that gives a `Recording`.
 
     Raises:
-        TypeError, ValueError: arguments that are none of these; before the model runs.
-        UnsupportedError: at the end, if no attention layer was recorded, or a named layer was not; if a layer changes
-            its matrix in an unsupported way; or if a recurrent layer continues from a state that no recorded call left.
+        TypeError, ValueError: an argument is invalid; raised before the model runs.
+        UnsupportedError: at the end, if no attention layer or not every named layer was recorded, if a layer changes
+            its matrix in an unsupported way, or if a recurrent layer continues from a state that no recorded call left.
 
     Cost: sweeps over the weights for the statistics (see `saccade.Matrix.summary`, `saccade.Matrix.compute`) and
     O(length) memory; for "qk" a copy, O(length · width), which is the better choice for long generations.
-    ``nn.MultiheadAttention`` projects queries and keys once more.
+    ``nn.MultiheadAttention`` projects queries and keys a second time.
 
     Example:
         >>> from torch import nn
@@ -136,7 +140,7 @@ def _describe(not_recorded: dict[str, str]) -> str:
 
 
 def _check_recorded(model: nn.Module, selection: Selection, not_recorded: dict[str, str]) -> None:
-    """Raise if nothing was recorded, or a chosen layer was not, with a likely reason."""
+    """Raise an error with a likely reason if nothing, or not every selected layer, was recorded."""
     name = type(model).__name__
     if not selection.called:
         reason = "no call of an attention layer was recorded: it did not run, or computes its weights in operations"
@@ -149,7 +153,7 @@ def _check_recorded(model: nn.Module, selection: Selection, not_recorded: dict[s
 
 
 def _hint(model: nn.Module) -> str:
-    """Return a hint how a model of this library can be made to call attention that can be recorded."""
+    """Return an error hint on how to make a model of a known library call attention that can be recorded."""
     libraries = {type(module).__module__.partition(".")[0] for module in model.modules()}
     ways = [way for library, way in _WAYS_OUT.items() if library in libraries]
     return "; ".join([*ways, "any module can call torch.nn.functional.scaled_dot_product_attention"])

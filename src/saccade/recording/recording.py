@@ -1,4 +1,4 @@
-"""Recording: the recorded data of every layer."""
+"""Recording: the recorded data of all attention layers of a model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from saccade.support.validation import is_integer
 
 
 class Recording(Mapping[str, Run]):
-    """The recorded data of every attention layer by name, in the order of their first calls.
+    """The recorded data of all attention layers by name, in the order of their first calls.
 
-    ``recording[name]`` is the last `Run` of a layer, ``recording[number]`` that of the layer with this number;
-    ``recording.runs(name)`` are all of them. `record` makes it, and fills it while the model runs.
+    ``recording[name]`` is the last `Run` of a layer, ``recording[number]`` that of the layer with this number, and
+    ``recording.runs(name)`` contains all runs. `record` creates the recording and fills it while the model runs.
 
     Args:
-        runs: of each layer, in order.
-        not_recorded: class names, by name, of modules that seem to be attention and could not be recorded.
+        runs: the runs of each layer, in order.
+        not_recorded: modules that seem to be attention but could not be recorded, as class names by module name.
     """
 
     def __init__(self, runs: dict[str, list[Run]], not_recorded: Mapping[str, str] = MappingProxyType({})):
@@ -31,41 +31,41 @@ class Recording(Mapping[str, Run]):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the layers that were recorded."""
+        """Names of the recorded layers."""
         return tuple(self._runs)
 
     @property
     def not_recorded(self) -> tuple[str, ...]:
-        """Names of modules that attend, but of whose calls no matrix was recorded.
+        """Names of attention modules whose calls could not be recorded.
 
-        They compute their weights in operations of their own, or have none.
+        They compute their weights with their own operations, or have no weights.
         """
         return tuple(self._not_recorded)
 
     def runs(self, layer: str | int) -> tuple[Run, ...]:
-        """All runs of a layer: a new one begins with each call that does not go on from the one before.
+        """Return all runs of a layer; each call that does not continue the one before begins a new run.
 
         Raises:
-            KeyError: no such layer was recorded.
+            KeyError: the layer was not recorded.
         """
         return tuple(self._runs[self._name(layer)])
 
     def compute(self, *statistics: Statistic[Any, Any]) -> dict[str, tuple[Any, ...]]:
-        """Answers of every layer's last run, by name; see `Run.compute`."""
+        """Compute statistics of the last run of every layer; return the results by layer name. See `Run.compute`."""
         return {name: self[name].compute(*statistics) for name in self}
 
     def by_head(self, name: str) -> Tensor:
-        """One measure of every head of every layer's last run, ``[layers, batch, heads]``: a grid to look at.
+        """Return one measure for every head in the last run of every layer, ``[layers, batch, heads]``.
 
         Args:
-            name: of a measure of `saccade.statistics.Summary`, such as "entropy" or "first_mass".
+            name: name of a measure in `saccade.statistics.Summary`, such as "entropy" or "first_mass".
 
         Raises:
-            KeyError: there is no measure of this name.
-            ValueError: layers of different batches or numbers of heads.
-            UnsupportedError: statistics were not kept; see `Run.summary`.
+            KeyError: there is no measure with this name.
+            ValueError: the layers have different batches or numbers of heads.
+            UnsupportedError: statistics were not recorded; see `Run.summary`.
 
-        Cost: none where statistics were kept.
+        Cost: none if statistics were recorded.
         """
         found = [run.summary().named(name).values for run in self.values()]
         shapes = sorted({tuple(values.shape) for values in found})

@@ -1,4 +1,4 @@
-"""StoredMatrices: queries and keys of one layer, stored for later statistics in memory that grows with the tokens."""
+"""StoredMatrices: the queries and keys of a layer, stored for later statistics; memory grows with the tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.support.errors import unsupported
 
 
 class _Part(NamedTuple):
-    """The matrix of one call; without keys if it reads the shared keys."""
+    """Matrix of one call; without keys if it reads the shared keys."""
 
     matrix: Matrix
     first_column: int
@@ -24,23 +24,23 @@ class _Part(NamedTuple):
 
 
 class StoredMatrices:
-    """The matrices of the calls of one run; keys that several calls share are stored once.
+    """The matrices of all calls of a run; keys that several calls share are stored once.
 
-    Tensors of softmax attention are copied, so that later writes to a cache change nothing. Masks and biases that a
-    model wrote out are not copied (except in inference mode, in which torch does not count changes), nor are the
-    matrices of other mechanisms; rows of a recurrence become one matrix with the rows before. A mask or bias that was
-    written into since the call raises.
+    Queries and keys of softmax attention are copied, so that later writes to a cache have no effect. Mask and bias
+    tensors of the model are not copied (except in inference mode, where torch does not count writes), nor are the
+    matrices of other mechanisms. Rows of a recurrence are merged with the rows before. If a mask or bias was modified
+    after the call, reading the matrix raises an error.
     """
 
     def __init__(self) -> None:
         self._parts: list[_Part] = []
         self._keys: Tensor | None = None  # shared: [batch, kv_heads, length and free places, head_dim]
         self._length = 0
-        self._tokens = 0  # number of final keys; a cache may have free places after them
-        self._versions: list[tuple[Tensor, int]] = []  # tensors that are not copied, and their version counters
+        self._tokens = 0  # number of final keys; a cache may have free slots after them
+        self._versions: list[tuple[Tensor, int]] = []  # tensors that are not copied, with their version counters
 
     def add(self, matrix: Matrix, first_column: int) -> None:
-        """Store one more call."""
+        """Store the matrix of one more call."""
         if isinstance(matrix, ChosenHeads) and isinstance(matrix.inner, AttentionMatrix):
             whole = self._copied(matrix.inner, matrix.inner.inputs.key.detach().clone())
             self._parts.append(_Part(ChosenHeads(whole, matrix.heads), first_column, False))
@@ -59,10 +59,10 @@ class StoredMatrices:
             self._parts.append(_Part(copied, first_column, is_shared))
 
     def matrix(self) -> Matrix:
-        """Return all calls as one matrix.
+        """Return the stored matrices of all calls, joined into one.
 
         Raises:
-            UnsupportedError: a mask or bias of the model has been written into since.
+            UnsupportedError: a mask or bias of the model was modified after the call.
         """
         if any(tensor._version != version for tensor, version in self._versions):
             reason = "a mask or bias that the model wrote out has been changed in place since the call"
@@ -74,7 +74,7 @@ class StoredMatrices:
         return JoinedMatrices(matrices, [part.first_column for part in self._parts])
 
     def _takes(self, key: Tensor) -> bool:
-        """Store keys that continue the stored ones; return False if they do not."""
+        """Store keys if they continue the stored ones, else return False."""
         shared, length, tokens = self._keys, self._length, self._tokens
         if shared is None:
             self._keys, self._length = key.clone(), key.shape[2]
@@ -86,13 +86,13 @@ class StoredMatrices:
             wider = key.new_empty(*key.shape[:2], room, key.shape[3])
             wider[:, :, :length] = shared[:, :, :length]
             self._keys = shared = wider
-        # Free places are new keys now, which no earlier query may attend to.
+        # Free slots now contain new keys, which no earlier query may attend to.
         shared[:, :, tokens : key.shape[2]] = key[:, :, tokens:]
         self._length = key.shape[2]
         return True
 
     def _copied(self, matrix: AttentionMatrix, key: Tensor) -> AttentionMatrix:
-        """Return a matrix of copied tensors and this key; remember the versions of tensors that are not copied."""
+        """Return a matrix with copied tensors and this key; remember the versions of tensors that are not copied."""
         inputs = matrix.inputs
         sink, bias, rule = inputs.sink_logit, inputs.bias, inputs.rule
         if bias is not None:
@@ -119,7 +119,7 @@ class StoredMatrices:
 
 
 def _below(last: _Part, matrix: Matrix, first_column: int) -> list[_Part]:
-    """Return a call and the one before it; as one part if they are rows of one recurrence."""
+    """Append a call to the stored call before it; merge the two if they are rows of one recurrence."""
     whole = None
     if isinstance(matrix, RecurrenceMatrix) and isinstance(last.matrix, RecurrenceMatrix) and not first_column:
         whole = matrix.below(last.matrix)

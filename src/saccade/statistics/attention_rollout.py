@@ -1,4 +1,4 @@
-"""Attention rollout: the share of each input token in the last layer, a few rows at a time."""
+"""Attention rollout: the contribution of each input token to queries of the last layer, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from saccade.support.validation import check_int, check_number
 
 
 def rollout(matrices: Sequence[MatrixLike], queries: Sequence[int], *, residual: float = 0.5) -> Tensor:
-    r"""Compute attention rollout: the first layer's tokens in queries of the last, ``[batch, len(queries), kv_len]``.
+    r"""Compute attention rollout: shares of input tokens in last-layer queries, ``[batch, len(queries), kv_len]``.
 
     .. math:: r \leftarrow \rho\, r + (1 - \rho)\, \tfrac1H \textstyle\sum_h A_{l,h}^\top r
               \quad \text{from the last layer } l \text{ down to the first}
 
-    the rows of the product of all layers' mean heads, each mixed with the residual stream, without that product. It
-    ignores values and feed-forward layers, and takes a fixed share for the residual: a heuristic, not an attribution.
+    These are rows of the product over all layers of the mean of the heads mixed with the residual stream, computed
+    without forming that product. Rollout ignores values and feed-forward layers and assumes a fixed share for the
+    residual: it is a heuristic, not an attribution.
 
     Args:
-        matrices: one for each layer, the first layer first; all square, of one size, batch and dtype.
-        queries: indices of queries of the last layer.
-        residual: share of the residual stream, 0 to 1.
+        matrices: one matrix per layer, in order; all square, with the same size, batch and dtype.
+        queries: indices of queries in the last layer.
+        residual: share of the residual stream, from 0 to 1.
 
     Raises:
         TypeError, ValueError: no layers, layers that do not fit together, indices or a share out of range.
-        UnsupportedError: a layer whose rows are not distributions.
+        UnsupportedError: the rows of a layer are not distributions.
 
-    Cost: one ``A.mT @ r`` a layer; O(batch · heads · len · len(queries)) memory.
+    Cost: one ``A.mT @ r`` per layer; O(batch · heads · len · len(queries)) memory.
 
     Example:
         >>> from saccade import AttentionMatrix, masks

@@ -1,4 +1,4 @@
-"""Concentration of rows: entropy, largest weight, sum of squares, and how many keys hold most of the attention."""
+"""Concentration of attention: entropy, largest weight, sum of squares, and number of keys with most of the weight."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Entropy(PerRow):
 
     .. math:: H_i = -\sum_j A_{ij} \log A_{ij}, \qquad 0 \le H_i \le \log |V(i)|
 
-    with V(i) the keys that query i may attend to: 0 when one key takes everything, ``log(n)`` when n keys share
-    evenly. ``H.exp()`` is therefore the effective number of keys. A row that may attend to nothing has no
+    where V(i) is the set of keys that query i may attend to. Entropy is 0 if one key gets all attention, and ``log(n)``
+    if n keys share it evenly, so ``H.exp()`` is the effective number of keys. A row that may attend to nothing has no
     distribution; its entropy is 0, so that sums over queries need no special case. A NaN row gives NaN.
 
     Cost: one multiplication and one addition per weight; O(q_len) memory.
 
     Raises:
-        UnsupportedError: a matrix whose rows are not distributions.
+        UnsupportedError: the rows of the matrix are not distributions.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -51,9 +51,9 @@ class Entropy(PerRow):
 
 @dataclasses.dataclass(frozen=True)
 class LargestWeight(PerRow):
-    """The largest weight of each row, ``[batch, heads, q_len]``; 0 where a row attends to nothing.
+    """The largest weight of each row, ``[batch, heads, q_len]``; 0 if a row attends to nothing.
 
-    Uniform attention gives 1 / (number of visible keys).
+    For uniform attention, it is 1 / (number of visible keys).
 
     Cost: one comparison per weight; O(q_len) memory.
     """
@@ -71,8 +71,8 @@ class SquaredNorm(PerRow):
 
     .. math:: \sum_j A_{ij}^2, \qquad \|A\|_F^2 = \sum_i \sum_j A_{ij}^2
 
-    Its inverse is another effective number of keys (of order 2; ``entropy.exp()`` is of order 1): 1 when one key takes
-    everything, n when n keys share evenly. Summed over the queries it is the square of the Frobenius norm.
+    Its inverse is also an effective number of keys (of order 2, whereas ``entropy.exp()`` has order 1): 1 if one key
+    gets all attention, n if n keys share it evenly. Its sum over the queries is the square of the Frobenius norm.
 
     Cost: one multiplication and one addition per weight; O(q_len) memory.
 
@@ -92,19 +92,19 @@ class SquaredNorm(PerRow):
 
 @dataclasses.dataclass(frozen=True)
 class Coverage(PerRow):
-    """Number of keys that hold a share of a row's attention, int64 ``[batch, heads, q_len, len(shares)]``.
+    """Number of keys that cover a share of a row's attention, int64 ``[batch, heads, q_len, len(shares)]``.
 
-    The smallest number of keys whose weights together reach the share of what the row holds, to within rounding;
-    0 for a row that attends to nothing, -1 for a NaN row.
+    This is the smallest number of keys whose weights add up to the given share of the row's sum, up to rounding; 0 for
+    a row that attends to nothing, -1 for a NaN row.
 
     Args:
-        shares: parts of the attention, between 0 and 1.
+        shares: shares of the attention, between 0 and 1.
 
     Raises:
         TypeError, ValueError: ``shares`` is not a tuple of one or more such numbers.
-        UnsupportedError: a matrix whose rows are not distributions.
+        UnsupportedError: the rows of the matrix are not distributions.
 
-    Cost: sorts every row, about two products' time on CPU; O(q_len · len(shares)) memory.
+    Cost: sorts every row, which takes about as long as two matrix products on CPU; O(q_len · len(shares)) memory.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -129,7 +129,7 @@ class Coverage(PerRow):
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         mass = _descending(block.weights).cumsum(-1)
         total = mass[..., -1:]
-        # Allow for rounding of the sums: of four even keys, two must reach one half.
+        # Allow for rounding of the sums: of four keys with equal weights, two must reach one half.
         slack = 64 * torch.finfo(mass.dtype).eps
         goals = total * (torch.tensor(self.shares, dtype=mass.dtype, device=mass.device) - slack)
         counts = torch.searchsorted(mass, goals) + 1
@@ -137,8 +137,8 @@ class Coverage(PerRow):
 
 
 def _descending(weights: Tensor) -> Tensor:
-    """Return rows sorted with the largest weight first."""
+    """Sort the weights of each row, largest first."""
     if weights.device.type != "cpu":
         return weights.sort(-1, descending=True).values
-    # NumPy sorts with vector instructions: 5 ns an entry; torch takes 70.
+    # NumPy sorts with vector instructions and takes 5 ns per entry; torch takes 70 ns.
     return torch.from_numpy(np.sort(weights.numpy(), axis=-1)).flip(-1)

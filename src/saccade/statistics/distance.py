@@ -29,17 +29,17 @@ class Distance(PerRow):
 
     .. math:: D_i = \sum_j A_{ij} \, |p_i - p_j|
 
-    with p the positions. Uniform causal attention has i / 2 at position i: compare with that before calling a head
-    far-sighted. A row that attends to nothing has 0.
+    where p are the positions. Uniform causal attention gives i / 2 at position i; compare with that before concluding
+    that a head attends far away. The result is 0 for a row that attends to nothing.
 
     Args:
-        positions: of queries and keys, a pair; bottom-right when None.
+        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
 
     Raises:
-        TypeError, ValueError: ``positions`` are not valid.
-        UnsupportedError: a matrix whose rows are not distributions.
+        TypeError, ValueError: ``positions`` are invalid.
+        UnsupportedError: the rows of the matrix are not distributions.
 
-    Cost: two multiplications and additions per weight; O(q_len) memory.
+    Cost: two multiplications and two additions per weight; O(q_len) memory.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
@@ -71,9 +71,9 @@ class Lags(NamedTuple):
     """The attention that goes to each distance (lag).
 
     Attributes:
-        lags: positions of queries minus those of keys, int64 ``[lags]``, ascending: 0 is a query's own token, 1 the
-            one before it.
-        sums: attention that goes there from all queries, ``[batch, heads, lags]``, in whole queries.
+        lags: position of the query minus that of the key, int64 ``[lags]``, ascending: 0 is the query's own token, 1
+            the one before it.
+        sums: sum of the weights of all queries at each lag, ``[batch, heads, lags]``.
     """
 
     lags: Tensor
@@ -90,21 +90,21 @@ class _State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LagProfile(Statistic[_State, Lags]):
-    r"""Attention by distance: sums of the weights on each diagonal, as `Lags`.
+    r"""Attention by distance: the sum of the weights on each diagonal, as `Lags`.
 
     .. math:: \ell_\delta = \sum_i A_{i, j}, \quad p_i - p_j = \delta
 
-    A peak at 1 is a previous-token head; equally high peaks at several lags are a pattern; a slope is a habit of
-    attending near. All lags together are the number of queries that attend to something.
+    A peak at 1 indicates a previous-token head, equally high peaks at several lags a pattern of offsets, and a slope a
+    preference for near keys. The sum over all lags is the number of queries that attend to something.
 
     Args:
-        positions: of queries and keys, a pair; bottom-right when None.
+        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
 
     Raises:
-        TypeError, ValueError: ``positions`` are not valid.
+        TypeError, ValueError: ``positions`` are invalid.
 
-    Cost: one copy of the weights and one addition each; O(q_len + kv_len) memory (with `positions`, O(their range));
-    sums are computed in float64.
+    Cost: one copy of the weights and one addition per weight; O(q_len + kv_len) memory (with `positions`, O(their
+    range)). Sums are computed in float64.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
@@ -133,7 +133,7 @@ class LagProfile(Statistic[_State, Lags]):
 
     def add(self, state: _State, block: Block) -> _State:
         totals = state.sums[block.batch, block.heads]
-        if not totals.shape[-1]:  # only padding among the queries or keys: there are no lags, and all weights are 0
+        if not totals.shape[-1]:  # all queries or all keys are padding: there are no lags, and all weights are 0
             return state
         lead = lead_of(state.q, state.kv)
         if lead is None:
@@ -143,7 +143,7 @@ class LagProfile(Statistic[_State, Lags]):
             if span.step != block.rows.step:
                 self._scatter(state, block._replace(columns=(span,), weights=weights, log_weights=None), totals)
                 continue
-            sums = _diagonals(weights)  # by column index minus row index, from -(rows - 1) on
+            sums = _diagonals(weights)  # indexed by column index minus row index, from -(rows - 1) on
             first = block.rows.start + lead - span.start + (len(block.rows) - 1) * span.step - state.least
             last = first - (sums.shape[-1] - 1) * span.step
             totals[..., last : first + 1 : span.step] += sums.flip(-1)
@@ -165,10 +165,10 @@ class LagProfile(Statistic[_State, Lags]):
 
 
 def _of_range(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Compute mean distances for consecutive keys and rows at ascending indices q among them.
+    """Compute the mean distances for consecutive keys and for rows at ascending indices q among the keys.
 
-    Most keys lie before all rows or after all of them: two products. Distances are taken to the nearest row first, so
-    that nothing is subtracted and nothing cancels.
+    Most keys lie before all rows or after all rows and need only two matrix products. Distances to the nearest row come
+    first, so that nothing is subtracted and nothing cancels.
     """
     columns, length = weights.shape[-1], len(up)
     first, last = min(max(int(q[0]), 0), columns), min(max(int(q[-1]), 0), columns)
@@ -185,13 +185,13 @@ def _of_range(weights: Tensor, q: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _ramps(length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the distances 0, 1, 2, … and length, length - 1, … 1."""
+    """Return two tensors of distances: 0, 1, 2, … and length, length - 1, … 1."""
     up = torch.arange(length, dtype=dtype, device=device)
     return up, length - up
 
 
 def _ends(x: Positions) -> tuple[int, int] | None:
-    """Return the lowest and the highest position of a token, on any device; None without tokens."""
+    """Return the lowest and the highest position of a token, on any device; None if there are no tokens."""
     if x.table is None:
         return x.ends
     tokens = x.table[x.table >= 0]
@@ -199,10 +199,10 @@ def _ends(x: Positions) -> tuple[int, int] | None:
 
 
 def _diagonals(weights: Tensor) -> Tensor:
-    """Return sums along the diagonals, ``[batch, heads, rows + columns - 1]``, from the lower left corner on."""
+    """Return sums of weights on each diagonal, ``[batch, heads, rows + columns - 1]``, from the lower left corner."""
     batch, heads, rows, columns = weights.shape
     pitch = rows + columns
-    # In a row-major copy with padding between the rows, a row stride that is longer by one runs along the diagonals.
+    # In a row-major copy with padding between the rows, a row stride longer by one follows the diagonals.
     padded = F.pad(weights, (rows - 1, 1, 0, 1)).contiguous()
     slanted = padded.as_strided((batch, heads, rows, pitch - 1), (padded.stride(0), padded.stride(1), pitch + 1, 1))
     return slanted.sum(-2)

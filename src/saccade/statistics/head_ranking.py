@@ -1,4 +1,4 @@
-"""Rank heads by a number, and compute two numbers that measure the information in a head's attention."""
+"""Rank heads by a statistic, and compute two measures of the information in a head's attention."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Head(NamedTuple):
     """A head in a ranking, with its value.
 
     Attributes:
-        layer, head: counted from 0.
-        value: the number that heads are ranked by.
+        layer, head: indices, from 0.
+        value: the number by which heads are ranked.
     """
 
     layer: int
@@ -26,12 +26,12 @@ class Head(NamedTuple):
 
 
 def rank_heads(values: Tensor, *, layer: int | None = None, head: int | None = None) -> list[Head]:
-    """Return all heads ranked by a number each, the largest first; ties by layer, then head.
+    """Rank all heads by their values, largest first; ties are sorted by layer, then head.
 
     Args:
         values: ``[layers, heads]``, such as one batch item of `saccade.recording.Recording.by_head`.
-        layer: consider this layer only.
-        head: consider this head of every layer only.
+        layer: if given, rank only the heads of this layer.
+        head: if given, rank only this head of every layer.
 
     Example:
         >>> rank_heads(torch.tensor([[0.5, 2.0], [1.0, 0.0]]))[0]
@@ -50,7 +50,7 @@ def position_information(weights: Tensor) -> Tensor:
     """Compute `PositionInformation` of dense weights; rows are scaled to sum to 1 first.
 
     Args:
-        weights: ``[..., q_len, kv_len]``, not negative.
+        weights: ``[..., q_len, kv_len]``, nonnegative.
 
     Returns:
         float64 ``[...]``, in nats.
@@ -62,16 +62,16 @@ def position_information(weights: Tensor) -> Tensor:
 
 
 def unexplained_information(weights: Tensor) -> Tensor:
-    r"""Compute the information, in nats, that neither popularity of keys nor distance from the query explains.
+    r"""Compute the information in a head's attention, in nats, that key popularity and distance do not explain.
 
     .. math:: I = s \cdot \frac1n \sum_i \mathrm{KL}(a_i \,\|\, e_i), \qquad e_{ij} \propto m_j\, o_{j-i}
 
-    with m the mean row, o the mean weight at each distance, and s the share of the attention that the weights hold:
-    0 for a sink and for a head that attends to the previous token. Rows are scaled to sum to 1
-    first; a row of zeros does not count.
+    where m is the mean row, o the mean weight at each distance, and s the share of the attention in the weights. It is
+    0 for a sink and for a head that attends to the previous token. Rows are scaled to sum to 1 first; rows of zeros do
+    not count.
 
     Args:
-        weights: ``[..., q_len, kv_len]``, not negative; the sum of a row is its share of the attention.
+        weights: ``[..., q_len, kv_len]``, nonnegative; the sum of a row is its share of the attention.
 
     Returns:
         float64 ``[...]``.
@@ -96,7 +96,7 @@ def unexplained_information(weights: Tensor) -> Tensor:
 
 
 def _distributions(weights: Tensor) -> Tensor:
-    """Return rows scaled to sum to 1, except for empty ones."""
+    """Scale rows of weights to sum to 1; empty rows stay 0."""
     weights = weights.to(widest_dtype(weights.device))
     mass = weights.sum(-1, keepdim=True)
     return torch.where(mass > 0, weights / mass, 0.0)

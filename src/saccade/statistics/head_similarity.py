@@ -1,4 +1,4 @@
-"""Distances between the attention of the heads of a layer, pair by pair."""
+"""Pairwise distances between the attention of the heads of a layer."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from saccade.support.errors import unsupported
 from saccade.support.validation import check_choice
 
 Between = Literal["jensen_shannon", "total_variation", "frobenius"]
-_ENTRIES = 1 << 20  # weights of all heads in memory at a time
+_ENTRIES = 1 << 20  # number of weights, over all heads, in memory at a time
 
 
 def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> Tensor:
-    r"""Compute the distance of every two heads of each batch item, ``[batch, heads, heads]``: small for similar heads.
+    r"""Compute the distance between every two heads of a batch item, ``[batch, heads, heads]``; small if similar.
 
     - "jensen_shannon": mean over the queries of the Jensen-Shannon divergence of the two rows, in nats, 0 to log 2.
     - "total_variation": mean over the queries of half the sum of absolute differences, 0 to 1.
-    - "frobenius": :math:`\|A_h - A_g\|_F`, over all queries together; the cheapest, also for rows that are
-      not distributions.
+    - "frobenius": :math:`\|A_h - A_g\|_F`, over all queries together; this is the cheapest, and rows need not be
+      distributions.
 
     Means are over queries that attend to something in either head.
 
     Args:
-        matrix: of any mechanism.
+        matrix: a matrix of any mechanism.
         between: the kind of distance.
 
     Raises:
-        ValueError: an unknown ``between``.
-        UnsupportedError: rows that are not distributions, for the first two.
+        ValueError: ``between`` is unknown.
+        UnsupportedError: rows are not distributions, for the first two distances.
 
-    Cost: O(heads² · q_len · kv_len) time ("frobenius": as a product), in pieces of a few megabytes.
+    Cost: O(heads² · q_len · kv_len) time ("frobenius": as a matrix product), in chunks of a few megabytes.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -64,7 +64,7 @@ def head_distances(matrix: MatrixLike, between: Between = "jensen_shannon") -> T
 
 
 def _dense(matrix: MatrixLike, item: int, rows: range) -> Tensor:
-    """Return some rows of all heads of one batch item, ``[heads, rows, kv_len]``."""
+    """Return the weights of the given rows in all heads of a batch item, ``[heads, rows, kv_len]``."""
     _, heads, _, kv_len = matrix.shape
     dense = torch.zeros(heads, len(rows), kv_len, dtype=MatrixInfo.of(matrix).dtype, device=matrix.device)
     for block in matrix.blocks(batch=item, rows=rows):
@@ -85,7 +85,7 @@ def _add(sums: Tensor, count: Tensor, rows: Tensor, between: Between) -> None:
             distance = 0.5 * (rows - own).abs_().sum(-1)
         else:
             distance = torch.special.entr(0.5 * (rows + own)).sum(-1) - 0.5 * (entropies + entropies[head])
-        # If one of the two rows is empty, their mean is not a distribution: clamp the divergence at 0.
+        # If one of the two rows is empty, their mean is not a distribution, so clamp the divergence at 0.
         either = seeing | seeing[head]
         sums[head] += torch.where(either, distance.clamp_min(0.0), 0.0).sum(-1, dtype=sums.dtype)
         count[head] += either.sum(-1)

@@ -1,4 +1,4 @@
-"""IndexerLoss: the divergence between attention and the scores that select keys."""
+"""IndexerLoss: a loss that compares attention with the scores that select keys."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from saccade.statistics.row_block import Block
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.errors import type_error, value_error
 
-_HIDDEN = -1000.0  # logs of weights that a mask hides are no larger
+_HIDDEN = -1000.0  # upper limit of the log weights of hidden keys
 
 
 class ScoresRows(Protocol):
-    """Interface of objects that compute scores a few rows at a time, such as a `saccade.scorers.LightningIndexer`."""
+    """Interface for computing selection scores a few rows at a time, as `saccade.scorers.LightningIndexer` does."""
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """The tensors that gradients of the scores flow to; ``type(self)(*leaves)`` builds the same from others."""
+        """Tensors that receive the gradients of the scores; ``type(self)(*leaves)`` rebuilds the object from others."""
         ...
 
     def scores(self, rows: range, stop: int) -> Tensor:
-        """Return the scores of queries ``rows`` for the first ``stop`` keys, ``[batch, 1, rows, stop]``."""
+        """Return the scores between the queries ``rows`` and the first ``stop`` keys, ``[batch, 1, rows, stop]``."""
         ...
 
 
 class _State:
-    """The state of an `IndexerLoss`: its sums so far, and rows of which some heads are missing."""
+    """State of an `IndexerLoss`: its sums so far, and the rows that still lack some heads."""
 
     def __init__(self, info: MatrixInfo, leaves: tuple[Tensor, ...]):
         self.info = info
@@ -40,11 +40,11 @@ class _State:
 
 
 class _Pending(NamedTuple):
-    """The summed weights of some heads, in rows whose other heads are missing.
+    """Summed weights of the heads added so far, for rows that still lack some heads.
 
     Attributes:
         weights: ``[rows, kv_len]``.
-        seen: which keys some head may attend to, bool of the same shape.
+        seen: keys that at least one head may attend to, bool with the same shape.
         heads: number of heads in the sum.
     """
 
@@ -54,29 +54,29 @@ class _Pending(NamedTuple):
 
 
 class IndexerLoss(Statistic[_State, Tensor]):
-    r"""A loss that trains scores which select keys: the mean over queries of ``KL(p ‖ softmax(scores))``.
+    r"""A loss for training the scores that select keys: the mean over queries of ``KL(p ‖ softmax(scores))``.
 
     .. math:: p_t = \frac{1}{H} \sum_h A_{ht}, \qquad
               L = \frac{1}{n} \sum_t \sum_{s \in S_t} p_{ts} \log \frac{p_{ts}}{\mathrm{softmax}_{S_t}(I_t)_s}, \qquad
               n \frac{\partial L}{\partial I_{ts}} = \mathrm{softmax}_{S_t}(I_t)_s - p_{ts}
 
-    S_t are the keys that the matrix lets query t attend to: of ``Softmax`` all before it, to warm up; of ``TopK`` those
-    that were selected. The rows of the heads are constants here; gradients go to the scores alone, and from there to
-    their inputs. A query that attends to nothing does not count.
+    S_t is the set of keys that query t may attend to: with ``Softmax`` all earlier keys, for the warm-up; with ``TopK``
+    the selected keys. The rows of the heads are treated as constants, so gradients flow only to the scores and from
+    there to their inputs. A query that attends to nothing does not count.
 
     Args:
-        scores: a `saccade.scorers.LightningIndexer`, whose scores are made a few rows at a time; or the
-            scores themselves, ``[batch, 1, q_len, kv_len]``.
+        scores: a `saccade.scorers.LightningIndexer`, whose scores are computed a few rows at a time; or the scores
+            themselves, ``[batch, 1, q_len, kv_len]``.
 
     Returns:
-        A number, differentiable once.
+        A scalar tensor, differentiable once.
 
     Raises:
-        TypeError: scores that are neither.
-        ValueError: scores of another shape than the matrix.
-        UnsupportedError: a matrix whose rows are not distributions.
+        TypeError: the scores are neither.
+        ValueError: the shape of the scores does not match the matrix.
+        UnsupportedError: the rows of the matrix are not distributions.
 
-    Cost: the weights of a few rows in all heads, their scores and the gradient of these, computed in the sweep.
+    Cost: memory for the weights of a few rows in all heads, their scores and the gradients, computed in the sweep.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -136,7 +136,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
         return (self.scores,) if isinstance(self.scores, Tensor) else self.scores.leaves
 
     def _joined(self, state: _State, place: tuple[int, int, int], part: _Pending) -> None:
-        """Add the weights of some heads; once all heads of the rows have come, add their loss."""
+        """Add the weights of some heads to the state; when all heads of the rows were added, add the rows' loss."""
         before = state.pending.pop(place, None)
         if before is not None:
             weights, seen = before.weights + part.weights, before.seen | part.seen
@@ -162,7 +162,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
             total_of.add_(grad)
 
     def _scores_of(self, leaves: list[Tensor], item: int, rows: range, kv_len: int) -> Tensor:
-        """Return the scores of some rows of a batch item, ``[rows, kv_len]``."""
+        """Return the selection scores for rows of a batch item, ``[rows, kv_len]``."""
         if isinstance(self.scores, Tensor):
             return leaves[0][item, 0, rows.start : rows.stop]
         scorer: Any = type(self.scores)
@@ -170,7 +170,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
 
 
 class _KnownLoss(torch.autograd.Function):
-    """Autograd function of a loss whose gradients are already computed."""
+    """Autograd function for a loss whose gradients are already computed."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *tensors: Tensor) -> Tensor:

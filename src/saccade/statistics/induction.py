@@ -1,4 +1,4 @@
-"""InductionMass: attention of a query to the tokens that followed earlier occurrences of its own token."""
+"""InductionMass: attention to the tokens that followed earlier occurrences of the query's own token."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _GATHER = 8  # weights compared in the time that one lookup takes
 
 @dataclasses.dataclass(frozen=True)
 class InductionMass(PerRow):
-    """Weights on the tokens that came right after an earlier occurrence of a query's token, ``[batch, heads, q_len]``.
+    """Sum of the weights on tokens that directly followed the query's token earlier, ``[batch, heads, q_len]``.
 
-    Induction heads attend there: after ``A B … A`` they attend to B, so that the model predicts B again. It is 0 in a
-    sequence without repeated tokens.
+    Induction heads attend to these tokens: after ``A B … A`` they attend to B, so that the model predicts B again. The
+    statistic is 0 in a sequence without repeated tokens.
 
     Args:
-        tokens: ids of all keys' tokens; queries are the last of them.
+        tokens: token ids of all keys; the queries are the last of them.
 
     Raises:
         TypeError, ValueError: not a tuple of ints, one for each key; more queries than keys.
 
-    Cost: a step for each pair of equal tokens, or one comparison per weight if that is less: O(n log n) for a sequence
-    in which hardly any token repeats. O(q_len) memory besides the weights of a block.
+    Cost: one operation for each pair of equal tokens, or one comparison per weight if that is less; O(n log n) if few
+    tokens repeat. O(q_len) memory besides the weights of a block.
 
     Example: the second "the" and the second "cat" attend to what followed the first ones.
 
@@ -67,7 +67,7 @@ class InductionMass(PerRow):
 
     @cached_property
     def _earlier(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return indices sorted by token and, for each index, the start of its token's run and its rank in it."""
+        """Return token indices sorted by token id and, for each, the start of its run of equal ids and its rank."""
         ordered, order = self._tokens.sort(stable=True)
         first = torch.searchsorted(ordered, self._tokens)
         place = torch.empty_like(order)
@@ -98,7 +98,7 @@ class InductionMass(PerRow):
         return sums.index_add_(2, row, block.weights[:, :, row, column])
 
     def _of_all_weights(self, block: Block, rows: slice, last: int) -> Tensor:
-        """Compute the induction mass by one comparison for each weight."""
+        """Compute the induction mass with one comparison for each weight."""
         tokens = self._tokens.to(block.weights.device)
         before = block.keys - 1
         follows = (tokens[before.clamp_min(0)] == tokens[rows][:, None]) & (before >= 0)

@@ -1,4 +1,4 @@
-"""Statistics of the logits (scores) behind a row of weights: the largest one, and their variance."""
+"""Statistics of the logits (scores) of each row: their variance and the largest one."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class LogitVariance(PerRow):
     .. math:: \mathrm{Var}_i = \sum_j A_{ij} (\log A_{ij} + H_i)^2 = -\frac{\partial H_i}{\partial \beta}
               \quad \text{at } \beta = 1
 
-    Scores and log weights differ by a constant within a row, so the variance is that of both. It says how fast the
-    entropy falls when all scores are scaled up; 0 when all visible keys share evenly, and when one takes everything.
-    A row that attends to nothing has 0.
+    Scores and log weights differ by a constant within a row, so both have this variance. It measures how fast entropy
+    falls when all scores are scaled up. It is 0 if all visible keys share the attention evenly, if one key gets all of
+    it, and for a row that attends to nothing.
 
     Cost: about five operations per weight; O(q_len) memory.
 
     Raises:
-        UnsupportedError: a matrix whose rows are not distributions.
+        UnsupportedError: the rows of the matrix are not distributions.
     """
 
     needs_distributions = True
 
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
-        # Subtract the mean before squaring: logs may be 100, and their squares would cancel in float32.
+        # Subtract the mean before squaring, because logs may be 100 and their squares would cancel in float32.
         centred = (block.logs + block.entropy[..., None]).square_()
         return torch.linalg.vecdot(block.weights, centred)
 
@@ -50,16 +50,17 @@ class LargestLogit(PerRow):
 
     .. math:: \max_j s_{ij} = \max_j \log A_{ij} + L_i
 
-    with L the log-sum-exp of the scores. Training diverges where these grow without bound; they are what QK clipping
-    and logit softcaps limit. A row that attends to nothing has -inf.
+    where L is the log-sum-exp of the scores. Training diverges if these scores grow without bound; QK clipping and
+    logit softcaps limit them. The result is -inf for a row that attends to nothing.
 
     Args:
-        lse: ``[batch, heads, q_len]``, for matrices without a softmax; that of the matrix when None.
+        lse: log-sum-exp of the scores, ``[batch, heads, q_len]``, for matrices without a softmax; that of the matrix
+            when None.
 
     Raises:
         TypeError: ``lse`` is not a tensor.
         ValueError: it does not fit the matrix.
-        UnsupportedError: no ``lse``, and the matrix is not a softmax of scores.
+        UnsupportedError: ``lse`` is None and the matrix is not a softmax of scores.
 
     Cost: one comparison per weight; O(q_len) memory.
 

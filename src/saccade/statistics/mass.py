@@ -1,4 +1,4 @@
-"""Mass statistics: how much of a row goes to the first tokens, to a distance, to the strongest blocks, to the rest."""
+"""Mass statistics: attention to the first tokens, to keys at given distances, to the strongest blocks, to the rest."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class SinkMass(PerRow):
     """The sum of each query's weights on the first tokens, ``[batch, heads, q_len]``.
 
     Trained decoders put attention that they do not need on the first token. Under a causal mask the first queries see
-    little else and give much to it in any case; compare with uniform attention (`Matrix.summary` does).
+    few other keys and give much weight to it in any case, so compare with uniform attention, as `Matrix.summary` does.
 
     Args:
-        sink_tokens: number of first tokens: those at positions 0 to ``sink_tokens - 1``.
-        positions: of queries and keys, a pair; bottom-right when None.
+        sink_tokens: number of first tokens, at positions 0 to ``sink_tokens - 1``.
+        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
 
     Raises:
-        TypeError, ValueError: ``sink_tokens`` is not an int of at least 1; ``positions`` are not valid.
+        TypeError, ValueError: ``sink_tokens`` is not an int of at least 1; ``positions`` are invalid.
 
     Cost: reads the first columns only; O(q_len) memory.
 
@@ -58,16 +58,16 @@ class SinkMass(PerRow):
 class LagMass(PerRow):
     """Each query's weight on the token ``lag`` positions before it, ``[batch, heads, q_len]``.
 
-    ``LagMass(0)`` is the weight on the query's own token, ``LagMass(1)`` on the previous one.
+    ``LagMass(0)`` is the weight on the query's own token, ``LagMass(1)`` that on the previous one.
 
     Args:
-        lag: number of positions back; below 0 it is ahead.
-        positions: of queries and keys, a pair; bottom-right when None.
+        lag: number of positions before the query; negative for later keys.
+        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
 
     Raises:
-        TypeError: ``lag`` is not an int; ``positions`` are not valid.
+        TypeError: ``lag`` is not an int; ``positions`` are invalid.
 
-    Cost: reads one weight a row; O(q_len) memory.
+    Cost: reads one weight per row; O(q_len) memory.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
@@ -92,16 +92,16 @@ class LagMass(PerRow):
 
 @dataclasses.dataclass(frozen=True)
 class LocalMass(PerRow):
-    """The sum of each query's weights at most ``width`` positions away, itself included, ``[batch, heads, q_len]``.
+    """The sum of each query's weights on keys at most ``width`` positions away, ``[batch, heads, q_len]``.
 
     Args:
-        width: the largest distance that counts as near, at least 0.
-        positions: of queries and keys, a pair; bottom-right when None.
+        width: the largest distance that counts as near, at least 0; distance 0 is the query's own token.
+        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
 
     Raises:
-        TypeError, ValueError: ``width`` is not an int of at least 0; ``positions`` are not valid.
+        TypeError, ValueError: ``width`` is not an int of at least 0; ``positions`` are invalid.
 
-    Cost: reads 2 · width + 1 weights a row; O(q_len) memory.
+    Cost: reads 2 · width + 1 weights per row; O(q_len) memory.
     """
 
     width: int = 16
@@ -120,24 +120,26 @@ class LocalMass(PerRow):
 
 @dataclasses.dataclass(frozen=True)
 class Parts(PerRow):
-    """The shares of a row's mass in the sink, the local window, the anchor blocks and the rest.
+    """The attention of each row to the sink, the local window, the anchor blocks and the rest.
 
-    ``[batch, heads, q_len, 4]``, in this order; the four sum to the sum of the row: 1, less if a sink logit takes a
-    share, 0 in a row that attends to nothing. A key that belongs to several counts for the first of them. The first
-    three are what a cache that reads few tokens reads (`saccade.caches.BlockSelectCache`); the rest is what it misses.
+    The result is ``[batch, heads, q_len, 4]``, in this order. The four numbers add up to the sum of the row: 1, or less
+    if a sink logit takes a share, or 0 in a row that attends to nothing. A key that belongs to several parts counts for
+    the first. A cache that reads few tokens (`saccade.caches.BlockSelectCache`) reads the first three parts and misses
+    the rest.
 
     Args:
-        sink: number of first tokens: those at positions 0 to ``sink - 1``.
-        local: the window: tokens less than ``local`` away, the query's own included; on both sides, if it sees both.
-        anchor: number of anchor blocks of each query: those that get most of what remains.
-        block_size: tokens in a block; the first block begins at position 0.
-        positions: of queries and keys, a pair; bottom-right when None.
+        sink: number of first tokens, at positions 0 to ``sink - 1``.
+        local: size of the window: tokens less than ``local`` away from the query, including its own, on each side that
+            the query sees.
+        anchor: number of anchor blocks of each query: the blocks with the largest remaining weight.
+        block_size: number of tokens in a block; the first block begins at position 0.
+        positions: pair of the positions of queries and keys; when None, the last query is at the last key.
 
     Raises:
-        TypeError, ValueError: ``sink``, ``local`` or ``anchor`` is not an int of at least 0, ``block_size`` not one of
-            at least 1; ``positions`` are not valid.
+        TypeError, ValueError: ``sink``, ``local`` or ``anchor`` is not an int of at least 0, ``block_size`` is not an
+            int of at least 1, or ``positions`` are invalid.
 
-    Cost: some passes over the weights, a block of rows at a time; O(q_len) memory. No fused sweep computes it.
+    Cost: several passes over the weights, a block of rows at a time; O(q_len) memory. Fused sweeps do not support it.
 
     Example:
         >>> from saccade import AttentionMatrix, masks
@@ -146,7 +148,7 @@ class Parts(PerRow):
         tensor([0.1250, 0.2500, 0.2500, 0.3750])
 
     Reference: Xiao et al. 2023, arXiv:2309.17453, section 3.1 (sink and window); Tang et al. 2024, arXiv:2406.10774
-    (blocks chosen for each query).
+    (blocks selected for each query).
     """
 
     sink: int = 4
@@ -172,14 +174,14 @@ class Parts(PerRow):
         others = torch.where(is_sink | is_local, 0.0, block.weights)
         sums = _block_sums(others, column[:, 0, 0].div(self.block_size, rounding_mode="floor"))
         strongest = sums[..., 1:].topk(min(self.anchor, sums.shape[-1] - 1))
-        # The rest is added up, not subtracted, so that a share of 0 is exactly 0.
+        # Sum the rest directly instead of subtracting the other parts, so that a share of 0 is exactly 0.
         rest = sums.scatter(-1, strongest.indices + 1, 0.0).sum(-1)
         parts = torch.stack([sink, local, strongest.values.sum(-1), rest], -1)
         return parts.masked_fill(parts.isnan().any(-1, keepdim=True), torch.nan)
 
 
 def _sum_of_keys(block: Block, keys: range) -> Tensor:
-    """Return the sum of the weights at a range of keys, ``[batch, heads, rows]``."""
+    """Return the sum of each row's weights on a range of keys, ``[batch, heads, rows]``."""
     total = block.weights.new_zeros(block.weights.shape[:3])
     for span, weights in block.by_range(block.weights):
         first, stop = (max(0, -((span.start - end) // span.step)) for end in (keys.start, keys.stop))
@@ -189,7 +191,7 @@ def _sum_of_keys(block: Block, keys: range) -> Tensor:
 
 
 def _sum_between(block: Block, q: Positions, kv: Positions, least: int, most: int) -> Tensor:
-    """Return the sum of the weights whose lag, query minus key, is between two bounds."""
+    """Return the sum of each row's weights whose lag, query minus key position, is between two bounds."""
     lead = lead_of(q, kv)
     if lead is None or most - least >= block.weights.shape[-1]:
         row, column = block_positions(block, q, kv)
@@ -200,15 +202,15 @@ def _sum_between(block: Block, q: Positions, kv: Positions, least: int, most: in
 
 
 def _band(q: Positions, kv: Positions, least: int, most: int) -> Band | None:
-    """Return the band of keys whose lag is between two bounds."""
+    """Return the band of the matrix where the lag between query and key is between two bounds."""
     lead = lead_of(q, kv)
     return None if lead is None else Band(True, lead - most, lead - least + 1)
 
 
 def _block_sums(weights: Tensor, number: Tensor) -> Tensor:
-    """Return sums of weights ``[batch, heads, rows, columns]`` per block, by block numbers ``[batch | 1, columns]``.
+    """Sum weights ``[batch, heads, rows, columns]`` per block, given block numbers ``[batch | 1, columns]``.
 
-    The first sum is that of padding, with numbers below 0.
+    The first sum is that of padding, which has negative block numbers.
     """
     padding = number.new_full((1,), -1)
     numbers, index = torch.cat([padding, number.clamp_min(-1).flatten()]).unique(return_inverse=True)

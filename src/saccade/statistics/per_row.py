@@ -1,4 +1,4 @@
-"""PerRow: base class of statistics with one result per query, and the positions that some of them use."""
+"""PerRow: base class of statistics with one result per query, and the positions that some of them need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CheckedPair = tuple[Positions, Positions]
 
 
 class RowState(NamedTuple):
-    """The state of a `PerRow`: results of rows, ``[batch, heads, q_len, ...]``, and positions of queries and keys."""
+    """State of a `PerRow`: the results of the rows, ``[batch, heads, q_len, ...]``, and the positions."""
 
     values: Tensor
     q: Positions
@@ -27,10 +27,11 @@ class RowState(NamedTuple):
 
 
 class PerRow(Statistic[RowState, Tensor]):
-    """Base class of statistics with one number per row, independent of other rows; 0 for empty rows.
+    """Base class of statistics with one number per row that does not depend on other rows; 0 for empty rows.
 
     Attributes:
-        positions: of queries and keys, for statistics that depend on them; bottom-right when None.
+        positions: positions of queries and keys, for statistics that depend on them; when None, the last query is at
+            the last key.
     """
 
     positions: PositionPair | None = None
@@ -49,11 +50,11 @@ class PerRow(Statistic[RowState, Tensor]):
         """
 
     def of_nothing(self, info: MatrixInfo) -> Tensor:
-        """Return the statistic's results for rows that attend to nothing."""
+        """Return the results of the statistic for rows that attend to nothing."""
         return torch.zeros(info.shape[:3], dtype=info.dtype, device=info.device)
 
     def quantity(self, q: Positions, kv: Positions) -> Quantity | None:
-        """Return the number of a fused sweep that is the statistic's result; None if there is none."""
+        """Return the quantity of a fused sweep that equals the statistic; None if there is none."""
         return None
 
     def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
@@ -75,7 +76,7 @@ class PerRow(Statistic[RowState, Tensor]):
 
 
 def positions_of(matrix: MatrixLike) -> CheckedPair:
-    """Return the positions of the queries and the keys of a matrix, for statistics that count distances.
+    """Return the positions of a matrix's queries and keys, for statistics that depend on distances.
 
     Example:
         >>> import torch
@@ -93,7 +94,7 @@ def positions_of(matrix: MatrixLike) -> CheckedPair:
 
 
 def checked_pair(positions: object) -> CheckedPair:
-    """Check the positions of queries and keys that a user passed to a statistic."""
+    """Validate the pair of positions of queries and keys that a user passed to a statistic."""
     if not isinstance(positions, tuple) or len(positions) != 2:
         rule = "be a pair, positions of the queries and of the keys, or None"
         raise type_error("positions", rule, type(positions).__name__, hint="positions_of(A)")
@@ -102,7 +103,7 @@ def checked_pair(positions: object) -> CheckedPair:
 
 
 def positions_or_default(positions: PositionPair | None, info: MatrixInfo) -> CheckedPair:
-    """Return checked positions; if None, the last query is at the last key."""
+    """Return a statistic's positions, or default positions if None, where the last query is at the last key."""
     if positions is None:
         _, _, q_len, kv_len = info.shape
         return Positions(range(kv_len - q_len, kv_len)), Positions(range(kv_len))
@@ -110,17 +111,17 @@ def positions_or_default(positions: PositionPair | None, info: MatrixInfo) -> Ch
 
 
 def lead_of(q: Positions, kv: Positions) -> int | None:
-    """Return how far the position of query i is ahead of key i; None unless all are consecutive."""
+    """Return the position of query i minus that of key i; None unless all positions are consecutive."""
     return None if q.first is None or kv.first is None else q.first - kv.first
 
 
 def block_positions(block: Block, q: Positions, kv: Positions) -> tuple[Tensor, Tensor]:
-    """Return positions of a block's rows and columns: ``[batch | 1, 1, rows, 1]``, ``[batch | 1, 1, 1, columns]``."""
+    """Return positions of a block's rows, ``[batch | 1, 1, rows, 1]``, and columns, ``[batch | 1, 1, 1, columns]``."""
     return _at(q, block, block.queries)[:, None, :, None], _at(kv, block, block.keys)[:, None, None]
 
 
 def _at(x: Positions, block: Block, indices: Tensor) -> Tensor:
-    """Return positions at these indices, ``[batch | 1, len(indices)]``."""
+    """Return the positions of a block's batch items at the given indices, ``[batch | 1, len(indices)]``."""
     if x.run is not None:
         return (x.run.start + x.run.step * indices)[None]
     table = x.on(block.weights.device)
@@ -128,7 +129,7 @@ def _at(x: Positions, block: Block, indices: Tensor) -> Tensor:
 
 
 def _as_run(x: Positions) -> Positions:
-    """Return the positions as a run if all items hold the same consecutive ones."""
+    """Convert positions to a run if all items have the same consecutive positions."""
     table = x.table
     if table is None or x.items > 1 or not table.numel() or not bool((table.diff() == 1).all()):
         return x

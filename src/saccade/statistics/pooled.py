@@ -1,4 +1,4 @@
-"""Pooled: a statistic that reduces the matrix to a small map."""
+"""Pooled: a statistic that reduces the matrix to a small map for display."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ class _Cells(NamedTuple):
 class Pooled(Statistic[_Cells, Tensor]):
     """The matrix pooled to at most ``bins`` × ``bins`` cells: ``[batch, heads, min(bins, q_len), min(bins, kv_len)]``.
 
-    Neighbouring queries share a row of cells, neighbouring keys a column; bins are as even as can be (their sizes
-    differ by one at most), and a side that is shorter than ``bins`` is not pooled.
+    Neighbouring queries share a row of cells, and neighbouring keys a column. The sizes of bins differ by at most one,
+    and a side that is shorter than ``bins`` is not pooled.
 
     Args:
-        bins: most cells on either side, at least 1.
-        how: "mean" averages over the queries of a bin and sums over its keys, so rows of the map still sum to 1:
-            what a typical query of this stretch gives to that stretch of keys. Queries that may attend to nothing do
-            not count; a bin of nothing else is 0. "sum" adds over both. "max" takes the largest weight of a cell
-            (at least 0): thin diagonals and single keys stay visible. Compare numbers in "mean", look at "max".
+        bins: maximum number of cells on either side, at least 1.
+        how: "mean" averages over the queries of a bin and sums over its keys, so that rows of the map still sum to 1:
+            the attention of a typical query in one bin to the keys in another. Queries that may attend to nothing do
+            not count; a bin with no other queries is 0. "sum" adds over queries and keys. "max" is the largest weight
+            of a cell (at least 0), so that thin diagonals and single keys stay visible. Use "mean" to compare numbers
+            and "max" to look at patterns.
 
     Raises:
         TypeError, ValueError: ``bins`` is not an int of at least 1, or ``how`` is none of the three.
 
-    Cost: about one addition or comparison per weight; O(q_len + kv_len + bins²) memory; sums are kept in float64.
+    Cost: about one addition or comparison per weight; O(q_len + kv_len + bins²) memory. Sums are computed in float64.
 
     Example:
         >>> from saccade import AttentionMatrix
@@ -74,7 +75,7 @@ class Pooled(Statistic[_Cells, Tensor]):
         runs = list(_runs_per_bin(block.rows, q_bins, state.info.shape[2]))
         if len(runs) == len(block.rows):
             rows = weights
-        else:  # rows first, so that few rows remain to pool along the columns
+        else:  # pool rows first, so that few rows remain to pool along the columns
             parts = (weights[..., start:stop, :] for _, start, stop in runs)
             reduced = [part.amax(-2) if self.how == "max" else part.sum(-2) for part in parts]
             rows = torch.stack(reduced, -2)
@@ -107,12 +108,12 @@ def _merged(cells: Tensor, others: Tensor, how: How) -> Tensor:
 
 
 def _edges(bins: int, length: int) -> list[int]:
-    """Return the first index of each pooling bin, and the length: index i is in bin ``i * bins // length``."""
+    """Return the first index of each pooling bin, followed by the length; index i is in bin ``i * bins // length``."""
     return [-(-i * length // bins) for i in range(bins + 1)]
 
 
 def _runs_per_bin(rows: range, bins: int, length: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (bin, start, stop) for the rows of each pooling bin, as indices into ``rows``."""
+    """Yield (bin, start, stop) for each pooling bin; start and stop are indices into ``rows``."""
     start = 0
     while start < len(rows):
         own = rows[start] * bins // length

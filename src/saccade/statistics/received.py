@@ -1,4 +1,4 @@
-"""Received attention: how much each key receives, and how much a query's position tells about its keys."""
+"""Attention received by each key, and mutual information between the positions of queries and keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.statistics.statistic import MatrixInfo, Statistic, SweepFormula
 
 
 class ReceivedSums(NamedTuple):
-    """The state of `Received`: column sums, and the properties of their matrix."""
+    """State of `Received`: the column sums and the properties of the matrix."""
 
     sums: Tensor
     info: MatrixInfo
@@ -21,13 +21,13 @@ class ReceivedSums(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Received(Statistic[ReceivedSums, Tensor]):
-    r"""Sum of each column, ``[batch, heads, kv_len]``: the attention that a key gets from all queries together.
+    r"""Sum of each column, ``[batch, heads, kv_len]``: the attention that a key receives from all queries.
 
     .. math:: c_j = \sum_i A_{ij}, \qquad \sum_j c_j = \text{number of queries that may attend to something}
 
-    The unit is one query's whole attention. Under a causal mask early keys are seen by more queries: uniform causal
-    attention over n tokens gives key j (from 0) the sum of 1/i over i = j+1, …, n, about ``log(n / (j + 1))``.
-    Compare with that before calling a key a sink.
+    A value of 1 is the total attention of one query. Under a causal mask more queries see early keys: uniform causal
+    attention over n tokens gives key j (from 0) the sum of 1/i over i = j+1, …, n, about ``log(n / (j + 1))``. Compare
+    with that before calling a key a sink.
 
     Cost: one addition per weight; O(kv_len) memory; sums are computed in float64.
 
@@ -67,16 +67,17 @@ class _State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PositionInformation(Statistic[_State, Tensor]):
-    r"""Mutual information of the position of a query and that of a key, ``[batch, heads]``, in nats.
+    r"""Mutual information between the positions of queries and keys, ``[batch, heads]``, in nats.
 
     .. math:: I = H(\bar a) - \frac1n \sum_i H(a_i), \qquad \bar a = \frac1n \sum_i a_i
 
-    with the n rows that attend to something. 0 if all rows are alike, as with a sink or with uniform attention; at
-    most log n, if every query attends to a key of its own. Low row entropy with little of this is a sink; with much
-    of it, a pattern. A causal mask alone gives more than 0: compare with uniform attention.
+    where n is the number of rows that attend to something. It is 0 if all rows are equal, as with a sink or uniform
+    attention, and at most log n, if every query attends to a different key. Low row entropy indicates a sink if this
+    number is small, and a pattern if it is large. A causal mask alone gives more than 0, so compare with uniform
+    attention.
 
     Raises:
-        UnsupportedError: a matrix whose rows are not distributions.
+        UnsupportedError: the rows of the matrix are not distributions.
 
     Cost: that of `Entropy` and `Received`, which it shares with them; O(kv_len) memory.
 

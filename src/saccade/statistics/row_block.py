@@ -1,4 +1,4 @@
-"""Block: complete rows of a matrix, the form in which all statistics read it."""
+"""Block: complete rows of a matrix, which all statistics read block by block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.plan import Ranges
 
-_LEAST_LOG = -1000.0  # below the log of any positive number in any dtype; its square is finite
+_LEAST_LOG = -1000.0  # less than the log of any positive number in any dtype, and its square is finite
 
 
 class _Fields(NamedTuple):
@@ -26,25 +26,25 @@ class _Fields(NamedTuple):
 
 
 class Block(_Fields):
-    """Complete rows of a matrix, with the columns in which they can differ from 0.
+    """Complete rows of a matrix, limited to the columns where they can differ from 0.
 
     Values that several statistics need are computed once, on first use.
 
     Attributes:
-        batch, heads: slices of batch items and heads; the heads are one head, or whole groups that share keys.
+        batch, heads: slices of batch items and heads: a single head, or complete groups of heads that share keys.
         rows: indices of queries.
-        columns: indices of keys, as ranges; the columns in none of them are 0 in these rows.
+        columns: indices of keys, as ranges; these rows are 0 in all other columns.
         weights: ``[batch, heads, rows, columns]``, float32 or wider.
         log_weights: natural log of the weights if the mechanism computes it, finite even for a weight of 0, and precise
             for weights close to 0 or 1; None otherwise.
-        lse: natural log of the rows' denominators, ``[batch, heads, rows]``, if the weights are a softmax; -inf in a
-            row that attends to nothing. None otherwise.
-        hidden: the value of the other columns, which no statistic counts as a weight.
+        lse: natural log of the softmax denominator of each row, ``[batch, heads, rows]``, if the weights are a softmax;
+            -inf in a row that attends to nothing. None otherwise.
+        hidden: the value of the other columns, which statistics do not count as weights.
     """
 
     @cached_property
     def logs(self) -> Tensor:
-        """Natural log of the block's weights, finite even for a weight of 0: 0 · log 0 is then 0, not NaN."""
+        """Natural log of the block's weights, finite even for a weight of 0, so that 0 · log 0 is 0 and not NaN."""
         if self.log_weights is not None:
             return self.log_weights
         return self.weights.log().clamp_min_(_LEAST_LOG)
@@ -52,19 +52,19 @@ class Block(_Fields):
     @cached_property
     def entropy(self) -> Tensor:
         """Shannon entropy of the block's rows in nats, ``[batch, heads, rows]``."""
-        # Subtracted from 0, not negated: a row with one key is 0, not -0.
+        # Subtract from 0 instead of negating, so that a row with one key gives 0, not -0.
         return 0.0 - torch.linalg.vecdot(self.weights, self.logs)
 
     @cached_property
     def largest(self) -> Tensor:
         """Largest weight of each row of the block, at least 0, ``[batch, heads, rows]``."""
-        # Columns in no range are 0, so the largest is 0 if all others are below 0.
+        # Columns outside the ranges are 0, so the largest weight is 0 if all others are negative.
         return self.weights.amax(-1).clamp_min_(self.hidden)
 
     @cached_property
     def column_sums(self) -> Tensor:
         """Sums of the block's columns, ``[batch, heads, columns]``."""
-        # A product with ones reads the weights once, in the order in which they lie; half the cost of sum(-2).
+        # A matrix product with ones reads the weights once, in memory order, at half the cost of sum(-2).
         return (self.weights.new_ones(1, self.weights.shape[2]) @ self.weights)[..., 0, :]
 
     @cached_property
@@ -79,7 +79,7 @@ class Block(_Fields):
         return _indices(self.rows, self.weights.device)
 
     def by_range(self, x: Tensor) -> Iterator[tuple[range, Tensor]]:
-        """Yield each range of the block's keys, with its columns of a tensor ``[..., columns]``."""
+        """Yield each range of the block's keys with the matching columns of a tensor ``[..., columns]``."""
         start = 0
         for span in self.columns:
             yield span, x[..., start : start + len(span)]
@@ -91,7 +91,7 @@ class Block(_Fields):
         return all(one[-1] < other[0] for one, other in zip(self.columns, self.columns[1:], strict=False))
 
     def at_keys(self, indices: Tensor) -> Tensor:
-        """Return the block's weights at some keys, ``[batch, heads, rows, n]``; 0 for keys in no column.
+        """Return the block's weights at given keys, ``[batch, heads, rows, n]``; 0 for keys outside its columns.
 
         Args:
             indices: indices of keys, int64 ``[rows, n]``; they may be out of range.
@@ -110,7 +110,7 @@ class Block(_Fields):
 
 
 def as_slice(span: range) -> slice:
-    """Return the slice that selects the indices of a range."""
+    """Convert a range of indices to a slice."""
     return slice(span.start, span.stop, span.step)
 
 

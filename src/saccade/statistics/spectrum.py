@@ -1,4 +1,4 @@
-"""Spectrum of a matrix: its largest singular values and the stable rank, in a few sweeps."""
+"""Spectrum of a matrix: its largest singular values and its stable rank, computed in a few sweeps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from saccade.support.validation import check_int, check_number
 
 
 class Spectrum(NamedTuple):
-    """The largest singular values of each head.
+    """The largest singular values of each head, with bounds of their errors.
 
     Attributes:
         values: ``[batch, heads, k]``, largest first.
-        residuals: ``[batch, heads, k]``: bounds of the distance of each value to a singular value of the matrix.
+        residuals: bounds of the distance from each value to a singular value of the matrix, ``[batch, heads, k]``.
         sweeps: number of sweeps over the matrix.
     """
 
@@ -38,7 +38,7 @@ class StableRank(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Gram(Statistic[Tensor, Tensor]):
-    """A statistic that computes ``A.mT @ (A @ x)`` for x ``[batch, heads, kv_len, width]`` in one sweep."""
+    """The product ``A.mT @ (A @ x)`` for x ``[batch, heads, kv_len, width]``, computed in one sweep."""
 
     x: Tensor
 
@@ -64,17 +64,18 @@ def singular_values(matrix: MatrixLike, k: int = 1, *, tolerance: float = 1e-4, 
 
     .. math:: \sigma_1 \ge 1 \text{ where rows sum to 1}, \qquad \sigma_1 \le \sqrt{\text{largest column sum}}
 
-    A sink has one singular value of :math:`\sqrt n`, uniform attention one of 1, a head that attends to the previous
-    token n of 1: eigenvalues do not distinguish these (those of a causal matrix are its diagonal).
+    A sink has one singular value of :math:`\sqrt n`, uniform attention has one of 1, and a head that attends to the
+    previous token has n of 1. Eigenvalues do not distinguish these (those of a causal matrix are its diagonal).
 
     A block Krylov space of :math:`A^\top A` grows by one sweep at a time, until every residual is below the tolerance
-    or the sweeps are used up; the residuals say what was reached. In float32 they do not fall below about 1e-5.
+    or the maximum number of sweeps is reached; the residuals show the accuracy. In float32 they do not fall below about
+    1e-5.
 
     Args:
-        matrix: of any mechanism.
+        matrix: a matrix of any mechanism.
         k: number of singular values.
         tolerance: the largest accepted residual, relative to the largest singular value.
-        max_sweeps: most sweeps over the matrix.
+        max_sweeps: maximum number of sweeps over the matrix.
 
     Raises:
         TypeError, ValueError: k and max_sweeps are not ints of at least 1, or the tolerance is not a number above 0.
@@ -147,13 +148,14 @@ def stable_rank(matrix: MatrixLike, *, tolerance: float = 1e-4, max_sweeps: int 
 
     .. math:: \frac{\|A\|_F^2}{\sigma_1^2}, \qquad 1 \le \text{stable rank} \le \text{rank}
 
-    About the number of directions that matter: 1 if all rows are alike, n if each query attends to a different key. It
-    falls as logits grow, unlike other effective ranks. A head in which no query attends to anything has 0.
+    This is roughly the number of directions that matter: 1 if all rows are equal, n if each query attends to a
+    different key. Unlike other effective ranks, it falls as logits grow. It is 0 for a head whose queries attend to
+    nothing.
 
     Args:
         matrix, tolerance, max_sweeps: see `singular_values`.
 
-    Cost: one sweep more than `singular_values`.
+    Cost: one more sweep than `singular_values`.
 
     Example:
         >>> from saccade import AttentionMatrix, masks

@@ -1,4 +1,4 @@
-"""Statistic: base class of numbers computed from the rows of a matrix, block by block; MatrixLike: what they need."""
+"""Statistic: base class of statistics computed from the rows of a matrix, block by block; and their interfaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.plan import Ranges
 from saccade.statistics.row_block import Block
 from saccade.support.numerics import widest_dtype
 
-_ROWS = 32  # rows of which all heads come before the next rows, for statistics that need all heads
+_ROWS = 32  # number of rows computed for all heads before the next rows, for statistics that need all heads
 
 State = TypeVar("State")
 Result = TypeVar("Result")
@@ -24,13 +24,13 @@ DENSE_LIMIT = 1 << 26
 
 
 class MatrixInfo(NamedTuple):
-    """Properties of a matrix that a statistic knows before the first block.
+    """Properties of a matrix that are available to a statistic before the first block.
 
     Attributes:
         shape: (batch, heads, q_len, kv_len).
-        dtype: of the weights and of the results, float32 or wider.
-        device: of the weights.
-        hidden: the value of pairs in no block: 0, or -inf in a matrix of scores.
+        dtype: dtype of the weights and of the results, float32 or wider.
+        device: device of the weights.
+        hidden: the value of pairs that are in no block: 0, or -inf in a matrix of scores.
     """
 
     shape: tuple[int, int, int, int]
@@ -40,32 +40,32 @@ class MatrixInfo(NamedTuple):
 
     @classmethod
     def of(cls, matrix: MatrixLike) -> MatrixInfo:
-        """Return the properties of a matrix; its weights are computed in float32 or wider."""
+        """Return the properties of a matrix, whose weights are computed in float32 or wider."""
         return cls(matrix.shape, torch.promote_types(matrix.dtype, torch.float32), matrix.device, matrix.hidden)
 
     @property
     def sum_dtype(self) -> torch.dtype:
-        """The dtype of long sums: the widest, so that a million small terms are not lost in a large one."""
+        """The widest dtype, used for long sums so that a million small terms are not lost in a large one."""
         return widest_dtype(self.device)
 
 
 class Far(NamedTuple):
-    """A number of a fused sweep: the mean distance, with query i so many positions ahead of key i."""
+    """The mean distance as a quantity of a fused sweep, where query i is a given number of positions ahead of key i."""
 
     ahead: int
 
 
 Quantity = str | Far | Band
-"""One number a row in a fused sweep: one of `NUMBERS`, a distance, the sum of a band; or "received", one a key."""
+"""A quantity of a fused sweep: one of `NUMBERS`, a distance or the sum of a band per row; or "received" per key."""
 
 
 class SweepFormula(NamedTuple):
-    """A formula that computes a statistic from the numbers of a fused sweep.
+    """A formula that computes a statistic from quantities of a fused sweep.
 
     Attributes:
-        quantities: the numbers that it needs.
-        formula: the result as a function of these: tensors ``[batch, heads, q_len]``, or float64 ``[batch, heads,
-            kv_len]`` for keys. It must neither return nor change its arguments: other statistics read them.
+        quantities: the quantities that the formula needs.
+        formula: computes the result from tensors ``[batch, heads, q_len]``, or float64 ``[batch, heads, kv_len]`` for
+            keys. It must neither return nor modify its arguments, because other statistics read them.
     """
 
     quantities: tuple[Quantity, ...]
@@ -75,11 +75,11 @@ class SweepFormula(NamedTuple):
 class Statistic(ABC, Generic[State, Result]):
     """Base class of statistics of a matrix, computed in memory that does not grow with the number of weights.
 
-    `start` returns the state of a matrix without rows. `add` adds a block of complete rows, each row once; `merge`
-    joins the states of different rows of one matrix (batch items, heads, ranges of queries, steps of decoding), in any
-    order and grouping; `finish` returns the result. ``Matrix.compute`` runs many statistics in one sweep.
+    `start` returns the state before the first row. `add` adds a block of complete rows, and each row is added once.
+    `merge` combines the states of different rows of a matrix (batch items, heads, ranges of queries, decoding steps),
+    in any order and grouping. `finish` returns the result. ``Matrix.compute`` runs many statistics in one sweep.
 
-    Blocks must not be changed: other statistics read the same tensors.
+    Blocks must not be modified, because other statistics read the same tensors.
 
     Example: count how often the first key has the largest weight.
 
@@ -102,49 +102,49 @@ class Statistic(ABC, Generic[State, Result]):
 
     @property
     def needs_distributions(self) -> bool:
-        """True if the statistic is defined only for rows that are distributions: at least 0, with sum 1 (or 0)."""
+        """True if the statistic is defined only for rows that are distributions: nonnegative, with sum 1 (or 0)."""
         return False
 
     @property
     def needs_all_heads(self) -> bool:
-        """True if blocks must come a few rows at a time, with all heads of these rows before the next rows."""
+        """True if the statistic needs all heads of a few rows before the next rows."""
         return False
 
     @abstractmethod
     def start(self, info: MatrixInfo) -> State:
-        """Return the statistic's state before the first row."""
+        """Return the initial state of the statistic."""
 
     @abstractmethod
     def add(self, state: State, block: Block) -> State:
-        """Return the statistic's state with one more block; `state` may be changed, and is not used again."""
+        """Add a block to the statistic's state and return the new state; ``state`` may be modified in place."""
 
     @abstractmethod
     def merge(self, state: State, other: State) -> State:
-        """Return the statistic's state for the rows of both states, which are different rows; change neither."""
+        """Combine two states of the statistic, of different rows, without modifying them."""
 
     def sweep_formula(self, info: MatrixInfo) -> SweepFormula | None:
-        """Return how to compute the statistic from the numbers of a fused sweep; None if it needs blocks."""
+        """Return the formula for the statistic in a fused sweep; None if the statistic needs blocks."""
         return None
 
     @abstractmethod
     def finish(self, state: State) -> Result:
-        """Return the statistic's result; do not change the state."""
+        """Return the result of the statistic without modifying the state."""
 
 
 class MatrixLike(Protocol):
-    """The interface of `saccade.Matrix` that statistics read from."""
+    """The part of the interface of `saccade.Matrix` that statistics use."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The matrix's shape, (batch, heads, q_len, kv_len)."""
+        """Shape of the matrix, (batch, heads, q_len, kv_len)."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the matrix's products."""
+        """Dtype of the matrix's products with tensors."""
 
     @property
     def device(self) -> torch.device:
-        """The device of queries and keys."""
+        """Device of the queries and keys."""
 
     @property
     def is_stochastic(self) -> bool:
@@ -152,26 +152,26 @@ class MatrixLike(Protocol):
 
     @property
     def hidden(self) -> float:
-        """The matrix's entry at pairs in no block."""
+        """Value of the matrix at pairs that are in no block."""
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        """Return the positions of some queries and keys of the matrix."""
+        """Return the positions of the given queries and keys of the matrix."""
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        """Yield the complete rows of the matrix."""
+        """Yield blocks of complete rows of the matrix."""
 
     def compute(self, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-        """Compute several statistics in one sweep."""
+        """Compute several statistics of the matrix in one sweep."""
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x``."""
+        """Return the product of the transposed matrix and a tensor, ``A.mT @ x``."""
 
     def to_dense(self, *, limit: int) -> Tensor:
-        """Return all weights, ``[batch, heads, q_len, kv_len]``."""
+        """Return the matrix as a dense tensor, ``[batch, heads, q_len, kv_len]``."""
 
 
 def blocks_for(matrix: MatrixLike, statistics: Collection[Statistic[Any, Any]]) -> Iterator[Block]:
-    """Yield the blocks of a matrix in the order that the statistics need; none without statistics."""
+    """Yield the blocks of a matrix in the order that the statistics need; no blocks if there are no statistics."""
     if not any(statistic.needs_all_heads for statistic in statistics):
         return iter(matrix.blocks() if statistics else ())
     q_len = matrix.shape[2]
@@ -180,7 +180,7 @@ def blocks_for(matrix: MatrixLike, statistics: Collection[Statistic[Any, Any]]) 
 
 
 def compute_from_weights(weights: Tensor, *statistics: Statistic[Any, Any]) -> tuple[Any, ...]:
-    """Compute several statistics of weights that are written out, ``[batch, heads, q_len, kv_len]``."""
+    """Compute several statistics of a dense tensor of weights, ``[batch, heads, q_len, kv_len]``."""
     batch, heads, q_len, kv_len = weights.shape
     block = Block(slice(0, batch), slice(0, heads), range(q_len), (range(kv_len),), weights)
     info = MatrixInfo((batch, heads, q_len, kv_len), weights.dtype, weights.device)

@@ -1,4 +1,4 @@
-"""Summary: the statistics of every head in one sweep, beside those of uniform attention."""
+"""Summary: a table of the statistics of every head, compared with uniform attention."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from saccade.support.errors import unsupported
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_type
 
-_MANY = 8  # with more heads in all batch items, a table lists the extremes only
+_MANY = 8  # with more heads, over all batch items, a table lists only the extremes
 _LOCAL = 16
 NEAR = (
     Near("first_mass", "first token", 0, 0, False),
@@ -47,11 +47,11 @@ class Measure(NamedTuple):
     """One number per head in a summary, with its name, unit and uniform baseline.
 
     Attributes:
-        name: in tables and files.
-        unit: of the number.
+        name: name in tables and files.
+        unit: unit of the number.
         meaning: a short description.
-        values: ``[batch, heads]``, NaN for a head in which no query attends to anything.
-        uniform: the number of uniform attention over the same keys, ``[batch, heads]``; NaN if it has none.
+        values: ``[batch, heads]``; NaN for a head whose queries attend to nothing.
+        uniform: the same number for uniform attention over the same keys, ``[batch, heads]``; NaN if undefined.
     """
 
     name: str
@@ -62,15 +62,15 @@ class Measure(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A table of statistics of every head, beside those of uniform attention under the same mask.
+    """A table of statistics of every head, compared with uniform attention under the same mask.
 
-    ``print`` gives a table; ``summary.named("entropy")`` is one `Measure`.
+    ``print`` shows the table; ``summary.named("entropy")`` is one `Measure`.
 
     Attributes:
-        measures: one number a head each.
-        rows: by name, the statistics of all queries, ``[batch, heads, q_len]`` each.
-        received: attention that each key receives, ``[batch, heads, kv_len]``, in whole queries.
-        received_index: the same divided by that of uniform attention, ``[batch, heads, kv_len]``: above 1 a key
+        measures: statistics with one number per head.
+        rows: statistics of all queries by name, each ``[batch, heads, q_len]``.
+        received: attention that each key receives, ``[batch, heads, kv_len]``; 1 is the total attention of one query.
+        received_index: `received` divided by that of uniform attention, ``[batch, heads, kv_len]``: above 1, a key
             receives more than the mask explains; 0 if no query sees the key.
         uniform: the statistics of uniform attention.
     """
@@ -82,10 +82,10 @@ class Summary(NamedTuple):
     uniform: Uniform
 
     def named(self, name: str) -> Measure:
-        """Return the measure with a name.
+        """Return the summary's measure with the given name.
 
         Raises:
-            KeyError: an unknown name; the message lists all.
+            KeyError: the name is unknown; the message lists all names.
         """
         for measure in self.measures:
             if measure.name == name:
@@ -98,7 +98,7 @@ class Summary(NamedTuple):
 
 
 class _RowSum(PerRow):
-    """A statistic with the sum of each row: 1, 0 if it attends to nothing, less if a sink takes a share."""
+    """The sum of each row: 1, 0 if the row attends to nothing, or less than 1 if a sink takes a share."""
 
     def of_rows(self, block: Block, q: Positions, kv: Positions) -> Tensor:
         return block.weights.sum(-1)
@@ -108,18 +108,18 @@ class _RowSum(PerRow):
 
 
 def summary_of(matrix: MatrixLike, inputs: AttentionInputs | None = None, parts: Parts | None = None) -> Summary:
-    """Compute the summary of a matrix: all statistics that one sweep gives.
+    """Compute the summary of a matrix: all statistics that are available from one sweep.
 
     Args:
-        matrix: of any mechanism.
-        inputs: its inputs if it is a softmax; their mask tells which keys are visible. Without them a key is visible if
-            its weight is not 0, and there is no largest logit.
-        parts: the parts of the attention to add, which costs passes over the weights; none when None. They use the
+        matrix: a matrix of any mechanism.
+        inputs: the inputs of the matrix if it is a softmax; their mask determines which keys are visible. When None, a
+            key is visible if its weight is not 0, and there is no largest logit.
+        parts: also compute these `Parts` of the attention, which costs more passes over the weights. They use the
             positions of the matrix unless they have their own.
 
     Raises:
         TypeError: ``parts`` is not a `Parts`.
-        UnsupportedError: rows that are not distributions, unless it is a sink that takes a share of them.
+        UnsupportedError: rows are not distributions, for a reason other than a sink that takes a share of them.
     """
     check_type("parts", parts, (Parts, type(None)), "be Parts or None", hint="statistics.Parts()")
     positions = positions_of(matrix)
@@ -146,7 +146,7 @@ def _with_parts(
     parts: Parts,
     positions: CheckedPair,
 ) -> Summary:
-    """Add the parts of the attention to a summary, beside those of uniform attention."""
+    """Add the `Parts` of the attention to a summary, together with those of uniform attention."""
     placed = parts if parts.positions is not None else dataclasses.replace(parts, positions=positions)
     if inputs is None:
         even = even_rows_of_blocks(MatrixInfo.of(matrix), matrix.blocks(), placed)
@@ -159,9 +159,9 @@ def _with_parts(
 
 
 def plain_statistics(matrix: MatrixLike) -> dict[str, Tensor]:
-    """Compute the statistics that are defined for weights of any sign, by name, without a uniform baseline.
+    """Compute the statistics that are defined for weights with any sign, by name and without a uniform baseline.
 
-    They are ``[batch, heads, q_len]``, and "received" ``[batch, heads, kv_len]``.
+    Each is ``[batch, heads, q_len]``, except "received", which is ``[batch, heads, kv_len]``.
     """
     statistics = _statistics(positions_of(matrix), with_distributions=False)
     return dict(zip(statistics, matrix.compute(*statistics.values()), strict=True))
@@ -201,8 +201,8 @@ def _measures_of(answers: dict[str, Tensor], uniform: Uniform) -> tuple[Measure,
     """Return the measures of a summary from the results of one sweep.
 
     Args:
-        answers: results by name, of queries ``[batch, heads, q_len]``, of keys and of heads.
-        uniform: those of uniform attention.
+        answers: results by name: of queries ``[batch, heads, q_len]``, of keys and of heads.
+        uniform: the results for uniform attention.
     """
     seen = uniform.visible.expand(answers["largest_weight"].shape)
     return (
@@ -218,8 +218,8 @@ def _measures_of_parts(parts: Parts, values: Tensor, even: Tensor, seen: Tensor)
     Args:
         parts: the statistic.
         values: its result, ``[batch, heads, q_len, 4]``.
-        even: the same of uniform attention; batch and heads may be 1.
-        seen: keys that each query sees; batch and heads may be 1.
+        even: the result for uniform attention; batch and heads may be 1.
+        seen: number of keys that each query sees; batch and heads may be 1.
     """
     sees = (seen > 0).expand(values.shape[:3])
     said = (
@@ -239,7 +239,7 @@ def _effective_tokens(entropy: Tensor, seen: Tensor) -> Tensor:
 
 
 def _measures_of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
-    """Yield the summary's means over the queries that see something."""
+    """Yield the measures of a summary that are means over the queries with visible keys."""
     sees, visible = seen > 0, seen.clamp_min(1.0)
 
     def mean(name: str, unit: str, meaning: str, values: Tensor, even: Tensor, over: Tensor = sees) -> Measure:
@@ -264,7 +264,7 @@ def _measures_of_rows(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor
 
 
 def _measures_of_heads(answers: dict[str, Tensor], uniform: Uniform, seen: Tensor) -> Iterator[Measure]:
-    """Yield the summary's measures of a whole head that are not means over its queries."""
+    """Yield the measures of a summary that describe a head but are not means over its queries."""
     sees, visible, received = seen > 0, seen.clamp_min(1.0), answers["received"]
     count = sees.sum(-1)
     some = count.clamp_min(1).to(received.dtype)
@@ -289,7 +289,7 @@ def _measures_of_heads(answers: dict[str, Tensor], uniform: Uniform, seen: Tenso
 
 
 def _measures_of_logits(answers: dict[str, Tensor], seen: Tensor) -> Iterator[Measure]:
-    """Yield the summary's measures of the scores behind the weights."""
+    """Yield the measures of a summary that describe the scores behind the weights."""
     sees = seen > 0
     if "largest_logit" in answers:
         largest = answers["largest_logit"].where(sees, -torch.inf)
@@ -303,9 +303,9 @@ def _measures_of_logits(answers: dict[str, Tensor], seen: Tensor) -> Iterator[Me
 
 
 def _mean(values: Tensor, over: Tensor) -> Tensor:
-    """Return the mean over the selected rows, summed in the widest dtype, so that a million rows lose nothing."""
+    """Return the mean over selected rows, summed in the widest dtype, so that small terms of many rows count."""
     mean = torch.where(over, values, 0.0).sum(-1, dtype=widest_dtype(values.device)) / over.sum(-1)
-    return mean.to(values.dtype)  # 0 / 0 is NaN: no row is selected
+    return mean.to(values.dtype)  # if no row is selected, 0 / 0 is NaN
 
 
 def _table_lines(measures: tuple[Measure, ...]) -> Iterator[str]:

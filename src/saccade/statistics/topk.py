@@ -21,7 +21,7 @@ class Strongest(NamedTuple):
 
     Attributes:
         weights: ``[batch, heads, q_len, k]``; 0 where there is no further key.
-        indices: the keys' indices, int64 ``[batch, heads, q_len, k]``; -1 where there is no further key.
+        indices: indices of the keys, int64 ``[batch, heads, q_len, k]``; -1 where there is no further key.
     """
 
     weights: Tensor
@@ -30,13 +30,13 @@ class Strongest(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Statistic[Strongest, Strongest]):
-    """The ``k`` largest weights of each row and the keys they belong to, as `Strongest`.
+    """The ``k`` largest weights of each row and the keys that they belong to, as `Strongest`.
 
-    Only weights above 0 count (of scores, those above -inf): where a query attends to fewer than k keys, the remaining
-    places hold weight 0 and index -1. Equal weights come in any order. A NaN row has NaN weights and index -1.
+    Only weights above 0 count (for scores, those above -inf). If a query attends to fewer than k keys, the remaining
+    entries have weight 0 and index -1. Equal weights may be in any order. A NaN row has NaN weights and index -1.
 
     Args:
-        k: number of keys, at least 1; may exceed the number of keys.
+        k: number of weights per row, at least 1; may exceed the number of keys.
 
     Raises:
         TypeError, ValueError: ``k`` is not an int of at least 1.
@@ -81,11 +81,11 @@ class TopK(Statistic[Strongest, Strongest]):
 def _largest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return ``torch.topk`` along the last dimension, faster for wide rows.
 
-    Wide rows are viewed as ``[shares, width]``: each of the k largest weights is in one of the k columns with the
-    largest maximum over the shares. Maxima are far cheaper than selection.
+    Wide rows are viewed as ``[shares, width]``. Each of the k largest weights is in one of the k columns with the
+    largest maxima over the shares, and computing maxima is far cheaper than selection.
     """
     columns = weights.shape[-1]
-    shares = math.isqrt(columns // k)  # so that the two selections are about equally long
+    shares = math.isqrt(columns // k)  # makes the two selections about equally long
     if shares < _FEWEST_SHARES:
         return weights.topk(k, -1)
     width = columns // shares

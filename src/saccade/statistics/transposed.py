@@ -19,21 +19,21 @@ class Transposed(Generic[M]):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The shape of the transposed matrix, (batch, heads, kv_len, q_len)."""
+        """Shape of the transposed matrix, (batch, heads, kv_len, q_len)."""
         batch, heads, q_len, kv_len = self._matrix.shape
         return (batch, heads, kv_len, q_len)
 
     @property
     def mT(self) -> M:
-        """The original matrix."""
+        """The original matrix, which this one transposes."""
         return self._matrix
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """Return ``A.mT @ x``; see `Matrix.rmatmul`."""
+        """Return the product of the transposed matrix and a tensor, ``A.mT @ x``; see `Matrix.rmatmul`."""
         return self._matrix.rmatmul(x)
 
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
-        """Return all transposed weights, ``[batch, heads, kv_len, q_len]``."""
+        """Return the transposed weights as a dense tensor, ``[batch, heads, kv_len, q_len]``."""
         return self._matrix.to_dense(limit=limit).mT
 
     def __repr__(self) -> str:

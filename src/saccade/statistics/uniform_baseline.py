@@ -1,4 +1,4 @@
-"""Uniform baseline: the statistics of attention that each query spreads evenly over the keys that it may see."""
+"""Uniform baseline: statistics of attention where each query spreads its weight evenly over its visible keys."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from saccade.statistics.per_row import CheckedPair, PerRow, lead_of
 from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import MatrixInfo
 
-_PAIRS = 1 << 20  # pairs that a mask is evaluated at, at a time
+_PAIRS = 1 << 20  # number of pairs for which a mask is evaluated at a time
 
 
 class Uniform(NamedTuple):
-    """The statistics of queries and keys under uniform attention.
+    """Statistics of queries and keys under uniform attention.
 
     Batch and heads are 1 if the mask does not distinguish them.
 
     Attributes:
         visible: number of keys that each query sees, ``[batch | 1, heads | 1, q_len]``.
         received: column sums of uniform attention, ``[batch | 1, heads | 1, kv_len]``.
-        distance: mean distance of the keys that each query sees, ``[batch | 1, heads | 1, q_len]``.
-        near: by name, how many of the keys that each query sees are in a range of `Near`, ``[batch | 1, heads | 1,
-            q_len]`` each.
+        distance: mean distance from each query to the keys that it sees, ``[batch | 1, heads | 1, q_len]``.
+        near: number of visible keys of each query in each range of `Near`, by name, each ``[batch | 1, heads | 1,
+            q_len]``.
     """
 
     visible: Tensor
@@ -40,7 +40,7 @@ class Uniform(NamedTuple):
 
 
 class Near(NamedTuple):
-    """A range of lags or of first positions whose visible keys are counted, with a name and a description."""
+    """A range of lags or of first positions, in which visible keys are counted, with a name and a description."""
 
     name: str
     what: str
@@ -49,14 +49,14 @@ class Near(NamedTuple):
     is_lag: bool
 
     def statistic(self, positions: CheckedPair) -> PerRow:
-        """Return the statistic that sums a row over this range; for rows of ones, it counts visible keys."""
+        """Return the statistic that sums a row over this range; for rows of ones, it counts the visible keys."""
         if not self.is_lag:
             return SinkMass(self.most + 1, positions)
         return LagMass(self.least, positions) if self.least == self.most else LocalMass(self.most, positions)
 
 
 def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple[Near, ...]) -> Uniform:
-    """Compute the uniform baseline from the tiles of a plan: by arithmetic, or pair by pair in partial tiles.
+    """Compute the uniform baseline from a mask's plan: in closed form, or pair by pair in partial tiles.
 
     Cost: O(pairs in partial tiles) time; the edge of a causal mask costs nothing.
     """
@@ -75,9 +75,9 @@ def uniform_of_mask(inputs: AttentionInputs, positions: CheckedPair, near: tuple
 
 
 def _even_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
-    """Return the properties of the matrix of uniform attention: batch and heads are 1 if nothing distinguishes them."""
+    """Return the properties of the uniform attention matrix; batch and heads are 1 if all are equal."""
     batch, heads, q_len, kv_len = inputs.shape
-    # A user's function may depend on batch item and head, although the shape of its mask does not say so.
+    # A user's function may depend on the batch item and head even if the shape of its mask does not show it.
     shape = (batch, heads) if inputs.rule.asks_functions else inputs.rule.shape
     items, num_heads = (min(a, b) for a, b in zip(shape, (batch, heads), strict=True))
     items = batch if max(x.items for x in positions) > 1 else items
@@ -89,7 +89,7 @@ def _is_counted(strip: ColumnRange) -> bool:
 
 
 def _visible_keys(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start: int) -> Seen:
-    """Return which rows of a tile, from its row ``start`` on, see which keys of one column range."""
+    """Return which keys of a column range are visible to which rows of a tile, starting at row ``start``."""
     rows = torch.arange(start, start + tile.height, device=inputs.device)
     if strip.partial is True:
         return Seen(strip.keys, torch.full_like(rows, len(strip.keys)), None)
@@ -101,7 +101,7 @@ def _visible_keys(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start
 def uniform_of_blocks(
     info: MatrixInfo, blocks: Iterable[Block], positions: CheckedPair, near: tuple[Near, ...]
 ) -> Uniform:
-    """Compute the uniform baseline from weights, without a mask: a key is visible if its weight is not 0."""
+    """Compute the uniform baseline from weights instead of a mask: a key is visible if its weight is not 0."""
     sums = _Sums(info, positions, near)
     for block in blocks:
         seen = [Seen(span, None, weights != 0) for span, weights in block.by_range(block.weights)]
@@ -110,7 +110,7 @@ def uniform_of_blocks(
 
 
 def even_rows_of_mask(inputs: AttentionInputs, positions: CheckedPair, statistic: PerRow) -> Tensor:
-    """Compute a statistic of the rows of uniform attention, ``[batch | 1, heads | 1, q_len, ...]``.
+    """Compute a row statistic of uniform attention under a mask, ``[batch | 1, heads | 1, q_len, ...]``.
 
     Cost: O(pairs in the plan) time, a million pairs at a time.
     """
@@ -134,7 +134,7 @@ def even_rows_of_mask(inputs: AttentionInputs, positions: CheckedPair, statistic
 
 
 def even_rows_of_blocks(info: MatrixInfo, blocks: Iterable[Block], statistic: PerRow) -> Tensor:
-    """Compute a statistic of uniform attention from weights: a key is visible if its weight is not 0."""
+    """Compute a row statistic of uniform attention from weights: a key is visible if its weight is not 0."""
     state = statistic.start(info)
     for block in blocks:
         statistic.add(state, _uniform_rows(Block(*block[:4], (block.weights != 0).to(info.dtype))))
@@ -142,17 +142,17 @@ def even_rows_of_blocks(info: MatrixInfo, blocks: Iterable[Block], statistic: Pe
 
 
 def _uniform_rows(block: Block) -> Block:
-    """Return rows of ones at visible keys normalised to uniform attention."""
+    """Normalise rows of ones at visible keys, so that they become uniform attention."""
     return Block(*block[:4], block.weights / block.weights.sum(-1, keepdim=True).clamp_min(1.0))
 
 
 class Seen(NamedTuple):
-    """A range of keys, and which rows see how much of it.
+    """The visible keys of some rows within a range of keys.
 
     Attributes:
-        keys: the range.
+        keys: the range of keys.
         first: number of keys from the start of the range that each row sees, int64 ``[rows]``; or None.
-        allowed: if `first` is None, which row sees which key, ``[batch, heads, rows, keys]``.
+        allowed: if `first` is None, whether each row sees each key, ``[batch, heads, rows, keys]``.
     """
 
     keys: range
@@ -161,7 +161,7 @@ class Seen(NamedTuple):
 
 
 class _Sums:
-    """Sums for the uniform baseline, over complete rows in any order."""
+    """Accumulator of the sums for the uniform baseline, over complete rows in any order."""
 
     def __init__(self, info: MatrixInfo, positions: CheckedPair, near: tuple[Near, ...]):
         batch, heads, q_len, kv_len = info.shape
@@ -198,12 +198,12 @@ class _Sums:
         for block in blocks:
             self.received[batch, heads, as_slice(block.columns[0])] += (share[..., None, :] @ block.weights)[..., 0, :]
         for keys, first in counted:
-            # Key c receives the shares of all rows that see more than c keys: cumulative sums from the end.
+            # Key c receives the shares of all rows that see more than c keys, so compute cumulative sums from the end.
             at = share.new_zeros(*share.shape[:2], len(keys) + 1).index_add_(-1, first, share)
             self.received[batch, heads, as_slice(keys)] += at.flip(-1).cumsum(-1).flip(-1)[..., 1:]
 
     def _count(self, index: tuple[slice, slice, slice], rows: range, keys: range, first: Tensor) -> None:
-        """Add rows that see the first keys of a range, by arithmetic alone; all positions must be consecutive."""
+        """Add rows that see the first keys of a range, in closed form; all positions must be consecutive."""
         device, step, kv_first, lead = first.device, keys.step, self.positions[1].first, lead_of(*self.positions)
         assert lead is not None
         assert kv_first is not None
@@ -211,7 +211,7 @@ class _Sums:
         q = torch.arange(rows.start, rows.stop, rows.step, device=device) + lead - keys.start
 
         def below(key: Tensor) -> Tensor:
-            """Return how many of the keys that a row sees are before an index."""
+            """Return the number of visible keys of each row that are before an index."""
             return torch.minimum(((key + step - 1) // step).clamp_min(0), first)
 
         self.visible[index] += first

@@ -1,3 +1,3 @@
-"""Conversion of tensors, text and other libraries' masks to masks, and back."""
+"""Convert tensors, text and masks of other libraries to masks, and back."""
 
 __all__: list[str] = []

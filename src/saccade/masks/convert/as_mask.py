@@ -1,4 +1,4 @@
-"""as_mask: convert the mask argument of a user to a `Mask`."""
+"""as_mask: convert a user's mask argument to a `Mask`."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _FULL = Full()
 
 
 def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
-    """Return a `Mask` for any accepted mask argument.
+    """Convert any accepted mask argument to a `Mask`.
 
     Args:
         mask: None, a `Mask`, a bool tensor, a function ``(b, h, q, kv) -> bool``, or torch's ``causal_lower_right``
             or ``causal_upper_left``.
-        shape: (batch, heads, q_len, kv_len) that it must fit.
+        shape: (batch, heads, q_len, kv_len) that the mask must fit.
 
     Raises:
-        TypeError: a float or integer tensor, or a value of another kind; a shape that is no tuple of four.
-        ValueError: a shape that does not fit.
+        TypeError: the mask is a float or integer tensor or has an unsupported type; the shape is not a tuple of four.
+        ValueError: the mask does not fit the shape.
     """
     if not isinstance(shape, tuple) or len(shape) != 4:
         raise type_error("shape", "be a tuple (batch, heads, q_len, kv_len)", shown(shape))
     if mask is None:
         return _FULL
     if isinstance(mask, Mask):
-        # While a program is traced, a comparison would specialise symbolic sizes; the traced program checks them.
+        # During tracing, a comparison would specialise symbolic sizes; the traced program checks them.
         if not is_tracing():
             check_told_apart(mask, shape)
         return mask
@@ -52,7 +52,7 @@ def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
 
 
 def _hint_for_words(mask: object) -> str | None:
-    """Return a hint for text or a class passed as a mask."""
+    """Return an error hint if text or a class was passed as a mask."""
     if isinstance(mask, str):
         return "masks.parse(...) reads one: masks.parse('causal & window(4, 0)')"
     if isinstance(mask, type) and issubclass(mask, Mask):
@@ -61,7 +61,7 @@ def _hint_for_words(mask: object) -> str | None:
 
 
 def check_told_apart(mask: Mask, shape: tuple[int, int, int, int]) -> None:
-    """Raise an error unless a mask distinguishes all batch items and heads, or none."""
+    """Raise an error unless the mask's numbers of batch items and heads are each 1 or match ``shape``."""
     if mask.shape == (1, 1):
         return
     for count, size, name in zip(mask.shape, shape, ("batch items", "heads"), strict=False):
@@ -80,12 +80,12 @@ def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int]) -> Mask:
         batch, _, q_len, kv_len = shape
         rule = f"have shape [{q_len}, {kv_len}], [{batch}, {q_len}, {kv_len}] or broadcast to {list(shape)}"
         raise value_error("mask", rule, list(mask.shape), hint=_hint_for_keys(mask, shape))
-    # Expand a single column, since row positions count from the last column.
+    # Expand a single column, because row positions count from the last column.
     return dense if dense.allowed.shape[3] == shape[3] else Dense(dense.allowed.expand(-1, -1, -1, shape[3]))
 
 
 def _hint_for_keys(mask: Tensor, shape: tuple[int, int, int, int], cast: str = "") -> str | None:
-    """Return a hint for a tensor mask of keys, ``[batch, kv_len]``; None for other shapes."""
+    """Return an error hint for a tensor passed as a mask of keys, ``[batch, kv_len]``; None for other shapes."""
     batch, _, _, kv_len = shape
     if mask.shape != (batch, kv_len) or mask.is_floating_point():
         return None
@@ -98,15 +98,15 @@ def starts_at_first_key(bias: Any) -> bool:
 
 
 def from_causal_bias(bias: Any, q_len: int, kv_len: int, name: str) -> Mask:
-    """Return the mask of torch's ``CausalBias``, on default positions.
+    """Convert torch's ``CausalBias`` to a mask with default positions.
 
     Args:
         bias: a result of ``causal_upper_left`` or ``causal_lower_right``.
-        q_len, kv_len: lengths that it must be made for.
-        where, name: the function and its argument, for the error.
+        q_len, kv_len: lengths that the bias must have.
+        name: name of the argument, for the error message.
 
     Raises:
-        ValueError: it is made for other lengths, or is the result of an operation on one.
+        ValueError: the bias has different lengths, or is the result of an operation on a ``CausalBias``.
 
     >>> from torch.nn.attention.bias import causal_upper_left
     >>> print(from_causal_bias(causal_upper_left(2, 4), 2, 4, "mask").picture(2, 4))

@@ -1,4 +1,4 @@
-"""Masks from other libraries: attention masks, lengths of packed documents, windows, block masks."""
+"""Convert masks of other libraries: attention masks, lengths of packed documents, windows, block masks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from saccade.support.validation import check_int, check_type, is_integer
 
 
 def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
-    """Return the mask for a ``key_padding_mask`` of ``nn.MultiheadAttention``, where True means *ignore this key*.
+    """Convert a ``key_padding_mask`` of ``nn.MultiheadAttention``, where True means *ignore this key*, to a mask.
 
     Args:
-        key_padding_mask: bool ``[batch, kv_len]``, True at padding. Elsewhere in saccade True means *may attend*;
-            the inversion happens here and nowhere else.
+        key_padding_mask: bool ``[batch, kv_len]``, True at padding. Everywhere else in saccade True means *may attend*;
+            only this function inverts a mask.
 
     Returns:
-        A `Padding` if the tokens of every item are contiguous at one side, else a `Dense` mask.
+        `Padding` if the tokens of every item are contiguous at one end, else a `Dense` mask.
 
     Raises:
         TypeError: not a bool tensor.
-        ValueError: not of two dimensions; a sparse or nested tensor, or one without values.
+        ValueError: not two-dimensional; a sparse or nested tensor, or one without values.
     """
     name = "key_padding_mask"
     if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
@@ -47,25 +47,25 @@ def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
 
 
 def from_attention_mask(attention_mask: Tensor) -> Mask:
-    """Return the mask for an ``attention_mask`` of transformers: 1 at tokens, 0 at padding.
+    """Convert an ``attention_mask`` of transformers, 1 at tokens and 0 at padding, to a mask.
 
-    It hides *keys* only: join it with the pattern of the model,
+    The mask hides *keys* only; join it with the pattern of the model:
     ``Causal() & from_attention_mask(attention_mask)``.
 
     >>> print(from_attention_mask(torch.tensor([[0, 1, 1], [1, 1, 1]])))
     Padding(lengths=(2, 3), side='left', padded_len=3)
 
     Args:
-        attention_mask: ``[batch, kv_len]`` of any dtype with values 0 and 1; or the expanded mask of a model,
+        attention_mask: ``[batch, kv_len]`` with values 0 and 1 in any dtype; or the expanded mask of a model,
             ``[batch | 1, heads | 1, q_len, kv_len]``: bool with True = may attend, or float with 0 at visible pairs
-            and the lowest number of the dtype, or -inf, at the others.
+            and -inf, or the lowest number of the dtype, at the others.
 
     Returns:
-        `Padding` if the tokens of every item are contiguous at one side; else, and for four dimensions, `Dense`.
+        `Padding` if the tokens of every item are contiguous at one end; otherwise, and for four dimensions, `Dense`.
 
     Raises:
-        TypeError: no tensor.
-        ValueError: other values or shapes; a sparse or nested tensor, or one without values.
+        TypeError: not a tensor.
+        ValueError: invalid values or shape; a sparse or nested tensor, or one without values.
     """
     name = "attention_mask"
     mask = check_type(name, attention_mask, Tensor, "be a tensor")
@@ -90,7 +90,7 @@ def from_attention_mask(attention_mask: Tensor) -> Mask:
 
 
 def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents:
-    """Return the mask for packed documents from their cumulative lengths, as FlashAttention takes them.
+    """Convert ``cu_seqlens``, the cumulative lengths of packed documents in FlashAttention, to a mask.
 
     >>> print(from_cu_seqlens(torch.tensor([0, 1, 3]), Causal()).picture(3))
     1 . .
@@ -98,12 +98,12 @@ def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents:
     . 1 1
 
     Args:
-        cu_seqlens: whole numbers ``[documents + 1]``: 0, then the end of each document.
-        rule: the mask within a document, on positions of the document; full when None.
+        cu_seqlens: ints ``[documents + 1]``: 0, then the end of each document.
+        rule: the mask within each document, with positions counted from its start; full when None.
 
     Raises:
-        TypeError: no whole numbers, or a rule that is not a mask.
-        ValueError: not one dimension, or not increasing from 0.
+        TypeError: ``cu_seqlens`` are not ints, or the rule is not a mask.
+        ValueError: ``cu_seqlens`` are not one-dimensional, or do not increase from 0.
     """
     name = "cu_seqlens"
     ends = _whole_numbers(name, cu_seqlens)
@@ -114,18 +114,18 @@ def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents:
 
 
 def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documents:
-    """Return the mask for packed documents from positions that restart at 0 with each document.
+    """Convert ``position_ids``, which restart at 0 with each packed document, to a mask.
 
     >>> from_position_ids(torch.tensor([[0, 1, 0, 1, 2]])).lengths
     ((2, 3),)
 
     Args:
-        position_ids: whole numbers ``[len]`` or ``[batch, len]``.
-        rule: the mask within a document, on positions of the document; full when None.
+        position_ids: ints ``[len]`` or ``[batch, len]``.
+        rule: the mask within each document, with positions counted from its start; full when None.
 
     Raises:
-        TypeError: no whole numbers, or a rule that is not a mask.
-        ValueError: positions that do not count from 0 within each document.
+        TypeError: ``position_ids`` are not ints, or the rule is not a mask.
+        ValueError: positions do not count up from 0 within each document.
     """
     name = "position_ids"
     ids = _whole_numbers(name, position_ids)
@@ -144,18 +144,18 @@ def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documen
 
 
 def from_sliding_window(sliding_window: int | tuple[int, int] | None) -> Mask:
-    """Return the mask for a ``sliding_window`` of transformers or a ``window_size`` of FlashAttention.
+    """Convert a ``sliding_window`` of transformers or a ``window_size`` of FlashAttention to a mask.
 
     >>> from_sliding_window(4), from_sliding_window((3, -1))
     (Window(left=3, right=0), Window(left=3, right=None))
 
     Args:
-        sliding_window: a number of keys up to and including the query's position (transformers); or (keys before, keys
-            after) the query, -1 = no limit (FlashAttention); or None: `Causal`.
+        sliding_window: number of keys up to and including the query's position (transformers); or (keys before, keys
+            after) the query, where -1 means no limit (FlashAttention); or None for `Causal`.
 
     Raises:
-        TypeError: something else.
-        ValueError: sizes below 1, or below -1 in a pair.
+        TypeError: the argument is none of these.
+        ValueError: the size is below 1, or below -1 in a pair.
     """
     name = "sliding_window"
     if sliding_window is None:
@@ -171,14 +171,14 @@ def from_sliding_window(sliding_window: int | tuple[int, int] | None) -> Mask:
 
 
 def from_block_mask(block_mask: Any) -> Mask:
-    """Return the mask for a ``BlockMask`` of FlexAttention: its function, restricted to its blocks.
+    """Convert a ``BlockMask`` of FlexAttention to a mask: its function, restricted to its blocks.
 
     Args:
-        block_mask: a result of ``create_block_mask``. Its function counts queries from 0; here the last query is at the
-            position of the last key.
+        block_mask: a result of ``create_block_mask``. Its function counts queries from 0, whereas in the returned mask
+            the last query is at the position of the last key.
 
     Raises:
-        TypeError: something else.
+        TypeError: the argument is not a ``BlockMask``.
     """
     if not all(hasattr(block_mask, name) for name in ("mask_mod", "seq_lengths", "BLOCK_SIZE", "to_dense")):
         hint = "a function (b, h, q, kv) -> bool is a mask as it is"
@@ -192,7 +192,7 @@ def from_block_mask(block_mask: Any) -> Mask:
 
     mask = Predicate(function if ahead == 0 else shifted)
     blocks, (rows, columns) = block_mask.to_dense().bool(), block_mask.BLOCK_SIZE
-    # Square blocks of a single item restrict the mask; for all others the function decides alone.
+    # Only square blocks of a single item restrict the mask; in all other cases the function alone defines it.
     if ahead or rows != columns or blocks.shape[0] != 1 or bool(blocks.all()):
         return mask
     return Blocks(blocks[0], rows) & mask
@@ -203,7 +203,7 @@ def _checked_rule(rule: Mask | None) -> Mask | None:
 
 
 def _of_tokens(is_token: Tensor) -> Mask:
-    """Return the padding mask that hides all keys except tokens, bool ``[batch, kv_len]``."""
+    """Convert ``is_token``, bool ``[batch, kv_len]``, to a mask that hides all keys that are not tokens."""
     kv_len = is_token.shape[1]
     lengths = is_token.sum(1)
     index = torch.arange(kv_len, device=is_token.device)
@@ -215,7 +215,7 @@ def _of_tokens(is_token: Tensor) -> Mask:
 
 
 def _whole_numbers(name: str, given: object) -> Tensor:
-    """Return a readable tensor of whole numbers (lengths or ids), from a tensor or a list."""
+    """Convert a tensor or list of ints (lengths or ids) from another library to a tensor whose values can be read."""
     numbers = given
     if isinstance(given, list | tuple) and all(is_integer(x) and abs(int(x)) < 1 << 62 for x in given):
         numbers = torch.tensor([int(x) for x in given], device="cpu")

@@ -1,4 +1,4 @@
-"""Packing of sequences of different lengths into one batch item, without padding, and unpacking of results."""
+"""Pack sequences of different lengths into one batch item without padding, and unpack results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Packed(NamedTuple):
 
     Attributes:
         tokens: the packed tensors ``[1, total, ...]``, the input of layers.
-        lengths: of the sequences.
+        lengths: lengths of the sequences.
     """
 
     tokens: Tensor
@@ -27,7 +27,7 @@ class Packed(NamedTuple):
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """Bounds of the packed sequences: 0, then each end, int32 ``[sequences + 1]``, as in FlashAttention."""
+        """Boundaries of the packed sequences, int32 ``[sequences + 1]``: 0, then each end, as in FlashAttention."""
         ends = torch.tensor((0, *self.lengths)).cumsum(0)
         return ends.to(self.tokens.device, torch.int32)
 
@@ -37,11 +37,11 @@ class Packed(NamedTuple):
         return torch.cat([torch.arange(length) for length in self.lengths])[None].to(self.tokens.device)
 
     def mask(self, rule: Mask | None = None) -> Documents:
-        """Return the mask in which tokens attend within their own sequence, restricted by ``rule`` on its positions."""
+        """Return a mask that restricts attention to each packed sequence; ``rule`` uses positions from its start."""
         return Documents(self.lengths, rule)
 
     def unpack(self, packed: Tensor, dim: int = 1) -> tuple[Tensor, ...]:
-        """Split a result into the parts of the sequences, ``[length, ...]`` each.
+        """Split a packed result into one tensor ``[length, ...]`` per sequence.
 
         Args:
             packed: ``[1, total, ...]``, or ``[1, heads, total, ...]`` with ``dim=2``.
@@ -57,18 +57,18 @@ class Packed(NamedTuple):
 
 @argument_hints({}, texts="a list of tensors [length, ...]")
 def pack(texts: Sequence[Tensor]) -> Packed:
-    """Concatenate sequences, so that no time is spent on padding.
+    """Pack sequences into one batch item, so that no time is spent on padding.
 
-    ``attention(q, k, v, packed.mask(Causal()))``, and layers called with ``mask=packed.mask()``, attend within each
-    sequence as if it were alone: the pattern of a layer, and a mask passed to ``packed.mask``, count positions from the
-    start of each sequence. (A mask joined by ``&`` counts from the start of the packed row.)
+    With ``attention(q, k, v, packed.mask(Causal()))``, or in layers called with ``mask=packed.mask()``, each sequence
+    is processed as if it were alone: the pattern of a layer, and a mask passed to ``packed.mask``, count positions from
+    the start of each sequence. (A mask joined by ``&`` counts from the start of the packed row.)
 
     Args:
-        texts: tensors ``[length, ...]`` that differ in their lengths only.
+        texts: tensors ``[length, ...]`` that differ only in their lengths.
 
     Raises:
-        TypeError: no list of tensors.
-        ValueError: no texts, or texts of different widths, dtypes or devices.
+        TypeError: not a list of tensors.
+        ValueError: no texts, or texts with different widths, dtypes or devices.
 
     Example:
         >>> packed = pack([torch.ones(2, 8), torch.zeros(3, 8)])

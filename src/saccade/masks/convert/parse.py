@@ -1,4 +1,4 @@
-"""Parser of masks from text, as on a command line: ``causal & window(128, 0)``."""
+"""Parse masks from text such as a command-line option: ``causal & window(128, 0)``."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from saccade.support.validation import check_type
 
 _TOKEN = re.compile(r"[0-9]+|[^\W\d]\w*|\S")
 _MOST_DIGITS = 19  # the number of digits of 2**62; Python refuses to convert thousands
-_MOST_BRACKETS = 64  # nested brackets, each a recursive call
-_SHOWN = 32  # characters on either side of the place of an error
+_MOST_BRACKETS = 64  # limit of nested brackets, since each is a recursive call
+_SHOWN = 32  # characters shown on either side of an error
 
 
 class _Name(NamedTuple):
-    """A mask name of the grammar: its form, and the function that makes a mask from its numbers."""
+    """A mask name in the grammar: its syntax, and the function that builds the mask from its numbers."""
 
     form: str
     of: Callable[..., Mask]
@@ -58,10 +58,10 @@ _NAMES: Mapping[str, _Name] = {
 
 
 def parse(text: str) -> Mask:
-    """Return the mask that a text describes; the text is never executed as code.
+    """Parse a mask from text; the text is never executed as code.
 
-    Names are joined by ``&`` (both), ``|`` (either) and ``~`` (not) and grouped by brackets; ``~`` binds closest, then
-    ``&``, then ``|``, as in Python. Numbers are whole, and mean the same as in the constructors of the masks:
+    Names are combined with ``&`` (both), ``|`` (either) and ``~`` (not) and grouped by brackets. ``~`` has the highest
+    precedence, then ``&``, then ``|``, as in Python. Numbers are ints with the same meaning as in the constructors:
 
     ====================================  =========================================================
     ``causal``, ``full``                  ``Causal()``, ``Full()``
@@ -86,8 +86,8 @@ def parse(text: str) -> Mask:
         Hint: it knows causal, full, window, sliding, documents, padding, prefix, global, strided, streaming, longformer
 
     Raises:
-        TypeError: no string.
-        ValueError: text of another form, or numbers that a mask refuses; the message points at the place.
+        TypeError: not a string.
+        ValueError: invalid text, or numbers that a mask does not accept; the message points at the error.
 
     Cost: O(len(text)), plus the cost of the masks.
     """
@@ -95,7 +95,7 @@ def parse(text: str) -> Mask:
 
 
 class _Reader:
-    """A recursive-descent parser of masks with one method for each level of binding."""
+    """A recursive-descent parser of masks with one method for each level of precedence."""
 
     def __init__(self, text: str):
         self.text = text
@@ -114,7 +114,7 @@ class _Reader:
         return self.tokens[self.at][0]
 
     def takes(self, word: str) -> bool:
-        """Consume the next word of the text if it equals ``word``; return whether it did."""
+        """Consume the next token of the text if it equals ``word``; return whether it did."""
         is_next = self.word == word
         self.at += is_next
         return is_next
@@ -134,7 +134,7 @@ class _Reader:
     def joined(self, kind: type[And | Or], parts: list[Mask], place: int) -> Mask:
         try:
             return kind(tuple(parts)) if len(parts) > 1 else parts[0]
-        except ValueError as error:  # masks of different numbers of batch items
+        except ValueError as error:  # masks with different numbers of batch items
             raise self.refused("join masks that go together", place, cause=error) from error
 
     def inverted(self) -> Mask:
@@ -190,7 +190,7 @@ class _Reader:
     def refused(
         self, rule: str, place: int | None = None, *, cause: Exception | None = None, hint: str | None = None
     ) -> ValueError:
-        """Return the parse error, with the text around a token (the next one when None) and a mark below it."""
+        """Return the parse error, which shows the text around a token (by default the next) with a mark below it."""
         word, start = self.tokens[self.at if place is None else place]
         before = ("..." if start > _SHOWN else "") + escaped(self.text[max(start - _SHOWN, 0) : start])
         behind = self.text[start : start + _SHOWN] + ("..." if len(self.text) > start + _SHOWN else "")

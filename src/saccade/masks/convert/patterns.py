@@ -1,4 +1,4 @@
-"""The standard pattern that a mask equals: full, causal, a window, documents, a prefix or padding; its transpose."""
+"""Find the standard pattern equal to a mask (full, causal, window, documents, prefix, padding); transpose a mask."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from saccade.plan.key_ranges import Ints
 
 
 def describe(mask: Mask) -> Mask | None:
-    """Return the standard pattern that ``mask`` equals at every length, or None.
+    """Return the standard pattern that is equal to ``mask`` at every length, or None if there is none.
 
     >>> describe(Causal() & Window(4, 2)), describe(Documents([2, 3]) & Causal()), describe(~Causal())
     (Window(left=4, right=0), Documents(lengths=((2, 3),), rule=Causal()), None)
 
     Returns:
-        `Full`, `Causal`, `Window`, `Prefix`, `Padding`, or `Documents` whose rule is None, `Causal` or `Window`.
+        `Full`, `Causal`, `Window`, `Prefix`, `Padding`, or `Documents` with the rule None, `Causal` or `Window`.
 
     Cost: O(parts of the mask); new `Documents` are cached.
     """
@@ -49,7 +49,7 @@ def _describe_join(mask: And | Or) -> Mask | None:
     parts = [describe(part) for part in mask.parts]
     windows = [part for part in parts if isinstance(part, Full | Causal | Window)]
     others = [part for part in parts if not isinstance(part, Full | Causal | Window)]
-    # Windows hold distance 0, so a union of two is a window as well.
+    # Every window contains distance 0, so the union of two windows is also a window.
     pick = min if isinstance(mask, And) else max
     lefts, rights = zip(*map(_sides, windows), strict=True) if windows else ((math.inf,), (math.inf,))
     window = _window(pick(lefts), pick(rights))
@@ -58,7 +58,7 @@ def _describe_join(mask: And | Or) -> Mask | None:
     if len(others) > 1 or others[0] is None or isinstance(mask, Or):
         return None
     if isinstance(others[0], Documents):
-        # A window reads distances alone, which are the same when counted from the start of a document.
+        # A window depends only on distances, which do not change when positions count from the start of a document.
         inside = others[0].rule
         return _documents(others[0], window if inside is None else describe(inside & window))
     return others[0] if isinstance(window, Full) else None
@@ -69,7 +69,7 @@ def _documents(mask: Documents, inside: Mask | None) -> Documents:
     return mask if inside == mask.rule else _cached_documents(mask.lengths, inside)
 
 
-_cached_documents = lru_cache(maxsize=16)(Documents)  # they hold a table as long as the sequence
+_cached_documents = lru_cache(maxsize=16)(Documents)  # each stores a table as long as the sequence
 
 
 def _sides(window: Full | Causal | Window) -> tuple[float, float]:
@@ -86,7 +86,7 @@ def _window(left: float, right: float) -> Full | Causal | Window:
 
 
 def window_sides(mask: Mask) -> tuple[float, float] | None:
-    """Return the number of keys before and after the query that ``mask`` allows, or None if it is no window.
+    """Return the number of keys before and after the query if ``mask`` equals a window pattern, else None.
 
     >>> window_sides(Causal()), window_sides(Window(2, 3) | Window(4, 1)), window_sides(Prefix(2))
     ((inf, 0), (4, 3), None)
@@ -102,10 +102,10 @@ def window_size(mask: Mask) -> int | None:
 
 
 class Packed(NamedTuple):
-    """Packed sequences, one after another, in each of which a query attends to a window.
+    """A pattern of packed sequences: queries attend to a window within their own sequence.
 
     Attributes:
-        lengths: of the sequences of each batch item; one item holds for all.
+        lengths: lengths of the sequences in each batch item; a single item applies to the full batch.
         left, right: keys on either side of the query's position; None for no limit.
     """
 
@@ -115,7 +115,7 @@ class Packed(NamedTuple):
 
 
 def packed_of(mask: Mask, length: int) -> Packed | None:
-    """Return the packed sequences and the window of a mask over positions 0 to ``length``; None for other masks.
+    """Return the packed sequences and window that equal a mask over positions 0 to ``length``; None if there are none.
 
     Example:
         >>> packed_of(Documents([2, 3], rule=Causal()), 5)
@@ -132,7 +132,7 @@ def packed_of(mask: Mask, length: int) -> Packed | None:
 
 
 def transposed(mask: Mask) -> Mask | None:
-    """Return the transposed mask, which allows (kv, q) where ``mask`` allows (q, kv); None if it is not known.
+    """Return the transposed mask, which allows (kv, q) where ``mask`` allows (q, kv); None if there is no formula.
 
     Example:
         >>> transposed(Causal() & Global([0], sees=False))
@@ -159,11 +159,11 @@ def transposed(mask: Mask) -> Mask | None:
 
 
 class RowRanges(NamedTuple):
-    """One visible range of keys for each row, from which a pattern is recognised.
+    """The range of visible keys of each row, from which a pattern is recognised.
 
     Attributes:
         starts, ends: int64 ``[items, rows]``; a row without keys starts at ``columns`` and ends at 0.
-        columns: number of keys; the last row is at the last of them. One row holds for every query.
+        columns: number of keys; the last row is at the last key. A single row applies to every query.
     """
 
     starts: Ints
@@ -172,15 +172,15 @@ class RowRanges(NamedTuple):
 
     @property
     def position(self) -> Ints:
-        """Position of each row of the ranges."""
+        """Positions of the rows."""
         rows = self.starts.shape[1]
         return np.arange(self.columns - rows, self.columns)
 
 
 def describe_ranges(ranges: RowRanges) -> Mask | None:
-    """Return the standard pattern, with or without padding, that allows exactly these key ranges, or None.
+    """Return the standard pattern, with or without padding, that allows exactly these key ranges; None if none does.
 
-    The pattern is guessed from the ends of the ranges and then compared with every row. Cost: O(items * rows).
+    A candidate is derived from the ends of the ranges and then compared with every row. Cost: O(items * rows).
     """
     if not (ranges.starts < ranges.ends).any():
         return ~Full()
@@ -196,7 +196,7 @@ def describe_ranges(ranges: RowRanges) -> Mask | None:
 
 
 def _window_of_rows(ranges: RowRanges, first: Ints | int, stop: Ints | int) -> Mask | None:
-    """Return the window by which each row sees its keys among those from ``first`` to ``stop``, or None."""
+    """Return the window that equals the visible ranges, limited to keys ``first`` to ``stop``; None if none does."""
     (starts, ends, _), position = ranges, ranges.position
     some = starts < ends
     distances = (position - starts)[some & (starts > first)], (ends - 1 - position)[some & (ends < stop)]
@@ -210,7 +210,7 @@ def _window_of_rows(ranges: RowRanges, first: Ints | int, stop: Ints | int) -> M
 
 
 def _padding_of_rows(first: Ints, stop: Ints, columns: int) -> Mask | None:
-    """Return the mask that hides all keys except those from ``first[b]`` to ``stop[b]``."""
+    """Return the padding pattern that hides all keys of item b except ``first[b]`` to ``stop[b]``; None if none."""
     nothing = first >= stop
     if (nothing | (first == 0)).all():
         return Prefix(int(stop[0])) if len(stop) == 1 else Padding(stop.tolist())
@@ -220,11 +220,11 @@ def _padding_of_rows(first: Ints, stop: Ints, columns: int) -> Mask | None:
 
 
 def _documents_of_rows(ranges: RowRanges) -> Mask | None:
-    """Return documents cut where no earlier row sees a later key and no later row sees an earlier key."""
+    """Return the documents pattern of visible ranges: split where no row sees a key on the other side."""
     (starts, ends, columns), position = ranges, ranges.position
     before = np.maximum.accumulate(ends, 1)[:, :-1]
     behind = np.minimum.accumulate(starts[:, ::-1], 1)[:, -2::-1]
-    # Keys after the last visible one belong to no document: in a document they would see themselves.
+    # Keys after the last visible one belong to no document, because in a document they would see themselves.
     total = ends.max(1)[:, None]
     begins = np.pad((before <= position[1:]) & (behind >= position[1:]), ((0, 0), (1, 0)), constant_values=True)
     begins &= position < total

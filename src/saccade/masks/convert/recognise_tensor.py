@@ -1,4 +1,4 @@
-"""Recognition of patterns in bool mask tensors: each tensor is read once, and again only after a write to it."""
+"""Recognise patterns in bool mask tensors; a tensor is read once, and again only after it was modified."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.plan.key_ranges import Ints
 from saccade.support.torch_modes import is_plain
 
-_MIN_PAIRS = 1 << 20  # pairs of a product; with fewer, reading a tensor takes longer than it saves
-_MAX_RANGES = 16  # ranges in a row; with more of them, bits take less memory
+_MIN_PAIRS = 1 << 20  # with fewer query-key pairs, reading a tensor takes longer than it saves
+_MAX_RANGES = 16  # with more ranges in a row, bits take less memory
 _SAMPLE = 16  # rows that are read first, as a sample
 _CHUNK = 1 << 22  # entries: 4 MB
 _MAX_VIEWS = 8  # cached views of one tensor
@@ -32,16 +32,16 @@ Bools = npt.NDArray[np.bool_]
 def recognise_tensors(
     mask: Mask, shape: tuple[int, int, int, int], origin: tuple[int, int], *, may_cache: bool = True
 ) -> Mask:
-    """Return ``mask`` with each bool tensor replaced by the pattern that it equals, or by a few key ranges per row.
+    """Replace each bool tensor in ``mask`` by the pattern that it equals, or by a few key ranges per row.
 
     Args:
         mask: any mask.
-        shape: (batch, heads, q_len, kv_len) of the product.
+        shape: (batch, heads, q_len, kv_len) of the attention.
         origin: positions of the first query and the first key.
-        may_cache: whether patterns may be cached for the next call; not in compiled programs, which reuse memory
+        may_cache: whether patterns may be cached for the next call; False in compiled programs, which reuse memory
             without counting writes.
 
-    Cost: the tensors are read once, at the speed of memory, and again after torch counts a write. They are read in
+    Cost: each tensor is read once, at memory speed, and again after torch has counted a write to it. It is read in
         every call if writes are not counted: in inference mode, for memory shared with NumPy or another process, and
         in distributed programs.
     """
@@ -58,13 +58,13 @@ def recognise_tensors(
 
 
 def _fits(mask: Dense, shape: tuple[int, int, int, int], origin: tuple[int, int]) -> bool:
-    """Return whether a product has exactly the rows and columns of a mask tensor, which hides everything outside."""
+    """Return whether the shape of the attention equals that of a mask tensor, which hides all pairs outside it."""
     _, _, rows, columns = mask.allowed.shape
     return columns == shape[3] and origin[1] == 0 and (rows == 1 or (rows, columns - rows) == (shape[2], origin[0]))
 
 
 class _CachedPatterns(NamedTuple):
-    """Cached patterns of a tensor's views, with its memory and number of writes at the time of reading."""
+    """Cached patterns recognised in a tensor's views, with the tensor's address and version when it was read."""
 
     memory: StorageWeakRef
     version: int
@@ -75,10 +75,10 @@ _cache = WeakTensorKeyDictionary()
 
 
 def _cached_pattern(allowed: Tensor, *, may_cache: bool) -> Mask | None:
-    """Return the pattern of a mask tensor, read now or cached from the same memory."""
+    """Return the pattern of a mask tensor, from the cache if the tensor was not modified since."""
     if not is_plain(allowed) or not allowed.is_cpu:
         return None
-    owner = allowed if allowed._base is None else allowed._base  # views share its count of writes
+    owner = allowed if allowed._base is None else allowed._base  # views share its version counter
     if not (may_cache and _counts_writes(owner)):
         return _recognise(allowed)
     memory, version = StorageWeakRef(owner.untyped_storage()), owner._version
@@ -94,14 +94,14 @@ def _cached_pattern(allowed: Tensor, *, may_cache: bool) -> Mask | None:
 
 
 def _counts_writes(owner: Tensor) -> bool:
-    """Return whether torch counts all writes to a tensor; writes of collectives are not counted."""
+    """Return whether torch counts all writes to a mask tensor; it does not count writes by collectives."""
     if owner.is_inference() or owner.is_shared() or not owner.untyped_storage().resizable():
         return False
     return not (torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _recognise(allowed: Tensor) -> Mask | None:
-    """Return the pattern of a mask ``[batch, heads, q, kv]``, or None if heads differ or a row has many ranges."""
+    """Recognise the pattern of a tensor ``[batch, heads, q, kv]``; None if heads differ or a row has many ranges."""
     if 0 in allowed.shape:
         return None
     for axis in range(3):
@@ -111,7 +111,7 @@ def _recognise(allowed: Tensor) -> Mask | None:
     if table is None or (table != table[:, :, :1]).any():
         return None
     table = table[:, :, 0]
-    # Reduce equal items, and equal rows, to one.
+    # If all items, or all rows, are equal, keep only the first.
     table = table[:, :1] if (table == table[:, :1]).all() else table
     table = table[:, :, :1] if (table == table[:, :, :1]).all() else table
     starts, ends = np.ascontiguousarray(table)
@@ -125,7 +125,7 @@ def _recognise(allowed: Tensor) -> Mask | None:
 
 
 def _ranges_of(allowed: Tensor) -> Ints | None:
-    """Return visible ranges of rows as in `KeyRanges`, int64 ``[2, batch, heads, q, ranges]``; None if too many."""
+    """Return the visible ranges of a mask tensor, as in `KeyRanges`, ``[2, batch, heads, q, ranges]``; None if many."""
     batch, heads, rows, columns = allowed.shape
     items, visible = batch * heads, _as_array(allowed).reshape(batch * heads, rows, columns)
     if _changes(visible[:, np.linspace(0, rows - 1, min(rows, _SAMPLE), dtype=np.int64)]) is None:
@@ -148,13 +148,13 @@ def _ranges_of(allowed: Tensor) -> Ints | None:
 
 
 def _as_array(allowed: Tensor) -> Bools:
-    """Return a mask tensor as an array; `Tensor.numpy` would mark its memory as shared, see `_counts_writes`."""
+    """Convert a mask tensor to an array without `Tensor.numpy`, which marks memory as shared; see `_counts_writes`."""
     memory = {"data": (allowed.data_ptr(), True), "shape": tuple(allowed.shape), "strides": allowed.stride()}
     return np.asarray(SimpleNamespace(__array_interface__={"version": 3, "typestr": "|b1", **memory}))
 
 
 def _changes(visible: Bools) -> tuple[Ints, Ints] | None:
-    """Return the rows and columns at which visible ranges start or end; None if a row has too many of them."""
+    """Return rows and columns where visible ranges of a mask tensor start or end; None if a row has too many."""
     columns = visible.shape[2]
     bits = np.zeros((visible.shape[0] * visible.shape[1], columns // 8 + 1), dtype=np.uint8)
     bits[:, : -(-columns // 8)] = np.packbits(visible, axis=2, bitorder="little").reshape(len(bits), -1)

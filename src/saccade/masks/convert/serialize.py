@@ -1,7 +1,7 @@
-"""Serialisation of masks and score functions as integers and tensors, for compiled and exported programs.
+"""Serialise masks and score functions as integers and tensors, for compiled and exported programs.
 
-A value is written as the name of its class and its fields. The name is looked up among the classes that this process
-has written, and then in the module that it names; nothing is imported for it.
+A value is written as the name of its class followed by its fields. To read it, the name is looked up first among the
+classes that this process has written, then in the module given by the name. No module is imported for this.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from saccade.masks.mask import Mask
 from saccade.support.errors import unsupported
 
 _NOTHING, _BOOL, _INT, _FLOAT, _TEXT, _TUPLE, _TENSOR, _VALUE, _FUNCTION = range(9)
-_LETTERS = 7  # bytes of a string in one integer
+_LETTERS = 7  # bytes of a string packed into one integer
 
 _written: dict[str, Any] = {}
 
 
 def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
-    """Return the program of a mask or a function and its tensors, or None if it cannot be written.
+    """Serialise a mask or a function as a list of ints and its tensors; return None if it cannot be serialised.
 
-    Functions without closure variables can be written, and frozen dataclasses of numbers, strings, tensors, tuples,
-    None and one another. A mask that calls functions cannot: they may return other results in another call.
+    Supported are functions without closure variables, and frozen dataclasses whose fields are numbers, strings,
+    tensors, tuples, None or such dataclasses. A mask that calls functions is not supported, because they may return
+    different results in another call.
 
     Example:
         >>> program, tensors = encode(masks.Causal() & masks.Window(2, 0))
@@ -44,10 +45,10 @@ def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
 
 
 def decode(program: Sequence[int], tensors: Sequence[Tensor]) -> Any:
-    """Return the mask or function that a program encodes.
+    """Return the mask or function that `encode` serialised.
 
     Raises:
-        UnsupportedError: a class or function that is not defined in this process.
+        UnsupportedError: a class or function is not defined in this process.
     """
     return _read(iter(program), tensors) if tensors else _cached(tuple(program))
 
@@ -103,23 +104,23 @@ def _read(program: Iterator[int], tensors: Sequence[Tensor]) -> Any:
 
 
 def _address(thing: Any) -> tuple[str, ...] | None:
-    """Return the name of a class or function, and a class's fields; None if it cannot be created from a name."""
+    """Return the serialised name of a class or function, and a class's fields; None if a name is not enough."""
     fields = _fields(thing)
     if fields is None:
         return None
     is_ours = getattr(masks, thing.__name__, None) is thing
     name = thing.__name__ if is_ours else f"{thing.__module__}:{thing.__qualname__}"
-    while _written.setdefault(name, thing) is not thing:  # defined again, as by a notebook cell
+    while _written.setdefault(name, thing) is not thing:  # redefined, for example in a notebook cell
         name += "'"
     return name, *fields
 
 
-# Mark as constant for Dynamo by hand: the decorator would import torch._dynamo.
+# Mark the function as constant for Dynamo manually, because the decorator would import torch._dynamo.
 _address._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _fields(thing: Any) -> tuple[str, ...] | None:
-    """Return the field names of a frozen dataclass, none for a function, and None for anything else."""
+    """Return the field names of a frozen dataclass, an empty tuple for a function, and None for anything else."""
     if isinstance(thing, FunctionType):
         return ()
     parameters = getattr(thing, "__dataclass_params__", None)
@@ -128,7 +129,7 @@ def _fields(thing: Any) -> tuple[str, ...] | None:
 
 
 def _lookup(name: str) -> tuple[Any, ...]:
-    """Return the class of a name with its fields, or the function."""
+    """Look up a serialised name: return the class with its field names, or the function."""
     module, _, path = name.rpartition(":")
     thing = _written.get(name)
     if thing is None:
@@ -142,7 +143,7 @@ def _lookup(name: str) -> tuple[Any, ...]:
 
 
 def _packed(text: str) -> list[int]:
-    """Return a string as integers, preceded by their number."""
+    """Pack a string into integers, preceded by their number."""
     letters = text.encode()
     parts = [letters[start : start + _LETTERS] for start in range(0, len(letters), _LETTERS)]
     # A leading 1 preserves zeros in front.
@@ -150,6 +151,6 @@ def _packed(text: str) -> list[int]:
 
 
 def _unpacked(program: Iterator[int]) -> str:
-    """Read the string that `_packed` has written."""
+    """Read a string that `_packed` packed into integers."""
     parts = [next(program) for _ in range(next(program))]
     return b"".join(part.to_bytes(8, "big").lstrip(b"\x00")[1:] for part in parts).decode()

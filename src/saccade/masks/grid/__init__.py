@@ -1,3 +1,3 @@
-"""Masks on tokens in a grid: windows, rows and columns, neighborhoods."""
+"""Masks for tokens on a grid: windows, rows and columns, neighborhoods."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Axial: a mask by which a cell of a grid sees its row and its column."""
+"""Axial: a mask that lets each cell of a grid see its row, its column, or both."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from saccade.support.validation import check_choice
 class Axial(Grid):
     r"""A mask on a grid: a cell sees its row, its column, or both.
 
-    Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys; positions outside of
-    the grid neither see nor are seen. The cells that the middle of 3 rows of 5 sees:
+    Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys. Positions outside the
+    grid attend to nothing and are hidden. For a grid of 3 rows and 5 columns, the cells visible from the centre:
 
     >>> for axis in ("rows", "columns", "both"):
     ...     seen = Axial(3, 5, axis).to_dense(15)[0, 0, 7].view(3, 5).tolist()
@@ -42,13 +42,13 @@ class Axial(Grid):
         axis: "rows" (a cell sees its row), "columns" (its column), or "both" (the cross).
 
     Raises:
-        ValueError: anything else.
+        ValueError: an argument does not meet these conditions.
 
-    Cost: ``width``, ``height`` or ``height + width - 1`` keys per query. Columns run on every width-th row and key, as
-    views without copies, and are merged with rows by the lse.
+    Cost: ``width``, ``height`` or ``height + width - 1`` keys per query. Columns are processed as views of every
+    width-th row and key, without copies, and merged with the result of the rows using their log-sum-exp (lse).
 
-    Reference: Ho et al. 2019, arXiv:1912.12180, section 3 (rows and columns in turn); Huang et al. 2019, "CCNet",
-    arXiv:1811.11721, section 3.2 (criss-cross: both at once).
+    Reference: Ho et al. 2019, arXiv:1912.12180, section 3 (alternating rows and columns); Huang et al. 2019, "CCNet",
+    arXiv:1811.11721, section 3.2 (criss-cross: both together).
     """
 
     height: int

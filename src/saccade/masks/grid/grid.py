@@ -1,4 +1,4 @@
-"""Grid: base class of masks on the cells of a grid, whose positions number the cells row by row."""
+"""Grid: base class of masks on the cells of a grid, which positions number row by row."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.errors import value_error
 
-_MOST_RANGES = 1 << 22  # over all groups; with more, the keys of each group are one range
+_MOST_RANGES = 1 << 22  # limit over all groups; beyond it, the keys of each group are a single range
 
 
 class Rectangle(NamedTuple):
-    """Cells of a grid in rows ``top <= y < bottom`` and columns ``left <= x < right``: ints, arrays or tensors."""
+    """The grid cells with ``top <= y < bottom`` and ``left <= x < right``; the edges are ints, arrays or tensors."""
 
     top: Any
     bottom: Any
@@ -29,14 +29,14 @@ class Rectangle(NamedTuple):
 
 
 class Hulls(NamedTuple):
-    """Smallest and largest grid rows and columns of groups of cells, int64 ``[groups]``, both ends included.
+    """Smallest and largest grid rows and columns of groups of cells (inclusive), int64 ``[groups]``.
 
-    ``some`` marks groups with at least one cell of the grid, ``all`` groups with cells of the grid only.
+    ``some`` marks groups with at least one cell on the grid, ``all`` groups with all cells on the grid.
     """
 
     @property
     def first_ends(self) -> tuple[int, int, int, int] | None:
-        """Return top, bottom, left and right of the first group's hull, as ints; None if it has no cell."""
+        """Return top, bottom, left and right of the first group's hull, as ints; None if the group has no cell."""
         if not self.some[0]:
             return None
         return int(self.top[0]), int(self.bottom[0]), int(self.left[0]), int(self.right[0])
@@ -50,14 +50,14 @@ class Hulls(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """The grid cells of the rows of one box.
+    """The grid cells of the rows of a box.
 
     Attributes:
-        ends: top, bottom, left and right of the cells on the grid, both ends included; None if there are none.
+        ends: top, bottom, left and right of the cells on the grid (inclusive); None if there are no cells.
         all: whether all rows are on the grid.
         first: row and column of the first cell.
-        pattern: equal patterns mean equal displacements from the first cell.
-        place: equal places mean equal cells.
+        pattern: hash key; equal patterns mean equal displacements from the first cell.
+        place: hash key; equal places mean equal cells.
     """
 
     ends: tuple[int, int, int, int] | None
@@ -68,7 +68,7 @@ class Cells(NamedTuple):
 
 
 class Squares(NamedTuple):
-    """A division of a grid into rectangles: row y is in number ``(y - top) // height``, columns likewise."""
+    """A division of a grid into rectangles: row y belongs to rectangle ``(y - top) // height``, columns likewise."""
 
     height: int
     width: int
@@ -79,8 +79,8 @@ class Squares(NamedTuple):
 class Grid(Mask):
     """Base class of masks on a grid: position p is the cell in row ``p // width`` and column ``p % width``.
 
-    A subclass defines in `_sight` the rectangles of keys that a cell sees; everything else follows. Queries and keys
-    are on the same grid; positions outside of it neither see nor are seen.
+    A subclass defines in `_sight` the rectangles of keys that a cell sees; everything else follows from them. Queries
+    and keys are on the same grid; positions outside it attend to nothing and are hidden.
     """
 
     height: int
@@ -88,19 +88,19 @@ class Grid(Mask):
 
     @abstractmethod
     def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
-        """Return the rectangles of the grid that the cell (y, x) sees; for ints, arrays and tensors.
+        """Return the rectangles of the grid that the cell (y, x) sees, for ints, arrays and tensors.
 
-        They may reach beyond the grid. Each edge must be nondecreasing in y and x.
+        Rectangles may extend beyond the grid. Each edge must be nondecreasing in y and x.
         """
 
     @property
     @abstractmethod
     def depends_on_displacement(self) -> bool:
-        """True if it depends on the displacement of two cells alone whether one sees the other."""
+        """True if the mask depends only on the displacement between two cells."""
 
     @property
     def squares(self) -> Squares | None:
-        """Rectangles of the grid whose cells see nearly the same keys, unless adjacent rows do so anyway."""
+        """Division of the grid into rectangles whose cells see nearly the same keys; None if adjacent rows do."""
         return None
 
     @property
@@ -120,7 +120,7 @@ class Grid(Mask):
         return self.bounds_of(self._hulls(groups.first, groups.last), keys)
 
     def bounds_of(self, hulls: Hulls, keys: KeyDomain) -> Bounds:
-        """Return the `bounds` of groups of any grid cells."""
+        """Return the `bounds` of arbitrary groups of grid cells."""
         bounds = Bounds.exactly(Spans.nothing(keys))
         on_or_off = bool((hulls.all | ~hulls.some).all())
         for low, high in self._ends(hulls):
@@ -140,13 +140,13 @@ class Grid(Mask):
         rows = box.rows
         hull = self._hulls(np.asarray([rows[0]]), np.asarray([rows[-1]]))
         y, x = divmod(rows[0], self.width)
-        # The start column decides where rows continue in the next row of the grid.
+        # The start column determines where the rows continue in the next row of the grid.
         goes_on = rows[-1] // self.width != y
         pattern = (rows.step, len(rows), x if goes_on else None)
         return self.residual_of(Cells(hull.first_ends, bool(hull.all[0]), (y, x), pattern, rows), box.keys)
 
     def residual_of(self, cells: Cells, keys: range) -> bool | Hashable:
-        """Return the `partial` of any grid cells."""
+        """Return the result of `partial` for arbitrary grid cells."""
         least, most = max(keys[0], 0), min(keys[-1], self.height * self.width - 1)
         if least > most or cells.ends is None:
             return False
@@ -169,7 +169,7 @@ class Grid(Mask):
         return (self, cells.pattern, displacement, keys.step, len(keys), goes_on)
 
     def _ends(self, hulls: Hulls) -> list[tuple[Rectangle, Rectangle]]:
-        """Return the rectangles that the first and the last corner of each hull see, restricted to the grid."""
+        """Return the rectangles that the first and the last corner of each hull see, clipped to the grid."""
         firsts, lasts = self._sight(hulls.top, hulls.left), self._sight(hulls.bottom, hulls.right)
         return [(self._clipped(low), self._clipped(high)) for low, high in zip(firsts, lasts, strict=True)]
 
@@ -179,7 +179,7 @@ class Grid(Mask):
         return Rectangle(top, bottom, left, right)
 
     def _hulls(self, first: Ints, last: Ints) -> Hulls:
-        """Return the hulls of the positions from ``first`` to ``last``, both included."""
+        """Return the hulls of the grid cells at positions ``first`` to ``last`` (inclusive)."""
         cells = self.height * self.width
         start, stop = np.maximum(first, 0), np.minimum(last, cells - 1)
         some = start <= stop
@@ -191,7 +191,7 @@ class Grid(Mask):
         return Hulls(top, bottom, left, right, some, (first >= 0) & (last < cells))
 
     def _spans(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans | None:
-        """Return the keys of a rectangle for each group with ``which``, a range per grid row; None if too many."""
+        """Return the keys of a rectangle, one range per grid row, for the groups in ``which``; None if too many."""
         count = np.where(which & (r.left < r.right), np.maximum(r.bottom - r.top, 0), 0)
         is_wide = (r.left == 0) & (r.right == self.width)
         ranges = np.where(is_wide, np.minimum(count, 1), count)
@@ -204,16 +204,16 @@ class Grid(Mask):
         return Spans.of(starts, np.where(np.arange(max(most, 1)) < ranges[:, None], ends, starts), keys)
 
     def _one_range(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans:
-        """Return the range from the first to the last key of a rectangle for each group with ``which``."""
+        """Return the range from the first to the last key of a rectangle for the groups in ``which``."""
         start, stop = r.top * self.width + r.left, (r.bottom - 1) * self.width + r.right
         return Spans.within(keys, start, np.where(which & (r.left < r.right) & (r.top < r.bottom), stop, 0))
 
 
 def check_grid(grid: Grid) -> None:
-    """Raise an error unless a grid's height and width are at least 1 and make fewer than 2**40 cells.
+    """Raise an error unless a grid's height and width are at least 1 and give fewer than 2**40 cells.
 
     Raises:
-        ValueError: anything else.
+        ValueError: the sizes are out of range.
     """
     check_field(grid, "height", 1, bits=SIZE_BITS)
     check_field(grid, "width", 1, bits=SIZE_BITS)

@@ -1,4 +1,4 @@
-"""Neighborhood: a mask by which a cell of a grid sees nearby cells."""
+"""Neighborhood: a mask that lets each cell of a grid see nearby cells."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from saccade.masks.mask_fields import SIZE_BITS
 from saccade.support.errors import shown, value_error
 from saccade.support.validation import check_int
 
-_UNLIMITED = 1 << SIZE_BITS  # wider than any grid: sums of coordinates and radii must stay within int64
+_UNLIMITED = 1 << SIZE_BITS  # wider than any grid; sums of coordinates and radii must fit int64
 
 
 @dataclasses.dataclass(frozen=True)
 class Neighborhood(Grid):
     r"""A mask on a grid: a cell sees the cells at most ``radius`` rows and columns away, itself included.
 
-    Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys. Positions outside of
-    the grid neither see nor are seen: ``Neighborhood(...).after(1)`` leaves room for a class token.
+    Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys. Positions outside the
+    grid attend to nothing and are hidden; ``Neighborhood(...).after(1)`` leaves room for a class token.
 
-    The cells that the middle of 3 rows of 5 sees, and those that the corner sees:
+    For a grid of 3 rows and 5 columns, these cells are visible from the centre, then from a corner:
 
     >>> seen = Neighborhood(3, 5, 1).to_dense(15)[0, 0]
     >>> print("\n".join(" ".join(".1"[see] for see in row) for row in seen[7].view(3, 5).tolist()))
@@ -33,19 +33,19 @@ class Neighborhood(Grid):
     1 1 . . .
     . . . . .
 
-    A neighbourhood is cut off at the border, as if the grid were padded with hidden cells; the matrix is symmetric.
+    The neighbourhood is cut off at the border, as if the grid were padded with hidden cells, so the mask is symmetric.
     NATTEN shifts the neighbourhood inwards instead, so that every cell sees the same number of cells.
 
     Args:
         height, width: rows and columns of the grid, ints of at least 1.
-        radius: visible rows above and below, and columns left and right, besides those of the cell; an int of at least
-            0, or (vertical, horizontal). A convolution's ``kernel_size`` is ``2 * radius + 1``.
+        radius: number of visible rows above and below, and of columns left and right of the cell; an int of at least 0,
+            or (vertical, horizontal). A convolution's ``kernel_size`` corresponds to ``2 * radius + 1``.
 
     Raises:
-        ValueError: anything else.
+        ValueError: an argument does not meet these conditions.
 
-    Cost: products process rows in squares of 8 x 8 cells if that is cheaper, and compute about
-    ``(2 * radius + 8) ** 2`` keys for each; see the page on grids.
+    Cost: rows are processed in squares of 8 x 8 cells if that is cheaper, with about ``(2 * radius + 8) ** 2`` keys for
+    each square; see the page on grids.
 
     Reference: Parmar et al. 2018, arXiv:1802.05751, section 3.3; Hassani et al. 2023, arXiv:2204.07143, section 3.1.
     """
@@ -68,7 +68,7 @@ class Neighborhood(Grid):
 
 
 def radii_of(radius: int | tuple[int, int]) -> tuple[int, int]:
-    """Return the checked numbers of rows and columns of a neighborhood on each side."""
+    """Validate the radius of a neighborhood and return it as (vertical, horizontal)."""
     both = radius if isinstance(radius, tuple | list) else (radius, radius)
     if len(both) != 2:
         raise value_error("radius", "be one int, or (vertical, horizontal)", shown(radius))

@@ -1,4 +1,4 @@
-"""RowOrder: grid rows in squares of cells instead of one after another, and any mask on rows in that order."""
+"""RowOrder: a row order that groups the cells of a grid into squares, and masks whose rows are in that order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
 class Grounds(NamedTuple):
-    """The size of a grid, and the number of positions before its first cell."""
+    """Size of a grid, and number of positions before its first cell."""
 
     height: int
     width: int
@@ -28,11 +28,11 @@ class Grounds(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RowOrder:
-    """An order of rows in which the grid cells of a square are adjacent; rows outside of the grid stay at the ends.
+    """An order of rows that makes the grid cells of a square adjacent; rows outside the grid stay at the ends.
 
     Args:
         grounds: the grid.
-        squares: its division.
+        squares: the division of the grid into squares.
         q_first: position of the first row; the others follow.
         q_len: number of rows.
     """
@@ -44,36 +44,36 @@ class RowOrder:
 
     @property
     def rows(self) -> Ints:
-        """The row at each place of the order, int64 ``[q_len]``."""
+        """Row at each index of the row order, int64 ``[q_len]``."""
         return _tables(self).rows
 
     @property
     def places(self) -> Ints:
-        """The place of each row in the order, int64 ``[q_len]``."""
+        """Index of each row in the row order, int64 ``[q_len]``."""
         return _tables(self).places
 
 
 class _Tables(NamedTuple):
-    """Tables of a row order, by place."""
+    """Tables of a row order, indexed by the place of a row in it."""
 
     positions: Ints
     rows: Ints
     places: Ints
     top: Ints
-    """Row of the grid, or a number beyond it for no cell; for minima."""
+    """Row of the grid, for minima; a number beyond the grid if there is no cell."""
     bottom: Ints
-    """Row of the grid, or -1 for no cell; for maxima."""
+    """Row of the grid, for maxima; -1 if there is no cell."""
     left: Ints
     right: Ints
     edges: Ints
-    """Places at which squares begin."""
+    """Indices in the row order where squares begin."""
     shapes: tuple[bytes, ...]
-    """Displacements of the cells of each square from its first one; bytes, which cache their hash."""
+    """Displacements of the cells of each square from its first cell, as bytes, which cache their hash."""
 
 
 @lru_cache(maxsize=64)
 def _tables(order: RowOrder) -> _Tables:
-    """Return the tables of a row order."""
+    """Compute the tables of a row order."""
     (height, width, before), squares = order.grounds, order.squares
     positions = np.arange(order.q_first, order.q_first + order.q_len)
     cell = positions - before
@@ -108,7 +108,7 @@ def _tables(order: RowOrder) -> _Tables:
 
 @dataclasses.dataclass(frozen=True)
 class InOrder(Mask):
-    """A mask whose queries are numbered in a row order, from 0; keys are at their positions.
+    """A mask whose queries are numbered from 0 in a row order; keys keep their positions.
 
     Args:
         mask: the mask on positions.
@@ -140,7 +140,7 @@ class InOrder(Mask):
         any_row = inner.any_row.shifted(offset, keys)
         if inner.is_exact:
             return Bounds.exactly(any_row)
-        # A few constant keys among others save nothing: the residual mask would be added in more pieces.
+        # A few constant keys among others save nothing, since the residual mask would be added in more segments.
         is_worth = 2 * inner.all_rows.sizes() >= inner.any_row.sizes()
         return Bounds(any_row, inner.all_rows.shifted(offset, keys).where(is_worth, Spans.nothing(keys)))
 
@@ -164,13 +164,13 @@ class InOrder(Mask):
         return str(self.mask)
 
     def _grid(self) -> Grid | None:
-        """Return the mask as a `Grid` if it is on the grid of the row order, else None."""
+        """Return the mask if it is a `Grid` with the grid of the row order, else None."""
         grid, grounds = _grid_of(self.mask)
         return grid if grounds == self.order.grounds else None
 
 
 def _hulls(tables: _Tables, first: Ints, last: Ints) -> Hulls:
-    """Return the hulls of the grid cells at places ``first`` to ``last`` of a row order."""
+    """Return the hulls of the grid cells with indices ``first`` to ``last`` in a row order."""
     top, left = (_extreme_per_group(np.minimum, edge, first, last) for edge in (tables.top, tables.left))
     bottom, right = (_extreme_per_group(np.maximum, edge, first, last) for edge in (tables.bottom, tables.right))
     some = bottom >= 0
@@ -181,7 +181,7 @@ def _hulls(tables: _Tables, first: Ints, last: Ints) -> Hulls:
 
 @lru_cache(maxsize=256)
 def _cells(order: RowOrder, rows: range) -> Cells:
-    """Return the grid cells of the rows of one tile; cached, since a tile has several ranges of keys."""
+    """Return the grid cells of a tile's rows; cached because a tile has several key ranges."""
     tables = _tables(order)
     hull = _hulls(tables, np.asarray([rows[0]]), np.asarray([rows[-1]]))
     square = int(np.searchsorted(tables.edges, rows[0], side="right")) - 1
@@ -194,14 +194,14 @@ def _cells(order: RowOrder, rows: range) -> Cells:
 
 
 def in_order(mask: Mask, order: RowOrder) -> Mask:
-    """Return the mask with its rows in a row order; each part of a join is ordered and keeps its structure."""
+    """Return a mask with its rows in a row order; each part of a combined mask is reordered separately."""
     return mask.with_atoms(lambda atom: InOrder(atom, order))
 
 
 def wanted_order(mask: Mask, q_first: int, q_len: int) -> RowOrder | None:
-    """Return the best row order for a mask, that of the first grid in it, or None if it has no grid.
+    """Return the best row order for a mask: that of its first grid, or None if it contains no grid.
 
-    ``q_first`` is the position of the first of ``q_len`` rows.
+    There are ``q_len`` rows, the first at position ``q_first``.
     """
     for atom in mask.atoms():
         grid, grounds = _grid_of(atom)
@@ -211,13 +211,13 @@ def wanted_order(mask: Mask, q_first: int, q_len: int) -> RowOrder | None:
 
 
 def _grid_of(mask: Mask) -> tuple[Grid, Grounds] | tuple[None, None]:
-    """Return the grid in a mask, and its place."""
+    """Return the grid mask within a mask, and the size and offset of its grid; (None, None) if there is none."""
     grid, before = (mask.rule, mask.length) if isinstance(mask, After) else (mask, 0)
     return (grid, Grounds(grid.height, grid.width, before)) if isinstance(grid, Grid) else (None, None)
 
 
 def _extreme_per_group(function: np.ufunc, values: Ints, first: Ints, last: Ints) -> Ints:
-    """Return the minimum or maximum from ``first`` to ``last``, both included, per group."""
+    """Return the minimum or maximum of ``values`` from ``first`` to ``last`` (inclusive) for each group of rows."""
     edges = np.stack([first, last + 1], axis=-1).ravel()
     padded = np.append(values, values[-1:])  # an end may be after the last row
     reduced: Ints = function.reduceat(padded, edges)[::2]

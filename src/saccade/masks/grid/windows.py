@@ -1,4 +1,4 @@
-"""ShiftedWindows: a mask by which a grid is divided into windows, as in Swin."""
+"""ShiftedWindows: a mask that divides a grid into windows, as in Swin."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from saccade.support.errors import value_error
 class ShiftedWindows(Grid):
     r"""A mask on a grid divided into windows: a cell sees the cells of its window.
 
-    Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys; positions outside of
-    the grid neither see nor are seen.
+    Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys. Positions outside the
+    grid attend to nothing and are hidden.
 
     Swin shifts the grid cyclically by ``shift`` cells, divides it into windows, and separates cells that only the shift
-    has brought together. The result is a division into windows that begin at ``shift`` instead of 0, with smaller ones
-    at all four borders; no cell has to be moved. Equal letters mark one window:
+    has brought together. This is equivalent to windows that begin at ``shift`` instead of 0, with smaller ones at all
+    four borders, so no cell has to be moved. Equal letters mark the cells of a window:
 
     >>> seen = ShiftedWindows(4, 6, 2, shift=1).to_dense(24)[0, 0]
     >>> first = seen.int().argmax(1)  # the first cell that each cell sees
@@ -35,16 +35,16 @@ class ShiftedWindows(Grid):
     i j j k k l
 
     Args:
-        height, width: rows and columns of the grid, ints of at least 1. If windows do not divide them, the last
-            windows are smaller; Swin's code pads the grid there, and lets cells see the padding.
+        height, width: rows and columns of the grid, ints of at least 1. If they are not multiples of ``window``, the
+            last windows are smaller; Swin's code pads the grid there, and lets cells see the padding.
         window: rows and columns of a window, an int of at least 1.
-        shift: rows and columns before the first whole window, an int of at least 0 and below ``window``; half a
-            window in every other layer of Swin, but 0 if one window covers the whole grid.
+        shift: rows and columns before the first complete window, an int of at least 0 and below ``window``; half a
+            window in every other layer of Swin, but 0 if one window covers the entire grid.
 
     Raises:
-        ValueError: anything else.
+        ValueError: an argument does not meet these conditions.
 
-    Cost: ``window ** 2`` keys per query; products process rows window by window if that is cheaper.
+    Cost: ``window ** 2`` keys per query; rows are processed window by window if that is cheaper.
 
     Reference: Liu et al. 2021, arXiv:2103.14030, section 3.2 and figure 4.
     """

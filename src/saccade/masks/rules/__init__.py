@@ -1,3 +1,3 @@
-"""The masks, one kind in each file."""
+"""Mask classes, one per file."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Coarse: a mask on blocks of positions."""
+"""Coarse: a mask that applies another mask to blocks of positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from saccade.support.validation import check_type
 
 @dataclasses.dataclass(frozen=True)
 class Coarse(Mask):
-    """A mask between blocks: positions are rounded down to blocks of ``block_size``, which ``rule`` masks.
+    """A mask on blocks: ``rule`` is applied to block indices, which are positions divided by ``block_size``.
 
     >>> from saccade.masks import Causal
     >>> print(Coarse(Causal(), 2).picture(4))
@@ -27,12 +27,12 @@ class Coarse(Mask):
     1 1 1 1
 
     Args:
-        rule: a mask on block numbers.
-        block_size: positions along one side of a block, an int of at least 1.
+        rule: a mask on block indices.
+        block_size: number of positions along one side of a block, an int of at least 1.
 
     Raises:
-        TypeError: a rule that is not a mask.
-        ValueError: a block size below 1.
+        TypeError: the rule is not a mask.
+        ValueError: the block size is below 1.
     """
 
     rule: Mask

@@ -1,4 +1,4 @@
-"""Blocks: a block-sparse mask, with one layout for all heads or one per head."""
+"""Blocks: a block-sparse mask, with a layout for all heads or one per head."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Layout = tuple[tuple[tuple[bool, ...], ...], ...]
 @argument_hints()
 @dataclasses.dataclass(frozen=True)
 class Blocks(Mask):
-    """A block-sparse mask of squares of ``block_size`` positions: block i sees block j if ``layout[i][j]``.
+    """A block-sparse mask: queries in block i see the keys in block j if ``layout[i][j]`` is True.
 
     >>> print(Blocks([[True, False], [True, True]], 2).picture(4))
     1 1 . .
@@ -33,16 +33,16 @@ class Blocks(Mask):
     1 1 1 1
     1 1 1 1
 
-    Positions outside of the layout neither see nor are seen; attention over such positions is refused.
+    Positions outside the layout attend to nothing and are hidden; attention over such positions raises an error.
 
     Args:
         layout: bool ``[blocks, blocks]``, or ``[heads, blocks, blocks]`` for a layout per head (nested lists or a
             tensor, which is copied).
-        block_size: positions along one side of a block, an int of at least 1.
+        block_size: number of positions along one side of a block, an int of at least 1.
 
     Raises:
-        TypeError: a layout that is not bool.
-        ValueError: a layout of another shape, or a block size below 1.
+        TypeError: the layout is not bool.
+        ValueError: the layout has a different shape, or the block size is below 1.
 
     Reference: Gray, Radford & Kingma 2017, "GPU Kernels for Block-Sparse Weights".
     """
@@ -79,7 +79,7 @@ class Blocks(Mask):
         table = np.asarray(self.layout)
         low, high = (np.floor_divide(edge, self.block_size) for edge in (groups.first, groups.last))
         outside = (low < 0) | (high >= table.shape[1])
-        # Count the rows up to each one that allow a block: a group sees a block if the count grows within the group.
+        # Cumulative number of rows that see each block: a group sees a block if the number grows within the group.
         counts = np.concatenate([np.zeros_like(table[:, :1], dtype=np.int64), np.cumsum(table, axis=1)], axis=1)
         first, stop = (np.clip(edge, 0, table.shape[1]) for edge in (low, high + 1))
         hits = counts[:, stop] - counts[:, first]  # [heads, groups, blocks]
@@ -110,7 +110,7 @@ class Blocks(Mask):
 
 
 def _layout_array(layout: object) -> npt.NDArray[np.bool_]:
-    """Return a block layout of two or three dimensions as an array."""
+    """Convert a block layout to an array with two or three dimensions."""
     if isinstance(layout, Tensor):
         check_readable("layout", layout)
         layout = layout.detach().cpu()

@@ -1,4 +1,4 @@
-"""Causal: the mask by which no query sees a later key."""
+"""Causal: the mask that hides later keys from every query."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from saccade.support.argument_hints import argument_hints
 @argument_hints(more="a mask is a rule on positions and has no length: Causal() fits any")
 @dataclasses.dataclass(frozen=True)
 class Causal(Mask):
-    """The causal mask: a query sees its position and everything before it.
+    """The causal mask: a query sees the keys at its own position and before.
 
-    The last query is at the position of the last key (bottom-right): fewer queries are the end of the sequence:
+    The last query is at the position of the last key (bottom-right), so fewer queries than keys are the last tokens of
+    the sequence:
 
     >>> print(Causal().picture(4))
     1 . . .
@@ -38,8 +39,8 @@ class Causal(Mask):
         return kv <= q
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
-        # For several rows, exclude the key at the first row, which all rows see: the rest is the square triangle
-        # that kernels run natively.
+        # For several rows, exclude the first row's own key, although all rows see it: the rest is the square triangle
+        # that kernels support natively.
         sure_stop = np.where(groups.last > groups.first, groups.first, groups.first + 1)
         return Bounds(Spans.within(keys, keys.first, groups.last + 1), Spans.within(keys, keys.first, sure_stop))
 

@@ -1,4 +1,4 @@
-"""Dense: a mask from a bool tensor."""
+"""Dense: a mask given by a bool tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.torch_modes import is_plain, is_tracing
 
-_MANY = 1 << 16  # from this number of entries on, testing for consecutive indices pays off
+_MANY = 1 << 16  # number of entries from which testing for consecutive indices pays off
 
 NO_BOOL = "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
 
@@ -22,24 +22,23 @@ NO_BOOL = "a 0/1 mask becomes one with mask.bool(); terms that are added to the 
 @argument_hints()
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dense(Mask):
-    """A mask as a bool tensor; True = may attend.
+    """A mask given by a bool tensor; True = may attend.
 
-    Row r of a tensor with L rows and S columns is at position S - L + r (bottom-right), column c at c. Positions
-    outside neither see nor are seen, and attention over them is refused. A size of 1 holds for every batch item and
-    head; a single row holds for every query (``[batch, 1, 1, kv]``), and a single row and column for all pairs. Two
-    dimensions are always ``[q, kv]``, as in torch: a mask of keys for each item, ``[batch, kv]``, is written
-    ``tensor[:, None, None, :]``.
+    Row r of a tensor with L rows and S columns is at position S - L + r (bottom-right), column c at position c.
+    Positions outside attend to nothing and are hidden, and attention over them raises an error. A batch or head axis of
+    size 1 applies to all items or heads, a single row to every query (``[batch, 1, 1, kv]``), and a single row and
+    column to all pairs. Two dimensions are always ``[q, kv]``, as in torch: pass a mask of keys for each item,
+    ``[batch, kv]``, as ``tensor[:, None, None, :]``.
 
-    Large products recognise the pattern of the tensor once, and again after torch has counted a write to it; torch
-    does not count writes through ``tensor.data``.
+    For large inputs, the pattern of the tensor is recognised once, and again after torch has counted a write to it;
+    torch does not count writes through ``tensor.data``.
 
     >>> print(Dense(torch.tensor([[True, False], [True, True]])).picture(2))
     1 .
     1 1
 
     Args:
-        allowed: bool ``[q, kv]``, ``[batch, q, kv]`` or ``[batch, heads, q, kv]``. The mask refers to it without a
-            copy.
+        allowed: bool ``[q, kv]``, ``[batch, q, kv]`` or ``[batch, heads, q, kv]``; it is not copied.
 
     Raises:
         TypeError: not a bool tensor.
@@ -86,7 +85,7 @@ class Dense(Mask):
         if 0 in allowed.shape:
             return (b != b) | (h != h) | (q != q) | (kv != kv)
         inside = (q == q) & (kv == kv)
-        # Index an axis of size 1 by the number 0: zeros in the shape of b or h would enlarge the result.
+        # Index an axis of size 1 with the int 0, since zeros in the shape of b or h would enlarge the result.
         row: Tensor | int = 0
         column: Tensor | int = 0
         if rows > 1:
@@ -106,7 +105,7 @@ class Dense(Mask):
 
 
 def _consecutive_part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | None:
-    """Return a copy of a tensor's entries at consecutive indices, ten times as fast as indexing; None otherwise."""
+    """Copy entries of a dense mask at consecutive indices, ten times as fast as indexing; None for other indices."""
     if is_tracing() or math.prod([x.numel() for x in index]) < _MANY:
         return None
     if not (allowed.is_cpu and all(map(is_plain, (allowed, *index)))):
@@ -123,7 +122,7 @@ def _consecutive_part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | No
 
 
 def _consecutive_range(x: Tensor, axis: int) -> slice | None:
-    """Return the range of a tensor of consecutive numbers along one of four axes; None for other tensors."""
+    """Return the slice of consecutive indices into a dense mask along one of four axes; None for other tensors."""
     numbers = x.reshape(-1)
     first, stop = int(numbers[0]), int(numbers[-1]) + 1
     is_axis = x.dim() == 4 and x.shape[axis] == len(numbers) == stop - first

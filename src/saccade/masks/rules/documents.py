@@ -1,4 +1,4 @@
-"""Documents: a mask for several documents packed into one sequence, which do not see one another."""
+"""Documents: a mask that separates several documents packed into one sequence."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ _TOTAL_BITS = 31  # 16 bytes for each position: 32 GB
 @argument_hints(lengths="Documents([3, 5]): tokens of each document; from_cu_seqlens takes where they end")
 @dataclasses.dataclass(frozen=True)
 class Documents(Mask):
-    """A mask of packed documents: tokens attend within their own; ``rule`` counts from each document's start.
+    """A mask of packed documents: tokens attend only within their own document, as ``rule`` allows.
 
-    With ``rule``, packed, padded and separate sequences give equal results: write ``Documents(lengths, rule=Causal() &
-    ...)``, since a mask joined with ``&`` counts positions from the start of the whole sequence.
+    Positions in ``rule`` count from the start of each document, so that packed, padded and separate sequences give
+    equal results. Write ``Documents(lengths, rule=Causal() & ...)``, since a mask joined with ``&`` counts positions
+    from the start of the full sequence.
 
     >>> print(Documents([2, 3]).picture(5))
     1 1 . . .
@@ -49,14 +50,14 @@ class Documents(Mask):
 
     Args:
         lengths: lengths of the documents, in order, for all batch items; or one such list per batch item. Positions
-            after the documents of a shorter item belong to none: they neither see nor are seen. Attention over
-            positions after the longest item is refused.
-        rule: the mask within a document; full when None.
+            after the documents of a shorter item belong to no document: they attend to nothing and are hidden.
+            Attention over positions after the longest item raises an error.
+        rule: the mask within each document; full when None.
 
     Raises:
-        ValueError: negative or non-integer lengths, or none at all; a sum of 2**31 or more, since a table has an entry
-            for each position.
-        TypeError: lengths that are no list, or a rule that is not a mask.
+        ValueError: lengths are negative, not integers or missing, or their sum is 2**31 or more (a table has an entry
+            for each position).
+        TypeError: the lengths are not a list, or the rule is not a mask.
     """
 
     lengths: tuple[tuple[int, ...], ...]
@@ -84,7 +85,7 @@ class Documents(Mask):
 
     @property
     def _inside(self) -> Mask:
-        """The mask within a document."""
+        """The mask within each document."""
         return Full() if self.rule is None else self.rule
 
     @property
@@ -104,7 +105,7 @@ class Documents(Mask):
         item = b if len(self.lengths) > 1 else 0
         document, start = self._places.on(q.device).unbind(0)
         last = document.shape[1] - 1
-        # Entry 0 of the table is for every position before the first document, the last one for those after.
+        # Entry 0 of the table is for all positions before the first document, the last one for those after.
         row, column = ((x + 1).clamp(0, last) for x in (q, kv))
         number = document[item, row]
         together = (number == document[item, column]) & (number >= 0)
@@ -113,7 +114,7 @@ class Documents(Mask):
         return together & self.rule.allows(b, h, q - start[item, row], kv - start[item, column])
 
     def _first_outside(self, inside: range | None) -> int:
-        """Return the first position that is outside ``inside`` when counted from the start of its document."""
+        """Return the first position whose offset within its document is not in the range ``inside``."""
         if inside is None:
             return 1 << _TOTAL_BITS
         # A document longer than `inside` ends outside it; if `inside` starts after 0, every document starts outside it.
@@ -122,7 +123,7 @@ class Documents(Mask):
         return min((int(first.min()) for first in firsts if len(first)), default=1 << _TOTAL_BITS)
 
     def places(self, positions: Tensor) -> Tensor:
-        """Return positions counted from the start of their document, int64; -1 for positions in no document.
+        """Convert positions in the packed row to positions within their document; -1 for positions in no document.
 
         Args:
             positions: int64 ``[batch | 1, len]``, counted from the start of the packed row.
@@ -181,7 +182,7 @@ class Documents(Mask):
         return np.concatenate(edges)
 
     def _around(self, item: int, span: range) -> tuple[int, int, bool]:
-        """Return the result of `_spans` for a single group of rows, faster."""
+        """Return the result of `_spans` for a single group of rows; faster than `_spans`."""
         lengths, ends = self._documents[item]
         total = int(ends[-1]) if len(ends) else 0
         if not total or span[0] >= total or span[-1] < 0:
@@ -190,7 +191,7 @@ class Documents(Mask):
         return int(ends[low] - lengths[low]), int(ends[high]), low == high and span[0] >= 0 and span[-1] < total
 
     def _spans(self, groups: Groups) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-        """Return each group's first document start, last document end, and whether both are of one document."""
+        """Return the start of each group's first document, the end of its last one, and whether they are the same."""
         start, stop = np.zeros_like(groups.first), np.zeros_like(groups.first)
         one = np.zeros(groups.first.shape, dtype=bool)
         items = np.zeros_like(groups.batch) if len(self.lengths) == 1 else groups.batch
@@ -211,7 +212,7 @@ class Documents(Mask):
 
 
 def with_facts(pattern: Mask, batch_mask: Mask) -> Mask:
-    """Return a layer's pattern joined with a batch's mask: the pattern restarts with each document of the batch."""
+    """Join a layer's pattern with the mask of a batch; the pattern restarts with each document of the batch."""
     parts = batch_mask.parts if isinstance(batch_mask, And) else (batch_mask,)
     index = next((i for i, part in enumerate(parts) if isinstance(part, Documents)), None)
     if index is None:
@@ -223,7 +224,7 @@ def with_facts(pattern: Mask, batch_mask: Mask) -> Mask:
 
 
 def _lengths_per_item(lengths: object) -> tuple[tuple[int, ...], ...]:
-    """Return the lengths of documents per batch item; one item if all are alike."""
+    """Return checked lengths of the documents per batch item; a single item if all items are equal."""
     hint = "lengths in a list hold for all batch items; or one such list per item"
     values = items_of("lengths", lengths, "be ints of at least 0", hint=hint)
     if not values:
@@ -236,13 +237,13 @@ def _lengths_per_item(lengths: object) -> tuple[tuple[int, ...], ...]:
 
 
 def _lengths_and_ends(item: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """Return the lengths of the non-empty documents, and their ends."""
+    """Return the lengths and the ends of the non-empty documents of a batch item."""
     lengths = np.asarray([length for length in item if length], dtype=np.int64)
     return lengths, np.cumsum(lengths)
 
 
 def _document_table(lengths: tuple[tuple[int, ...], ...]) -> Tensor:
-    """Return each position's document and its start, int64 [2, items, 1 + positions + 1]; document -1 outside."""
+    """Return each position's document (-1 outside) and the document's start, int64 [2, items, 1 + positions + 1]."""
     longest = max(sum(item) for item in lengths)
     table = np.full((2, len(lengths), longest + 2), -1, dtype=np.int64)
     table[1] = 0

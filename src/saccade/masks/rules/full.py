@@ -1,4 +1,4 @@
-"""Full: the mask by which every query may attend to every key."""
+"""Full: the mask that lets every query attend to every key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.support.argument_hints import argument_hints
 @argument_hints(more="a mask is a rule on positions and has no length: Full() fits any")
 @dataclasses.dataclass(frozen=True)
 class Full(Mask):
-    """The full mask: every query may attend to every key; the meaning of ``mask=None``.
+    """The full mask: every query may attend to every key, as with ``mask=None``.
 
     >>> print(Full().picture(2, 3))
     1 1 1
@@ -27,7 +27,7 @@ class Full(Mask):
     hides_keys_only = True
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        # Depend on q and kv, so that the result broadcasts like that of every other mask, also under vmap.
+        # Use q and kv, so that the result broadcasts like that of every other mask, also under vmap.
         return (q == q) & (kv == kv)
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:

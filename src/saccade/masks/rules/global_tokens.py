@@ -1,4 +1,4 @@
-"""Global: a mask of a few tokens that see all keys, and that all queries see."""
+"""Global: a mask with a few global tokens, which see all keys and are visible to all queries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from saccade.support.validation import check_bool
 @argument_hints(positions="Global([0]): the tokens that see all and are seen by all")
 @dataclasses.dataclass(frozen=True)
 class Global(Mask):
-    """A mask of global tokens, which see all keys and which all queries see; join it: ``window | Global([0])``.
+    """A mask of global tokens, which see all keys and are visible to all queries; often ``window | Global([0])``.
 
     >>> print(Global([1]).picture(4))
     . 1 . .
@@ -35,13 +35,13 @@ class Global(Mask):
     . 1 .
 
     Args:
-        positions: of the tokens; ints of at least 0, in any order (or an int tensor).
-        sees: a global token may attend to every key.
-        seen: every query may attend to a global token.
+        positions: positions of the global tokens: ints of at least 0 in any order (or an int tensor).
+        sees: whether global tokens may attend to every key.
+        seen: whether every query may attend to the global tokens.
 
     Raises:
-        TypeError: positions that are no list.
-        ValueError: a negative or non-integer position, or neither ``sees`` nor ``seen``.
+        TypeError: the positions are not a list.
+        ValueError: a position is negative or not an integer, or ``sees`` and ``seen`` are both False.
 
     Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
     """
@@ -79,7 +79,7 @@ class Global(Mask):
         if not self.sees:
             return Bounds.exactly(visible)
         hits = self._count(groups.first, groups.last + 1)
-        all_hit = (hits == groups.rows) & (groups.step == 1)  # with a step, the count includes other rows
+        all_hit = (hits == groups.rows) & (groups.step == 1)  # with a larger step, the count includes other rows
         any_row = everything.where(hits > 0, visible)
         return Bounds(any_row, any_row if ((hits > 0) == all_hit).all() else everything.where(all_hit, visible))
 
@@ -96,19 +96,19 @@ class Global(Mask):
         return self._runs().ravel() if self.sees else np.zeros(0, dtype=np.int64)
 
     def _is_global(self, x: Tensor) -> Tensor:
-        """Return whether a position is global, by bisection."""
+        """Return whether each position is one of the global tokens, by bisection."""
         if not self.positions:
             return x != x
         tokens = self._table.on(x.device)
         low, left = torch.zeros_like(x), len(self.positions)
-        while left > 1:  # like searchsorted, one entry at a time, which compilers fuse
+        while left > 1:  # like searchsorted, but one entry at a time, which compilers can fuse
             half = left // 2
             low = low + half * (tokens[low + half] <= x)
             left -= half
         return tokens[low] == x
 
     def _runs(self) -> Ints:
-        """Start and end of runs of adjacent global positions, ``[2, runs]``: better cuts than single positions."""
+        """Starts and ends of runs of adjacent global tokens, ``[2, runs]``, where tiles are split."""
         where = np.asarray(self.positions, dtype=np.int64)
         is_new = np.diff(where, prepend=-2) != 1
         return np.stack([where[is_new], where[np.roll(is_new, -1)] + 1])
@@ -122,9 +122,9 @@ class Global(Mask):
 
 
 def global_positions(positions: object) -> tuple[int, ...]:
-    """Return the checked positions of global tokens.
+    """Validate the positions of global tokens and return them as a tuple.
 
     Raises:
-        TypeError, ValueError: no list, or a negative or non-integer position.
+        TypeError, ValueError: not a list, or a position is negative or not an integer.
     """
     return ints_of("positions", positions, is_ordered=False, hint="one position is a list too: [0]")

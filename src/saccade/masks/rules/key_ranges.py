@@ -17,17 +17,17 @@ from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KeyRanges(Mask):
-    """A mask with a few key ranges for each query, for bool tensors that equal no standard pattern.
+    """A mask with a few key ranges for each query, used for bool tensors that equal no standard pattern.
 
     Row r of L is at position ``columns - L + r``, as in `Dense`; one row applies to every query.
 
     Args:
         starts, ends: int64 ``[items, rows, ranges]``, sorted and disjoint in each row. Empty ranges start at
-            ``columns`` and end at 0, and come last. One item applies to all.
+            ``columns``, end at 0 and come last. A single item applies to the full batch.
         columns: number of keys.
 
-    Cost: 16 bytes per range. Bounds are exact for single rows; for several rows, the hulls of their first ranges, of
-        their second ranges, and so on.
+    Cost: 16 bytes per range. Bounds are exact for single rows; for several rows, they are the hulls of the rows' first
+        ranges, of their second ranges, and so on.
     """
 
     starts: Ints
@@ -80,7 +80,7 @@ class KeyRanges(Mask):
             row = row.clamp(0, rows - 1)
         allowed = kv != kv
         for number in range(ranges):
-            # Index single cells: FlexAttention cannot compile a slice of a table next to positions.
+            # Index single cells, because FlexAttention cannot compile a slice of a table next to positions.
             start, end = table[0, item, row, number], table[1, item, row, number]
             allowed = allowed | ((kv >= start) & (kv < end))
         return allowed & inside
@@ -112,7 +112,7 @@ class KeyRanges(Mask):
 
 
 def _extreme_in_rows(reduction: np.ufunc, numbers: Ints, low: Ints, high: Ints) -> Ints:
-    """Return the minimum or maximum of the range ends ``[rows, ranges]`` over rows ``low`` to ``high`` (inclusive)."""
+    """Return the minimum or maximum of range ends ``[rows, ranges]`` over rows ``low`` to ``high`` (inclusive)."""
     pairs = np.stack([low, high + 1], 1).ravel()
     # Every second result lies between two groups; `reduceat` needs a row after the last one.
     reduced: Ints = reduction.reduceat(np.concatenate([numbers, numbers[-1:]]), pairs)[::2]

@@ -1,4 +1,4 @@
-"""Padding: a mask that hides the keys that are not tokens."""
+"""Padding: a mask that hides padding keys."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from saccade.support.validation import check_choice, check_int
 @argument_hints(lengths="Padding([3, 5]): how many tokens each item has; from_attention_mask takes a tensor of 0 and 1")
 @dataclasses.dataclass(frozen=True)
 class Padding(Mask):
-    """A mask that hides padding: only the ``lengths[b]`` tokens of batch item b may be attended to.
+    """A mask that hides padding: only the ``lengths[b]`` tokens of batch item b are visible.
 
-    Pass it with the call, to be joined with the pattern of a module: ``mha(x, mask=Padding(lengths))``. It hides keys
-    only; the caller ignores the rows of padding.
+    Pass it to a module, which joins it with its own pattern: ``mha(x, mask=Padding(lengths))``. It hides only keys; the
+    caller should ignore the outputs at padding.
 
     >>> print(Padding([2]).picture(3))
     1 1 .
@@ -37,14 +37,14 @@ class Padding(Mask):
     . 1 1
 
     Args:
-        lengths: tokens per batch item, at least 0 (ints or an int tensor).
+        lengths: number of tokens in each batch item, at least 0 (ints or an int tensor).
         side: side of the padding, "right" (after the tokens) or "left" (before them).
-        padded_len: the length that the items were padded to; needed for "left".
+        padded_len: length of the padded items; required for "left".
 
     Raises:
-        TypeError: lengths that are no list.
-        ValueError: negative or non-integer lengths, an unknown side, a ``padded_len`` below the longest item, or
-            "left" without one.
+        TypeError: the lengths are not a list.
+        ValueError: lengths are negative or not integers, the side is unknown, ``padded_len`` is below the longest
+            item, or it is missing for "left".
     """
 
     lengths: tuple[int, ...]

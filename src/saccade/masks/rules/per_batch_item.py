@@ -21,7 +21,7 @@ from saccade.support.validation import check_type
 @argument_hints(rules="PerItem([Global([0]), Global([0, 7])]): one mask for each batch item")
 @dataclasses.dataclass(frozen=True)
 class PerItem(Mask):
-    """A mask per batch item: item b follows ``rules[b]``, for example with other global tokens.
+    """A separate mask for each batch item: ``rules[b]`` for item b, for example with different global tokens.
 
     >>> from saccade.masks import Causal, Window
     >>> mask = PerItem([Causal(), Window(0, 0)])
@@ -31,11 +31,11 @@ class PerItem(Mask):
     . . 1
 
     Args:
-        rules: a mask for each batch item; none of them distinguishes items.
+        rules: a mask for each batch item; none may distinguish batch items itself.
 
     Raises:
-        TypeError: no list of masks.
-        ValueError: no masks, or one that distinguishes batch items.
+        TypeError: not a list of masks.
+        ValueError: the list is empty, or a mask distinguishes batch items.
     """
 
     rules: tuple[Mask, ...]
@@ -77,7 +77,7 @@ class PerItem(Mask):
             return self.rules[0].bounds(groups, keys)
         alike = groups._replace(batch=np.full_like(groups.batch, ALL))
         each = [rule.bounds(alike, keys) for rule in self.rules]
-        if (groups.batch == ALL).any():  # keys of any item, and keys of all items
+        if (groups.batch == ALL).any():  # keys visible in any item, and keys visible in all items
             any_row = reduce(lambda one, other: one.either(other, keys), each).any_row
             return Bounds(any_row, reduce(lambda one, other: one.both(other, keys), each).all_rows)
         nothing = Spans.nothing(keys)

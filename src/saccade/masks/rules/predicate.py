@@ -1,4 +1,4 @@
-"""Predicate: any function as a mask."""
+"""Predicate: a mask defined by any function."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from saccade.support.errors import kind, type_error
 
 @dataclasses.dataclass(frozen=True)
 class Predicate(Mask):
-    """A mask by a function ``(b, h, q, kv) -> bool`` of tensors that broadcast (FlexAttention's ``mask_mod``).
+    """A mask defined by a function ``(b, h, q, kv) -> bool`` of broadcasting tensors (FlexAttention's ``mask_mod``).
 
-    It is exact, but its structure is unknown: all pairs are computed, a few rows at a time.
+    It is exact, but since its structure is unknown, all pairs are computed, a few rows at a time.
 
     >>> print(Predicate(lambda b, h, q, kv: (q + kv) % 2 == 0).picture(3))
     1 . 1
@@ -25,10 +25,10 @@ class Predicate(Mask):
     1 . 1
 
     Args:
-        function: of int64 tensors; may depend on the batch item and the head.
+        function: takes int64 tensors; may depend on the batch item and the head.
 
     Raises:
-        TypeError: not callable, or a class; on use, a result that is neither a bool tensor nor True or False.
+        TypeError: the function is not callable, or is a class; on use, its result is neither a bool tensor nor a bool.
     """
 
     function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

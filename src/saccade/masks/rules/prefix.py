@@ -1,4 +1,4 @@
-"""Prefix: a mask by which every query sees the first positions."""
+"""Prefix: a mask that shows the first positions to every query."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from saccade.support.argument_hints import argument_hints
 @argument_hints()
 @dataclasses.dataclass(frozen=True)
 class Prefix(Mask):
-    """A mask of a prefix: every query sees the first ``length`` positions.
+    """A prefix mask: every query sees the first ``length`` positions.
 
-    Join it with other masks: ``Causal() | Prefix(n)`` is a prefix LM.
+    Combine it with other masks: ``Causal() | Prefix(n)`` is a prefix LM.
 
     >>> from saccade.masks import Causal
     >>> print((Causal() | Prefix(3)).picture(5))
@@ -33,7 +33,7 @@ class Prefix(Mask):
         length: number of positions at the beginning, an int of at least 0.
 
     Raises:
-        ValueError: anything else.
+        ValueError: an argument does not meet these conditions.
 
     Reference: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1.
     """

@@ -14,7 +14,7 @@ from saccade.masks.mask_fields import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
 from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
-DRAW_BITS = 12  # each draw is compared with all earlier ones: with more blocks, a row would take minutes
+DRAW_BITS = 12  # each random block is compared with all earlier ones; with more, a row would take minutes
 SEED_BITS = 63  # exported programs store it as int64
 _WORD = 0xFFFFFFFF
 _MOST_ROWS = 64  # with more blocks of queries in a group, nearly all keys are visible
@@ -22,11 +22,12 @@ _MOST_ROWS = 64  # with more blocks of queries in a group, nearly all keys are v
 
 @dataclasses.dataclass(frozen=True)
 class Random(Mask):
-    """A mask of random blocks: each block of queries sees ``blocks_per_row`` blocks of keys, drawn at random.
+    """A mask of random blocks: each block of queries sees ``blocks_per_row`` random blocks of keys.
 
-    Block i draws different blocks from the first ``2 * max(i + 1, blocks_per_row)``: half of the candidates are before
-    it, half after. The draw depends on the seed and on i alone: it is the same in training and evaluation and for every
-    number of keys (blocks beyond the last key have no effect), and does not change the random state of the process.
+    Block i samples distinct blocks from the first ``2 * max(i + 1, blocks_per_row)``, so that half of the candidates
+    are before it and half after. The result depends only on the seed and on i: it is the same in training and
+    evaluation and for every number of keys (blocks beyond the last key have no effect). Sampling does not change the
+    random state of the process.
 
     >>> print(Random(1, 2, seed=3).picture(8))
     1 1 . . . . . .
@@ -39,16 +40,16 @@ class Random(Mask):
     1 1 . . . . . .
 
     Args:
-        blocks_per_row: blocks of keys for each block of queries, an int of at least 1; the time of a draw grows with
-            its square.
-        block_size: positions in a block, an int of at least 1.
-        seed: of the random numbers.
+        blocks_per_row: number of key blocks for each block of queries, an int of at least 1; the time for sampling
+            grows with its square.
+        block_size: number of positions in a block, an int of at least 1.
+        seed: seed of the random numbers.
 
     Raises:
-        ValueError: anything else.
+        ValueError: an argument does not meet these conditions.
 
-    Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D, where every length has a new draw
-    (and, in a widespread implementation, only training does).
+    Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D. There, blocks are sampled anew for every
+    length (in a widespread implementation, only in training).
     """
 
     blocks_per_row: int
@@ -61,7 +62,7 @@ class Random(Mask):
         check_field(self, "seed", 0, bits=SEED_BITS)
 
     def drawn(self, rows: Ints) -> Ints:
-        """Return the random key blocks of blocks of queries, int64 ``[rows, blocks_per_row]``, sorted in each row."""
+        """Return the random key blocks for given query blocks, int64 ``[rows, blocks_per_row]``, sorted by row."""
         return np.sort(np.stack(list(self._draws(np.asarray(rows, dtype=np.int64))), axis=-1), axis=-1)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -72,10 +73,10 @@ class Random(Mask):
         return allowed & (row >= 0)
 
     def _draws(self, row: Any) -> Iterator[Any]:
-        """Yield each draw of a random block for all rows, one after another; for arrays and tensors.
+        """Yield one random block for all rows at a time, for arrays and tensors.
 
-        Floyd's sampling without repetition: each draw has one more candidate than the draw before, and a repeated draw
-        takes the last candidate.
+        Floyd's sampling without replacement: each draw has one more candidate than the one before, and if it repeats
+        an earlier block, the last candidate is used instead.
         """
         draws = self.blocks_per_row
         before: list[Any] = []
@@ -120,7 +121,7 @@ class Random(Mask):
 
 
 def _random_word(seed: int, row: Any, number: int) -> Any:
-    """Return 32 random bits for each row: Murmur3's finaliser, with operators of arrays and tensors."""
+    """Return 32 random bits for each row with Murmur3's finaliser, for arrays and tensors."""
     x = (row & _WORD) ^ (seed * 0x9E3779B1 + number * 0x85EBCA77 + 0x27D4EB2F) & _WORD
     for _ in range(2):
         x = x ^ (x >> 16)

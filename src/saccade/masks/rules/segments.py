@@ -1,4 +1,4 @@
-"""Segments: a causal mask that reaches some tokens before the segment of the query (Transformer-XL)."""
+"""Segments: a causal mask of the query's segment and some tokens before that segment (Transformer-XL)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from saccade.support.argument_hints import argument_hints
 )
 @dataclasses.dataclass(frozen=True)
 class Segments(Mask):
-    """A mask of segments: a query sees earlier tokens of its segment, and the ``memory`` tokens before it.
+    """A segment mask: a query sees itself, earlier tokens of its segment, and ``memory`` tokens before the segment.
 
     Segments are ``segment`` positions long and begin at 0. The number of visible keys grows from token to token and
-    drops at the next segment, whereas a window moves with the query.
+    drops at the start of the next segment, whereas a window moves with the query.
 
     >>> print(Segments(3, 2).picture(7))
     1 . . . . . .
@@ -36,11 +36,11 @@ class Segments(Mask):
     . . . . 1 1 1
 
     Args:
-        segment: positions of a segment, at least 1.
+        segment: number of positions in a segment, at least 1.
         memory: number of visible tokens before the segment, at least 0.
 
     Raises:
-        ValueError: anything else.
+        ValueError: an argument does not meet these conditions.
 
     Reference: Dai et al. 2019, arXiv:1901.02860, section 3.2 (Transformer-XL).
     """

@@ -1,4 +1,4 @@
-"""Strided: a mask of every step-th position."""
+"""Strided: a mask that shows each query every ``step``-th key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from saccade.support.argument_hints import argument_hints
 @argument_hints()
 @dataclasses.dataclass(frozen=True)
 class Strided(Mask):
-    """A strided mask: a query sees the positions whose distance is a multiple of ``step``, itself included.
+    """A strided mask: a query sees the keys whose distance from it is a multiple of ``step``, itself included.
 
     >>> print(Strided(2).picture(4))
     1 . 1 .
@@ -25,14 +25,14 @@ class Strided(Mask):
     1 . 1 .
     . 1 . 1
 
-    Kernels run it on every step-th row and key, as views without copies; if it is joined with other masks by ``|``, the
-    results are merged by the lse.
+    Kernels process every ``step``-th row and key, as views without copies. If the mask is joined with others by ``|``,
+    the results are merged using their log-sum-exp (lse).
 
     Args:
-        step: distance of two adjacent visible keys; an int of at least 1.
+        step: distance between two adjacent visible keys, an int of at least 1.
 
     Raises:
-        ValueError: anything else.
+        ValueError: an argument does not meet these conditions.
 
     Reference: Child et al. 2019, arXiv:1904.10509, section 4.3.
     """
@@ -48,7 +48,7 @@ class Strided(Mask):
 
     def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         everything = Spans.everything(keys)
-        # A group whose step is a multiple of this one sees all its keys.
+        # In a group whose stride is a multiple of the mask's step, every row sees all keys that any row sees.
         return Bounds(everything, everything if groups.step % self.step == 0 else Spans.nothing(keys))
 
     def partial(self, box: Box) -> bool | Hashable:

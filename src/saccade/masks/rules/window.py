@@ -1,4 +1,4 @@
-"""Window: a mask of the keys near the query."""
+"""Window: a mask that shows each query the keys near it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
 from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import check_int
 
-_UNLIMITED = 1 << POSITION_BITS  # wider than any sequence: sums of positions and widths must stay within int64
+_UNLIMITED = 1 << POSITION_BITS  # wider than any sequence; sums of positions and widths must fit int64
 
 
 @argument_hints(
@@ -23,7 +23,7 @@ _UNLIMITED = 1 << POSITION_BITS  # wider than any sequence: sums of positions an
 )
 @dataclasses.dataclass(frozen=True)
 class Window(Mask):
-    """A window: a query sees its position, ``left`` keys before it and ``right`` keys after it.
+    """A window mask: a query sees the key at its position, ``left`` keys before it and ``right`` keys after it.
 
     >>> print(Window(2, 0).picture(5))
     1 . . . .
@@ -38,10 +38,10 @@ class Window(Mask):
     . . 1 1
 
     Args:
-        left, right: numbers of keys *besides* the query's position, at least 0; None means no limit.
+        left, right: numbers of keys *besides* the one at the query's position, at least 0; None means no limit.
 
     Raises:
-        ValueError: a negative or non-integer width.
+        ValueError: a width is negative or not an integer.
     """
 
     left: int | None
