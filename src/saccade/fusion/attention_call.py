@@ -1,0 +1,271 @@
+"""An attention call of a model, recovered from its lazy weights and the values that they multiply."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.fusion.axes import Axis, split_axes
+from saccade.fusion.products import Product
+from saccade.fusion.scores import Scores, is_dense, product_dtype, read
+from saccade.matrix import AttentionMatrix
+from saccade.support.numerics import is_finite
+from saccade.support.torch_modes import without_autocast
+
+_HIDDEN = -9990.0  # numbers below it are meant to hide a pair: -1e4, -1e9, the lowest of the type
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """The inputs of softmax attention, as `saccade.attention` takes them.
+
+    Args:
+        query: ``[batch, heads, q_len, head_dim]``.
+        key, value: ``[batch, kv_heads, kv_len, head_dim]`` and ``[batch, kv_heads, kv_len, value_dim]``.
+        mask: bool, four dimensions, each of size 1 or full, True = may attend; None if every pair is allowed. No row
+            is empty.
+        bias: what is added to the scores, four dimensions; None for nothing.
+        scale, softcap: of the scores.
+        dropout_p: probability that a weight is dropped.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    bias: Tensor | None
+    scale: float
+    softcap: float | None
+    dropout_p: float
+
+    def matrix(self) -> AttentionMatrix:
+        """Return the lazy matrix of the weights, before dropout."""
+        options = {"bias": self.bias, "scale": self.scale, "softcap": self.softcap}
+        return AttentionMatrix(self.query, self.key, self.mask, **options)
+
+    def run(self) -> Tensor:
+        """Return the output by saccade's engine, ``[batch, heads, q_len, value_dim]``."""
+        return self.matrix().matmul(self.value, dropout_p=self.dropout_p)
+
+
+class Output(NamedTuple):
+    """How the output of an attention call becomes the product that the model computes."""
+
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def arranged(self, out: Tensor) -> Tensor:
+        """Return ``[batch, heads, q_len, value_dim]`` in the model's layout and dtype."""
+        return out.to(self.dtype).reshape(self.sizes).permute(self.order).reshape(self.shape).contiguous()
+
+
+def attention_call(product: Product) -> tuple[AttentionCall, Output] | None:
+    """Return the attention call that a product of weights and values is, or None if it is not one.
+
+    It is not one if the values depend on the query, the weights are summed over another axis than that of the softmax,
+    or the model's result differs from exact attention: rows without a visible key, NaN and inf, masks that do not hide.
+    """
+    is_left = isinstance(product.left, Scores)
+    weights, value = (product.left, product.right) if is_left else (product.right, product.left)
+    names, value_names = product.left_letters, product.right_letters
+    names, value_names = (names, value_names) if is_left else (value_names, names)
+    if not isinstance(weights, Scores) or weights.softmax is None or not is_dense(value):
+        return None
+    axes = dict(zip(names, weights.axes.axes, strict=True))
+    dtype = _dtype_of_product(weights, value)
+    if dtype is None or len(product.summed) != 1 or set(axes[product.summed[0]]) != set(weights.softmax):
+        return None
+    if product.alpha != 1.0 or product.added is not None or weights.left.device != value.device:
+        return None
+    # An axis along which values do not vary is no axis of theirs.
+    steps = dict(zip(value_names, zip(value.shape, value.stride(), strict=True), strict=True))
+    shared = [x for x in value_names if axes.get(x) and steps[x][0] > 1 and (steps[x][1] or x in product.summed)]
+    roles = roles_of(weights, axes[product.summed[0]], {factor for x in shared for factor in axes[x]})
+    if roles is None:
+        return None
+    extra = [x for x in value_names if not axes.get(x)]
+    with without_autocast(value.device):
+        value = _values(read(value), value_names, shared, extra, axes, roles)
+        call = _call(weights, roles, value, torch.promote_types(weights.product_dtype, dtype))
+    return None if call is None else (call, _output(product, axes, roles, extra, dtype))
+
+
+def _dtype_of_product(weights: Scores, value: Tensor) -> torch.dtype | None:
+    """Return the dtype of weights times values here; None if torch cannot multiply them."""
+    dtype = product_dtype(value)
+    own = product_dtype(weights.left.new_empty(0, dtype=weights.dtype))
+    return dtype if dtype == own and value.is_floating_point() else None
+
+
+class Roles(NamedTuple):
+    """The factors of weights by what they are in an attention call.
+
+    Args:
+        batch: batch items, and in the last factor heads of keys.
+        groups: heads that share a head of keys.
+        rows, columns: positions of queries and keys.
+        sizes: of each factor.
+    """
+
+    batch: Axis
+    groups: Axis
+    rows: Axis
+    columns: Axis
+    sizes: Mapping[int, int]
+
+    @property
+    def dimensions(self) -> tuple[Axis, Axis, Axis, Axis]:
+        """The factors of the four dimensions of a call."""
+        items = max(1, len(self.batch) - 1)
+        return self.batch[:items], (*self.batch[items:], *self.groups), self.rows, self.columns
+
+    def length(self, factors: Axis) -> int:
+        """Return the product of sizes."""
+        return math.prod(self.sizes[x] for x in factors)
+
+    def four(self, x: Tensor, factors: Axis) -> Tensor:
+        """Return a tensor that broadcasts over factors in four dimensions, each of size 1 or full."""
+        x = x.permute([factors.index(x) for dimension in self.dimensions for x in dimension])
+        sizes, shape = list[int](), list[int]()
+        for dimension in self.dimensions:
+            own = x.shape[len(sizes) : len(sizes) + len(dimension)]
+            full = [self.sizes[factor] for factor in dimension] if any(size > 1 for size in own) else list(own)
+            sizes += full
+            shape.append(math.prod(full))
+        return x.expand(sizes).reshape(shape)
+
+
+def roles_of(weights: Scores, columns: Axis, of_values: set[int]) -> Roles | None:
+    """Return the roles of factors, or None if the values vary along the queries."""
+    is_left = set(columns) <= set(weights.left_only)
+    keys, queries = (weights.left_only, weights.right_only)[:: 1 if is_left else -1]
+    rows = _rows(weights, columns, queries)
+    if of_values & set(rows):
+        return None
+    separate = {*weights.batch, *keys, *(of_values & set(queries))} - set(columns)
+    visible = [factor for axis in weights.axes.axes for factor in axis]
+    batch = tuple(x for x in visible if x in separate)
+    groups = tuple(x for x in visible if x in queries and x not in (*rows, *batch))
+    return Roles(batch, groups, rows, columns, weights.axes.sizes)
+
+
+def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
+    """Return the factors of the query axis: masks and biases vary along it, or it is next to the keys."""
+    visible, every = weights.axes.axes, weights.all_factors
+    candidates = [axis for axis in visible if axis and set(axis) <= set(queries)]
+    tensors = [x for x, _ in (*weights.terms, *weights.fills)]
+    varying = [axis for axis in candidates if any(x.shape[every.index(one)] > 1 for x in tensors for one in axis)]
+    candidates = varying if len(varying) == 1 else candidates
+    place = visible.index(columns) if columns in visible else len(visible)
+    return min(candidates, key=lambda axis: abs(visible.index(axis) - place), default=())
+
+
+def _call(weights: Scores, roles: Roles, value: Tensor, dtype: torch.dtype) -> AttentionCall | None:
+    query, key = weights.left, weights.right
+    queries, keys = (*weights.batch, *weights.left_only), (*weights.batch, *weights.right_only)
+    if set(roles.columns) <= set(weights.left_only):
+        query, key, queries, keys = key, query, keys, queries
+    query = _ordered(query.to(weights.product_dtype), queries, (*roles.batch, *roles.groups, *roles.rows), roles)
+    key = _ordered(key.to(weights.product_dtype), keys, (*roles.batch, *roles.columns), roles)
+    for factor in weights.factors:
+        x = factor.permute([weights.all_factors.index(one) for one in (*roles.batch, *roles.groups, *roles.rows)] + [
+            weights.all_factors.index(one) for one in roles.columns
+        ])
+        if math.prod(x.shape[-len(roles.columns) :]) == 1:
+            query = query * x.reshape(*x.shape[: -len(roles.columns)], 1)
+        else:
+            key = key * x.reshape(*x.shape[: len(roles.batch)], *x.shape[-len(roles.columns) :], 1)
+    items, heads, rows, columns = map(roles.length, roles.dimensions)
+    kv_heads = roles.length(roles.batch) // items
+    query = query.reshape(items, heads, rows, -1).to(dtype)
+    key = key.reshape(items, kv_heads, columns, -1).to(dtype)
+    value = value.reshape(items, kv_heads, columns, -1).to(dtype)
+    scale, cap = weights.scale, weights.cap
+    scale = scale if cap is None else scale * cap
+    if not math.isfinite(scale) or not (cap is None or 0 < cap < math.inf) or not is_finite(query, key, value):
+        return None
+    masked = mask_and_bias(weights, roles, query, key)
+    if masked is None:
+        return None
+    return AttentionCall(query, key, value, *masked, scale, cap, weights.dropout_p)
+
+
+def _ordered(x: Tensor, factors: Axis, order: Axis, roles: Roles) -> Tensor:
+    """Return a tensor with its dimensions in another order, expanded along factors that it does not have."""
+    missing = [one for one in order if one not in factors]
+    x = x[(None,) * len(missing)]
+    have = [*missing, *factors]
+    x = x.permute(*(have.index(one) for one in order), x.dim() - 1)
+    return x.expand(*(roles.sizes[one] for one in order), -1)
+
+
+def _values(
+    x: Tensor, names: tuple[str, ...], shared: list[str], extra: list[str], axes: dict[str, Axis], roles: Roles
+) -> Tensor:
+    """Return values with a dimension for each batch factor and each factor of the keys, and the others as one."""
+    unused = [name for name in names if name not in (*shared, *extra)]
+    for name in unused:
+        x = x.narrow(names.index(name), 0, 1)
+    x = x.permute([names.index(name) for name in (*shared, *extra, *unused)])
+    x = x.reshape(*x.shape[: len(shared)], -1)
+    order = (*roles.batch, *roles.columns)
+    x = split_axes(x, [axes[name] for name in shared], roles.sizes, order)
+    return x.expand(*(roles.sizes[factor] for factor in order), -1)
+
+
+def _output(product: Product, axes: dict[str, Axis], roles: Roles, extra: list[str], dtype: torch.dtype) -> Output:
+    factors = (*roles.batch, *roles.groups, *roles.rows)
+    names: list[int | str] = [*factors, *extra]
+    sizes = (*(roles.sizes[x] for x in factors), *(product.sizes[x] for x in extra))
+    order = [names.index(x) for letter in product.letters for x in (axes.get(letter) or [letter]) if x in names]
+    return Output(sizes, tuple(order), tuple(product.sizes[x] for x in product.letters), dtype)
+
+
+def mask_and_bias(
+    weights: Scores, roles: Roles, query: Tensor, key: Tensor
+) -> tuple[Tensor | None, Tensor | None] | None:
+    """Return which pairs are allowed and what is added to the scores, or None if a softmax would see more than that.
+
+    Numbers such as -1e9 hide a pair if its weight is 0 in floating point beside any visible key.
+    """
+    every = weights.all_factors
+    hidden = [roles.four(pairs, every) for pairs, _ in weights.fills]
+    highest = max((value for _, value in weights.fills), default=-math.inf)
+    added, largest = list[Tensor](), abs(weights.shift)
+    for tensor, factor in weights.terms:
+        x = roles.four(tensor if factor == 1.0 else tensor * factor, every)
+        if not x.requires_grad:
+            low = x <= _HIDDEN
+            if bool(low.any()):
+                hidden.append(low)
+                highest = max(highest, float(x.masked_fill(~low, -math.inf).amax()))
+                x = x.masked_fill(low, 0.0)
+        size = max(map(abs, torch.stack(torch.aminmax(x.detach())).tolist()))
+        if not math.isfinite(size):
+            return None
+        largest += size
+        added += [x] if size or x.requires_grad else []
+    bias = None
+    for x in added:
+        bias = x if bias is None else bias + x
+    if not hidden:
+        return None, bias
+    if highest > -math.inf:
+        bound = weights.cap
+        if bound is None:
+            norms = [float(torch.linalg.vector_norm(x.detach(), dim=-1).amax()) for x in (query, key)]
+            bound = abs(weights.scale) * math.prod(norms)
+        underflow = 104.0 if query.dtype != torch.float64 else 746.0
+        if not -highest >= underflow + 2 * (bound + largest):
+            return None
+    allowed = ~hidden[0]
+    for pairs in hidden[1:]:
+        allowed = allowed & ~pairs
+    return (allowed, bias) if bool(allowed.any(-1).all()) else None

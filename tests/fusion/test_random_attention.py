@@ -1,0 +1,44 @@
+"""Attention written by hand in thousands of ways: outputs and gradients are the same when it is fused."""
+
+import pytest
+import torch
+from tests.fusion.agreement import run
+from tests.fusion.random_attention import random_attention
+
+
+def errors(seed):
+    """The largest errors with and without fusion, against the same in float64, and what was fused."""
+    attend, tensors, choices = random_attention(seed)
+    exact = {name: x.detach().double().requires_grad_() for name, x in tensors.items()}
+    expected = run(lambda: attend(exact), list(exact.values()), fused=False)
+    results = [run(lambda: attend(tensors), list(tensors.values()), fused=fused) for fused in (False, True)]
+    plain, fused = results
+    assert (fused.out.dtype, fused.out.shape) == (plain.out.dtype, plain.out.shape), choices
+    worst = []
+    size = max(x.abs().max() for x in expected.grads)
+    for index, right in enumerate((expected.out, *expected.grads)):
+        scale = right.abs().max() if index == 0 else size
+        pair = [((one.out, *one.grads)[index].double() - right).abs().max() / scale for one in results]
+        worst.append(torch.stack(pair))
+    return torch.stack(worst), len(fused.calls), choices
+
+
+def check(seeds):
+    fused = 0
+    for seed in seeds:
+        found, calls, choices = errors(seed)
+        eps = torch.finfo(choices["dtype"]).eps
+        assert calls <= 1, choices
+        for plain, ours in found.tolist():
+            assert ours <= 3 * plain + 32 * eps, (seed, plain, ours, choices)
+        fused += calls
+    return fused
+
+
+def test_a_hundred():
+    assert check(range(100)) >= 80
+
+
+@pytest.mark.slow
+def test_two_thousand():
+    assert check(range(2000)) >= 1600
