@@ -45,8 +45,8 @@ class AttentionCall:
 
     def matrix(self) -> AttentionMatrix:
         """Return the lazy matrix of the weights, before dropout."""
-        options = {"bias": self.bias, "scale": self.scale, "softcap": self.softcap}
-        return AttentionMatrix(self.query, self.key, self.mask, **options)
+        inputs, bias = (self.query, self.key, self.mask), self.bias
+        return AttentionMatrix(*inputs, bias=bias, scale=self.scale, softcap=self.softcap)
 
     def run(self) -> Tensor:
         """Return the output by saccade's engine, ``[batch, heads, q_len, value_dim]``."""
@@ -76,7 +76,9 @@ def attention_call(product: Product) -> tuple[AttentionCall, Output] | None:
     weights, value = (product.left, product.right) if is_left else (product.right, product.left)
     names, value_names = product.left_letters, product.right_letters
     names, value_names = (names, value_names) if is_left else (value_names, names)
-    if not isinstance(weights, Scores) or weights.softmax is None or not is_dense(value):
+    if not isinstance(weights, Scores) or weights.softmax is None or isinstance(value, Scores):
+        return None
+    if not is_dense(value):
         return None
     axes = dict(zip(names, weights.axes.axes, strict=True))
     dtype = _dtype_of_product(weights, value)
@@ -175,9 +177,10 @@ def _call(weights: Scores, roles: Roles, value: Tensor, dtype: torch.dtype) -> A
     query = _ordered(query.to(weights.product_dtype), queries, (*roles.batch, *roles.groups, *roles.rows), roles)
     key = _ordered(key.to(weights.product_dtype), keys, (*roles.batch, *roles.columns), roles)
     for factor in weights.factors:
-        x = factor.permute([weights.all_factors.index(one) for one in (*roles.batch, *roles.groups, *roles.rows)] + [
-            weights.all_factors.index(one) for one in roles.columns
-        ])
+        x = factor.permute(
+            [weights.all_factors.index(one) for one in (*roles.batch, *roles.groups, *roles.rows)]
+            + [weights.all_factors.index(one) for one in roles.columns]
+        )
         if math.prod(x.shape[-len(roles.columns) :]) == 1:
             query = query * x.reshape(*x.shape[: -len(roles.columns)], 1)
         else:

@@ -16,15 +16,15 @@ def enter_when_recomputed(mode: TorchFunctionMode) -> bool:
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     pack = None if hooks is None else hooks[0]
-    if not getattr(pack, "__qualname__", "").startswith("_checkpoint_hook."):
+    if pack is None or not getattr(pack, "__qualname__", "").startswith("_checkpoint_hook."):
         return True
     cells = zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=True)
-    frame = dict(cells).get("frame")
-    run = None if frame is None else getattr(frame.cell_contents, "recompute_fn", None)
-    if run is None:
+    frame = next((cell.cell_contents for name, cell in cells if name == "frame"), None)
+    run = getattr(frame, "recompute_fn", None)
+    if frame is None or run is None:
         return False
     if mode not in getattr(run, "_saccade_modes", ()):
-        frame.cell_contents.recompute_fn = _within(mode, run)
+        frame.recompute_fn = _within(mode, run)
     return True
 
 

@@ -26,7 +26,10 @@ METADATA = frozenset(
             getattr(Tensor, name).__get__
             for name in ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "is_sparse", "is_meta")
         ),
-        *(getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "is_quantized", "is_nested", "itemsize")),
+        *(
+            getattr(Tensor, name).__get__
+            for name in ("requires_grad", "is_leaf", "is_quantized", "is_nested", "itemsize")
+        ),
     }
 )
 """What a lazy tensor knows without its values."""
@@ -137,7 +140,11 @@ class Family:
     def reads_memory_of(self, x: Tensor) -> bool:
         """Return whether a tensor shares memory with an operand of what is not computed."""
         operands = (operand for member in self.waiting for operand, _ in member.scores.operands)
-        return any(torch._C._is_alias_of(x, operand) for operand in operands)
+        return any(_shares_memory(x, operand) for operand in operands)
+
+
+def _shares_memory(x: Tensor, y: Tensor) -> bool:
+    return x.untyped_storage()._cdata == y.untyped_storage()._cdata
 
 
 _numbers = itertools.count()
@@ -227,7 +234,7 @@ class LazyTensor(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         args, kwargs = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, computed((args, kwargs or {})))
         return func(*args, **kwargs)
 
@@ -256,10 +263,12 @@ class _Node(torch.autograd.Function):
         return LazyTensor(pending)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         value, aliases = ctx.pending.value, ctx.pending.aliases
         create_graph = torch.is_grad_enabled()
-        grads = torch.autograd.grad(value, aliases, grad, retain_graph=True, create_graph=create_graph, allow_unused=True)
+        grads = torch.autograd.grad(
+            value, aliases, grad, retain_graph=True, create_graph=create_graph, allow_unused=True
+        )
         return None, *grads
 
 

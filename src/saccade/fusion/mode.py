@@ -120,9 +120,9 @@ class FuseAttention(TorchFunctionMode):
                     return out
             else:
                 product = product_of(func, noted_args, noted_kwargs)
-                out = None if product is None else self._attention(product, waiting[0])
-                if out is not None:
-                    return out
+                result = None if product is None else self._attention(product, waiting[0])
+                if result is not None:
+                    return result
         args, kwargs = computed((args, kwargs))
         return self._product(func, args, kwargs) if func in PRODUCTS else self._plain(func, args, kwargs)
 
@@ -148,7 +148,11 @@ class FuseAttention(TorchFunctionMode):
         """Compute lazy tensors whose operands a call writes to, and draw dropout before other random numbers."""
         if _draws(func):
             self._draw()
-        if _writes(func) or "out" in kwargs or (func in _MAY_WRITE and any(x is True for x in (*args, *kwargs.values()))):
+        if (
+            _writes(func)
+            or "out" in kwargs
+            or (func in _MAY_WRITE and any(x is True for x in (*args, *kwargs.values())))
+        ):
             for x in _tensors((args, kwargs)):
                 for family in list(self._families):
                     if type(x) is not LazyTensor and (not is_dense(x) or family.reads_memory_of(x)):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.fusion.axes import Axis
 from saccade.fusion.scores import Scores, is_dense
 
 Follow = Callable[..., Scores | None]
@@ -100,7 +101,10 @@ def _to(scores: Scores, *args: Any, dtype: Any = None, copy: bool = False, **opt
             dtype = x.dtype
         elif not isinstance(x, bool) and x != scores.left.device:
             return None
-    if not set(options) <= {"non_blocking", "device"} or options.get("device", scores.left.device) != scores.left.device:
+    if (
+        not set(options) <= {"non_blocking", "device"}
+        or options.get("device", scores.left.device) != scores.left.device
+    ):
         return None
     is_same = dtype in (None, scores.dtype) and not copy and not any(x is True for x in args)
     return scores if is_same else scores.cast(scores.dtype if dtype is None else dtype)
@@ -173,7 +177,9 @@ def _unflatten(scores: Scores, dim: int, sizes: Any) -> Scores | None:
 def _expand(scores: Scores, *sizes: Any) -> Scores | None:
     shape = _ints(sizes)
     own = scores.axes.shape
-    is_same = shape is not None and len(shape) == len(own) and all(x in (-1, y) for x, y in zip(shape, own, strict=True))
+    is_same = (
+        shape is not None and len(shape) == len(own) and all(x in (-1, y) for x, y in zip(shape, own, strict=True))
+    )
     return replace(scores) if is_same else None
 
 
@@ -224,7 +230,7 @@ def _get_item(scores: Scores, index: Any) -> Scores | None:
         return None
     rest = len(axes) - named
     parts = parts if ... in parts else (*parts, ...)
-    regrouped = []
+    regrouped: list[Axis] = []
     for part in parts:
         count = 0 if part is None else rest if part is ... else 1
         regrouped += [()] if part is None else axes[:count]

@@ -63,7 +63,9 @@ def _matmul(args: tuple[Any, ...], kwargs: dict[str, Any], *, dims: int | None =
         return None
     lead = tuple(f"batch{axis}" for axis in reversed(range(max(map(len, shapes)) - 2)))
     left_letters, right_letters = (lead[len(lead) - (len(shape) - 2) :] for shape in shapes)
-    return _in_letters(left, right, (*left_letters, "row", "sum"), (*right_letters, "sum", "column"), (*lead, "row", "column"))
+    return _in_letters(
+        left, right, (*left_letters, "row", "sum"), (*right_letters, "sum", "column"), (*lead, "row", "column")
+    )
 
 
 def _reversed_matmul(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -109,7 +111,8 @@ def _einsum(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
     if any(count < 0 or (count and "..." not in term) for count, term in zip(dots, terms, strict=True)):
         return None
     letters = [_letters(term, count) for term, count in zip(terms, dots, strict=True)]
-    return _in_letters(*operands, *letters, _letters(output, max(dots)))
+    left, right = operands
+    return _in_letters(left, right, letters[0], letters[1], _letters(output, max(dots)))
 
 
 def _letters(term: str, dots: int) -> tuple[str, ...]:
@@ -120,7 +123,11 @@ def _letters(term: str, dots: int) -> tuple[str, ...]:
 
 
 def _in_letters(
-    left: Operand, right: Operand, left_letters: tuple[str, ...], right_letters: tuple[str, ...], letters: tuple[str, ...]
+    left: Operand,
+    right: Operand,
+    left_letters: tuple[str, ...],
+    right_letters: tuple[str, ...],
+    letters: tuple[str, ...],
 ) -> Product | None:
     sizes: dict[str, int] = {}
     for operand, names in ((left, left_letters), (right, right_letters)):

@@ -255,4 +255,3 @@ def is_dense(x: object) -> bool:
     if not (isinstance(x, Tensor) and type(x) in (Tensor, torch.nn.Parameter)):
         return False
     return x.layout == torch.strided and not x.is_nested and not x.is_meta and not x.is_quantized
-

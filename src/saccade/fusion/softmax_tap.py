@@ -84,5 +84,5 @@ def _as_scores(x: Tensor, softmax_axis: int) -> Scores:
     rows = axes[softmax_axis - 1 if softmax_axis else softmax_axis + 1] if x.dim() > 1 else ()
     batch = tuple(one for axis in axes for one in axis if axis not in (rows, columns))
     sizes = {one: size for one, size in zip(factors, x.shape, strict=True) if one is not None}
-    empty = [x.new_empty((1,) * (len(batch) + len(own)) + (0,)) for own in (rows, columns)]
-    return Scores(Axes(sizes, axes), *empty, batch, rows, columns, x.dtype, x.dtype, softmax=columns)
+    left, right = (x.new_empty((1,) * (len(batch) + len(own)) + (0,)) for own in (rows, columns))
+    return Scores(Axes(sizes, axes), left, right, batch, rows, columns, x.dtype, x.dtype, softmax=columns)
