@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -131,16 +132,23 @@ class Family:
         return sorted((x for x in self._members if not x.is_computed), key=lambda x: x.number)
 
     def compute(self) -> None:
-        """Compute all tensors that are in use."""
-        results: dict[Operation, Any] = {}
-        with torch._C._ForceDispatchKeyGuard(*self._keys):
-            for member in self.waiting:
-                member.settle(member.operation.run(results))
+        """Compute all tensors that are in use. Compiled code that takes a lazy tensor is interrupted for it."""
+        is_compiler_loaded = "torch._dynamo" in sys.modules
+        (torch.compiler.disable(_compute) if is_compiler_loaded else _compute)(self.waiting, self._keys)
+
+    compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # what the decorator does; it imports the compiler
 
     def reads_memory_of(self, x: Tensor) -> bool:
         """Return whether a tensor shares memory with an operand of what is not computed."""
         operands = (operand for member in self.waiting for operand, _ in member.scores.operands)
         return any(_shares_memory(x, operand) for operand in operands)
+
+
+def _compute(members: list[Pending], keys: tuple[Any, Any]) -> None:
+    results: dict[Operation, Any] = {}
+    with torch._C._ForceDispatchKeyGuard(*keys):
+        for member in members:
+            member.settle(member.operation.run(results))
 
 
 def _shares_memory(x: Tensor, y: Tensor) -> bool:
@@ -276,7 +284,7 @@ class _NodeInPlace(_Node):
     """The node of a lazy tensor that was changed in place."""
 
     @staticmethod
-    def forward(ctx: Any, lazy: LazyTensor, *operands: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, lazy: LazyTensor, *operands: Tensor) -> Tensor:
         ctx.pending = lazy.pending
         ctx.mark_dirty(lazy)
         return lazy

@@ -110,17 +110,18 @@ class FuseAttention(TorchFunctionMode):
             for lazy in lazies:
                 if lazy.pending.scores.softmax is None:  # an activation, which may be multiplied again
                     lazy.pending.family.compute()
-        waiting = [x for x in lazies if not x.pending.is_computed]
-        if len(waiting) == 1:
+        lazies = [x for x in lazies if not x.pending.is_computed]
+        if lazies and all(x.pending.family is lazies[0].pending.family for x in lazies):
+            first = lazies[0]
             noted_args, noted_kwargs = tree_map(_state, (args, kwargs))
             if func not in PRODUCTS:
                 scores = followed(func, noted_args, noted_kwargs)
-                is_noted, out = (False, None) if scores is None else _noted(waiting[0], scores, func, args, kwargs)
+                is_noted, out = (False, None) if scores is None else _noted(first, scores, func, args, kwargs)
                 if is_noted:
                     return out
             else:
                 product = product_of(func, noted_args, noted_kwargs)
-                result = None if product is None else self._attention(product, waiting[0])
+                result = None if product is None else self._attention(product, first)
                 if result is not None:
                     return result
         args, kwargs = computed((args, kwargs))

@@ -1,0 +1,72 @@
+"""The styles of well-known code bases are fused and observed, with equal outputs and gradients."""
+
+import pytest
+import torch
+from tests.fusion.agreement import assert_agrees
+from tests.fusion.styles import N, STYLES, WIDTH
+from torch.utils.checkpoint import checkpoint
+
+from saccade.fusion import FuseAttention, ObserveAttention
+
+
+@pytest.fixture(params=STYLES.values(), ids=STYLES)
+def layer(request):
+    return request.param()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, N, WIDTH, requires_grad=True)
+
+
+def leaves(layer, x):
+    return [x, *layer.parameters()]
+
+
+def test_fused(layer, x):
+    assert_agrees(lambda: layer(x), leaves(layer, x), calls=layer.calls)
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+@pytest.mark.parametrize("is_within", [False, True])
+def test_checkpointed(layer, x, is_reentrant, is_within):
+    def grads(fused):
+        with FuseAttention() as mode:
+            out = checkpoint(layer, x, use_reentrant=is_reentrant) if fused else None
+            if is_within and fused:
+                out.square().sum().backward()
+        assert mode not in torch.overrides._get_current_function_mode_stack()
+        if not fused:
+            out = layer(x)
+        if not (is_within and fused):
+            out.square().sum().backward()
+        found = [leaf.grad for leaf in leaves(layer, x)]
+        for leaf in leaves(layer, x):
+            leaf.grad = None
+        return [torch.zeros(()) if grad is None else grad for grad in found]
+
+    for ours, theirs in zip(grads(True), grads(False), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_observed(layer, x):
+    calls, left_out = [], []
+    with torch.no_grad():
+        expected = layer(x)
+        with ObserveAttention(calls.append, on_weights=left_out.append):
+            assert torch.equal(layer(x), expected)
+    assert (len(calls), left_out) == (layer.calls, [])
+    fused = []
+    with torch.no_grad(), FuseAttention(on_attention=fused.append):
+        layer(x)
+    for ours, theirs in zip(calls, fused, strict=True):
+        torch.testing.assert_close(ours.matrix().to_dense(), theirs.matrix().to_dense())
+
+
+def test_bfloat16(layer, x):
+    layer.bfloat16()
+    with torch.no_grad(), FuseAttention(on_attention=(calls := []).append):
+        out = layer(x.bfloat16())
+    assert len(calls) == layer.calls
+    with torch.no_grad():
+        torch.testing.assert_close(out, layer(x.bfloat16()), atol=0.03, rtol=0.05)
