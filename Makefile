@@ -53,7 +53,7 @@ test: $(VENV)/.dev  ## run the tests, but for one in fifty that takes seconds (f
 
 mutants: $(VENV)/.dev  ## change the code in one place at a time, and see that a test notices (hours)
 	$(PIP) --editable '.[all,dev,mutants]'
-	$(OFFLINE) $(BIN)/python tests/mutation/run.py $(MUTANTS)
+	$(OFFLINE) $(BIN)/python tests/project/mutation/run.py $(MUTANTS)
 
 LEVEL_TESTS := native and not slow and not gpu
 
@@ -105,7 +105,7 @@ lint: $(VENV)/.dev
 
 type: $(VENV)/.dev
 	$(BIN)/mypy
-	$(BIN)/mypy --strict tests/typed/public_calls.py
+	$(BIN)/mypy --strict tests/project/typed/public_calls.py
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports

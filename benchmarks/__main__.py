@@ -13,10 +13,10 @@ from benchmarks import pages, reporting
 from benchmarks.conditions import threads as with_threads
 from benchmarks.mask_text import mask_of
 from benchmarks.measuring import Referee
-from benchmarks.peers import SIDES
 from benchmarks.problem import Problem
 from benchmarks.questions import QUESTIONS
 from benchmarks.reporting import Row
+from benchmarks.sides import SIDES
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 

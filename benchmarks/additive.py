@@ -29,7 +29,7 @@ class Case(NamedTuple):
 
     @property
     def leaves(self) -> list[Tensor]:
-        """What gradients are taken of."""
+        """Return the tensors that get gradients."""
         return [*self.tensors, *self.score.parameters()]
 
     def ours(self) -> Tensor:
@@ -37,7 +37,7 @@ class Case(NamedTuple):
         return sc.attention(*self.tensors, score=self.score)
 
     def theirs(self) -> Tensor:
-        """The other: as it is usually written."""
+        """Run the usual formulation."""
         query, key, value = self.tensors
         q, k = query @ self.score.query_weight.mT, key @ self.score.key_weight.mT
         hidden = torch.tanh(q[:, :, :, None] + k[:, :, None])
@@ -70,7 +70,7 @@ def case(n: int = N) -> Case:
 
 
 def check(its: Case) -> None:
-    """Outputs and all gradients agree."""
+    """Check that outputs and all gradients agree."""
     assert_agree(its.ours_forward(), its.theirs_forward())
     for own, other in zip(its.ours_both(), its.theirs_both(), strict=True):
         size = max(1.0, other.abs().max().item())  # of a weight's gradient, the sum over all pairs

@@ -30,22 +30,22 @@ class Case(NamedTuple):
     grad: Tensor
 
     def ours_full(self) -> tuple[Tensor, ...]:
-        """A gradient for every entry of the bias."""
+        """Compute a gradient for every entry of the bias."""
         out = sc.attention(*self.tensors, bias=self.full)
         return torch.autograd.grad(out, [*self.tensors, self.full], self.grad)
 
     def theirs_full(self) -> tuple[Tensor, ...]:
-        """The same by SDPA."""
+        """Do the same by SDPA."""
         out = F.scaled_dot_product_attention(*self.tensors, attn_mask=self.full)
         return torch.autograd.grad(out, [*self.tensors, self.full], self.grad)
 
     def ours_table(self) -> tuple[Tensor, ...]:
-        """A gradient for every entry of the table, nothing written out."""
+        """Compute a gradient for every entry of the table, without a dense bias."""
         out = sc.attention(*self.tensors, bias=self.table)
         return torch.autograd.grad(out, [*self.tensors, self.table.weight], self.grad)
 
     def theirs_table(self) -> tuple[Tensor, ...]:
-        """The same by SDPA: the table is written out, and the gradient gathered from all pairs."""
+        """Do the same by SDPA: make the bias dense, and gather the gradient from all pairs."""
         at = torch.arange(self.grad.shape[2])
         distance = (at[:, None] - at).clamp(-REACH, REACH) + REACH
         out = F.scaled_dot_product_attention(*self.tensors, attn_mask=self.table.weight[:, distance][None])

@@ -56,7 +56,7 @@ class Layers(nn.Module):
         self.mask = masks.bigbird(block, random_blocks=RANDOM)
 
     def theirs(self) -> Tensor:
-        """Transformers' layer."""
+        """Run the layer of transformers."""
         return self.layer(self.hidden, **self.facts)[0]
 
     def ours(self) -> Tensor:
@@ -69,7 +69,7 @@ class Layers(nn.Module):
         return [linear(self.hidden).unflatten(2, (HEADS, DIM)).transpose(1, 2) for linear in linears]
 
     def their_mask(self) -> Tensor:
-        """What theirs sees, read off the weights that it returns: bool ``[1, heads, n, n]``."""
+        """Return the mask of transformers, read off its weights: bool ``[1, heads, n, n]``."""
         return self.layer(self.hidden, **self.facts)[1] > 0
 
 

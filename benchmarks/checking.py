@@ -23,7 +23,7 @@ def some_rows(n: int, count: int = 24) -> Tensor:
 
 
 def by_definition(query: Tensor, key: Tensor, value: Tensor, mask: Mask, rows: Tensor) -> Tensor:
-    """A few rows of attention, in float64, pair by pair as the mask says; any length."""
+    """Compute a few rows of attention in float64 from all pairs of the mask, at any length."""
     keys = torch.arange(key.shape[2])
     allowed = mask.allows(
         torch.arange(query.shape[0])[:, None, None, None],

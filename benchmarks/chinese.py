@@ -1,4 +1,4 @@
-"""What is written in the pictures, and how it reads in Chinese; names of packages, models and dtypes stay."""
+"""Labels of the figures in Chinese; names of packages, models and dtypes stay."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -65,12 +65,12 @@ _LONGEST_FIRST = re.compile(r"\b(?:" + "|".join(map(re.escape, sorted(WORDS, key
 
 
 def in_words(text: str) -> str:
-    """A label in Chinese: what is known of it, piece by piece."""
+    """Translate a label into Chinese, piece by piece."""
     return re.sub(r", ", "，", _LONGEST_FIRST.sub(lambda found: WORDS[found[0]], text))
 
 
 def of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What pictures of these rows say, and how it reads."""
+    """Return the labels of figures of these rows, and their translations."""
     titles = {heading(own.TITLE): own.TITLE_ZH.partition("，")[0] for own in QUESTIONS.values()}
     cases = {label(row): in_words(row["case"]) for row in rows}
     return AXES | titles | cases | {name: in_words(name) for name in map(beside, rows) if name}

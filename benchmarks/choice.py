@@ -15,7 +15,7 @@ from benchmarks.conditions import threads
 from benchmarks.measuring import Call, Referee
 from benchmarks.reporting import Row, duration
 from saccade import masks, positions, scores
-from saccade.engine.dispatch import KERNELS, route_of
+from saccade.engine.dispatch import KERNELS, Request, choose_kernel
 from saccade.engine.kernels.native import is_on
 
 HEADS, TARGET = 4, 1.5
@@ -130,19 +130,18 @@ class Sides(NamedTuple):
         return torch.autograd.grad(out, [*self.tensors, *self.trained], out.detach()) if self.backward else out
 
     def kernels(self) -> tuple[str, list[str]]:
-        """The kernel that "auto" runs, and all that can run."""
+        """Return the kernel that "auto" runs, and all that can run."""
         with torch.set_grad_enabled(self.backward):
             given = sc.AttentionMatrix(*self.tensors[:2], self.mask, **self.options).inputs.current()
             needs_lse = given.sink_logit is not None
             able = [
                 kernel.name
                 for kernel in KERNELS
-                if not kernel.reasons(given, self.dropout_p)
-                and not (needs_lse and kernel.reasons_of_lse(given))
+                if not kernel.verdict(given, Request(self.dropout_p, kernel.name, needs_lse=needs_lse)).cannot
                 and kernel.name != "reference"  # the definition holds all pairs, and runs by name only
                 and not (kernel.name == "native" and not is_on())
             ]
-            return route_of(given, self.dropout_p, "auto").kernel.name, able
+            return choose_kernel(given, Request(self.dropout_p)).name, able
 
 
 class Verdict(NamedTuple):

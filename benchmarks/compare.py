@@ -12,7 +12,7 @@ _OWN = ("ours", "no-wheel", "native", "fused", "tiled", "reference")
 
 
 def title(its: Problem) -> str:
-    """What is computed."""
+    """Describe the problem."""
     shape = f"[{its.batch}, {its.heads}, {its.n}, {its.dim}]"
     shared = f" on {its.kv_heads} heads of keys" if its.is_grouped else ""
     dropped = f", dropout {its.dropout_p:g}" if its.dropout_p else ""

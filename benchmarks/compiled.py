@@ -26,7 +26,7 @@ _NEAR = masks.Window(WIDTH, WIDTH)
 
 
 class Case(NamedTuple):
-    """What is computed, by two kernels."""
+    """A problem for two kernels."""
 
     name: str
     mask: masks.Mask | None

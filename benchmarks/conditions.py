@@ -1,4 +1,4 @@
-"""What a side may have to run under: a number of threads, a busy machine, no compiled kernel."""
+"""Conditions of a run: a number of threads, a busy machine, no compiled kernel."""
 
 import os
 import subprocess
@@ -51,7 +51,7 @@ def no_wheel() -> Iterator[None]:
 
 
 def lacking(dtype: torch.dtype = torch.float32) -> str:
-    """What promised ratios are for and is not here; empty where they can be asked for."""
+    """Return the conditions of promised ratios that this machine lacks."""
     if not native.is_on():
         return "without saccade-cpu"
     if torch.backends.cpu.get_cpu_capability() != "AVX512":

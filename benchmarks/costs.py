@@ -78,7 +78,7 @@ def _module(module: nn.Module, length: int, inputs: Tensor, mask: Mask | None = 
 def _runs(
     module: nn.Module, leaves: tuple[Tensor, ...], run: Callable[[], Tensor], loss: Callable[[Tensor], Tensor]
 ) -> tuple[Call, Call]:
-    """A forward run, and a step of training."""
+    """Return a forward run and a training step."""
 
     def forward() -> object:
         module.eval()
@@ -96,7 +96,7 @@ def _runs(
 
 
 def cases() -> Iterator[Case]:
-    """The grid: lengths, masks, scores, mechanisms, layers and models."""
+    """Return the grid: lengths, masks, scores, mechanisms, layers and models."""
     torch.manual_seed(0)
     causal, window = masks.Causal(), masks.sliding_window(256)
     for length in (512, 2048, 8192):
@@ -123,7 +123,7 @@ def cases() -> Iterator[Case]:
 
 
 def measured_bytes(run: Call) -> int:
-    """What tensors hold at most, beside what is there before: torch's allocator is asked."""
+    """Return the peak memory of tensors beyond the start, by torch's allocator."""
     run()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         result = run()
@@ -133,7 +133,7 @@ def measured_bytes(run: Call) -> int:
 
 
 def measured_seconds(run: Call, rounds: int, patience: float) -> float:
-    """The least of several, over some seconds: only a disturbance makes one longer, and one may outlast a few runs."""
+    """Return the minimum of several runs over some seconds: disturbances only add time, and may outlast a few runs."""
     run()
     times: list[float] = []
     end = time.perf_counter() + patience

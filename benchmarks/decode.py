@@ -37,24 +37,24 @@ class Case(NamedTuple):
 
     @torch.inference_mode()
     def ours(self) -> Tensor:
-        """A step, taken back so that the next is as long."""
+        """Take a step, then undo it so that the next one has the same length."""
         out = self.cache.attend(_SOFTMAX, *self.token, mask=_CAUSAL)
         self.cache.crop(self.cache.length - 1)
         return out
 
     @torch.inference_mode()
     def theirs(self) -> Tensor:
-        """The product alone, over what our cache holds: SDPA keeps no cache."""
+        """Compute only the product over the content of our cache: SDPA has no cache."""
         return F.scaled_dot_product_attention(self.token[0], *self.held, enable_gqa=True)
 
     @torch.inference_mode()
     def theirs_apart(self) -> Tensor:
-        """The same over ordinary tensors. Each side then finds the other's in the processor's cache, not its own."""
+        """Do the same over ordinary tensors, so that neither side's data is in the processor's cache."""
         return F.scaled_dot_product_attention(self.token[0], *self.copied, enable_gqa=True)
 
     @torch.inference_mode()
     def summed(self) -> tuple[Tensor, Tensor]:
-        """Reading the same bytes once, the fastest that a step could be."""
+        """Read the same bytes once, a lower bound of the time of a step."""
         return self.held[0].sum(), self.held[1].sum()
 
 

@@ -36,7 +36,7 @@ def ours(noisy: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def theirs(noisy: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The other, in its exact mode."""
+    """Run scikit-image in its exact mode."""
     return denoise_nl_means(
         noisy.astype(np.float32), PATCH, RADIUS, h=NOISE, fast_mode=False, channel_axis=0, preserve_range=True
     )

@@ -35,12 +35,12 @@ class Case(NamedTuple):
         return torch.autograd.grad(sc.attention(*self.tensors, dropout_p=P), self.tensors, self.grad)
 
     def without_wheel(self) -> tuple[Tensor, ...]:
-        """The same as if saccade-cpu were not installed."""
+        """Run without saccade-cpu."""
         with no_wheel():
             return self.ours()
 
     def theirs(self) -> tuple[Tensor, ...]:
-        """The other."""
+        """Run the peer."""
         out = F.scaled_dot_product_attention(*self.tensors, dropout_p=P)
         return torch.autograd.grad(out, self.tensors, self.grad)
 

@@ -42,7 +42,7 @@ class Run(NamedTuple):
 
 
 class _Clock:
-    """What transformers calls with every token."""
+    """A streamer that transformers calls with every token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -79,7 +79,7 @@ class Case:
         self.new = new
 
     def ours(self) -> Run:
-        """The tokens that we add."""
+        """Generate tokens with saccade."""
         tokens, times = [], [time.perf_counter()]
         with torch.inference_mode():
             for step in stream(self.model, self.prompt, self.new):
@@ -88,7 +88,7 @@ class Case:
         return Run(tokens, times)
 
     def theirs(self) -> Run:
-        """The tokens that transformers adds, with its attention on SDPA and its growing cache."""
+        """Generate tokens with transformers, with SDPA and its growing cache."""
         from transformers import DynamicCache  # noqa: PLC0415  takes seconds to import
 
         options: Any = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}

@@ -65,7 +65,7 @@ def check(n: int, names: tuple[str, ...] = tuple(PATTERNS)) -> None:
 
 
 def terms(n: int) -> Tensor:
-    """The window written out for SDPA, 0 where a query may look and -inf elsewhere, ``[n, n]``: a band at a time."""
+    """Build the window for SDPA, 0 at allowed pairs and -inf elsewhere, ``[n, n]``, band by band."""
     made, columns = torch.full((n, n), -torch.inf), torch.arange(n)
     for rows in columns.split(64):
         made[rows[0] : rows[-1] + 1].masked_fill_((rows[:, None] - columns).abs() <= WINDOW, 0.0)
@@ -73,7 +73,7 @@ def terms(n: int) -> Tensor:
 
 
 def dense(tensors: list[Tensor], mask: Tensor) -> Tensor:
-    """What torch does with a mask: all pairs."""
+    """Run SDPA with a mask: all pairs."""
     return F.scaled_dot_product_attention(*tensors, attn_mask=mask)
 
 

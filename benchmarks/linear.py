@@ -25,7 +25,7 @@ TITLE_ZH = f"因果线性注意力，{N:,} 个词元，{HEADS} 个头，每头�
 
 
 def published_loop(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """What performer-pytorch 1.1.4 runs without CUDA: 128 pieces, in each a state for every token."""
+    """Run the loop of performer-pytorch 1.1.4 without CUDA: 128 pieces, each with a state for every token."""
     keys, state = a.new_zeros(*a.shape[:2], 1, a.shape[3]), a.new_zeros(*a.shape[:2], 1, a.shape[3], c.shape[3])
     out = []
     for q, k, v in zip(*(x.chunk(128, 2) for x in (a, b, c)), strict=True):
@@ -48,7 +48,7 @@ def package() -> Any:
 
 
 def their_loop() -> tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
-    """The installed package's, or the same loop written here."""
+    """Return the function of the installed package, or the same loop written here."""
     found = package()
     if found is None:
         return "its loop, written here", published_loop

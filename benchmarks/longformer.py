@@ -57,7 +57,7 @@ class Layers(nn.Module):
         self.seen_only = masks.Window(width, width) | masks.Global([0], sees=False)
 
     def theirs(self) -> Tensor:
-        """Transformers' layer."""
+        """Run the layer of transformers."""
         return self.layer(self.hidden, **self.facts)[0]
 
     def ours(self) -> Tensor:
@@ -71,7 +71,7 @@ class Layers(nn.Module):
         return out.transpose(1, 2).flatten(2)
 
     def redundant(self) -> list[Tensor]:
-        """The global projections, which theirs runs (query: for token 0) also where they are copies."""
+        """Run the global projections, which transformers always runs (query: for token 0)."""
         return self._projected("_global", first_only=True)
 
     def _projected(self, suffix: str, *, first_only: bool = False) -> list[Tensor]:

@@ -44,7 +44,7 @@ def others(tensors: list[Tensor]) -> object:
 
 
 def check(n: int) -> None:
-    """The table is what the dense matrix says."""
+    """Check the table against the dense matrix."""
     tensors = inputs(n)
     scores = (tensors[0] @ tensors[1].mT * DIM**-0.5).double()
     dense = scores.masked_fill(~_CAUSAL.to_dense(n), -torch.inf).softmax(-1)

@@ -9,7 +9,7 @@ _KNOWN = {name: getattr(masks, name) for name in masks.__all__}
 
 
 def mask_of(text: str) -> Mask:
-    """The mask that a text names: what `saccade.masks` has, with literals or masks in it, joined by ``& | ~``.
+    """Parse a mask from text: names of `saccade.masks` with literals or masks as arguments, joined by ``& | ~``.
 
     Raises:
         ValueError: anything else, in one sentence.

@@ -52,7 +52,7 @@ class Referee:
         self.peak = max(rate() for _ in range(samples))
 
     def look(self) -> float:
-        """The rate right now, which may be a new peak."""
+        """Measure the rate now, which may be a new peak."""
         rate = self._rate()
         self.peak = max(self.peak, rate)
         return rate
@@ -66,7 +66,7 @@ class Referee:
         return Referee(self._rate, floor=0.0, samples=1, patience=0.0, most_rounds=self.most_rounds)
 
     def is_quiet(self, rate: float | None = None) -> bool:
-        """True if a rate (that of right now when None) is near the best one seen so far."""
+        """Return True if a rate (the current one if None) is near the best so far."""
         rate = self.look() if rate is None else rate
         return rate >= self.floor * self.peak
 
@@ -93,7 +93,7 @@ class Rounds(NamedTuple):
     """True if at least half of the rounds asked for were undisturbed; then the others are left out."""
 
     def median(self, call: int) -> float:
-        """Of one call over the rounds."""
+        """Return the median of one call over the rounds."""
         return statistics.median(times[call] for times in self.times)
 
 

@@ -46,7 +46,7 @@ def _status(name: str) -> int:
 
 
 def measured(call: Callable[[], object]) -> int:
-    """What a call adds to the memory of this process at its peak."""
+    """Return the peak memory that a call adds to this process."""
     gc.collect()
     _CLEAR.write_text("5", encoding="ascii")  # the high-water mark is now what is resident
     before = _status("VmRSS")

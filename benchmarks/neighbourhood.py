@@ -34,7 +34,7 @@ class Case(NamedTuple):
         return sc.attention(*self.tensors, self.mask)
 
     def sdpa(self) -> Tensor:
-        """The other: SDPA with 0 and -inf to add."""
+        """Run SDPA with an additive mask of 0 and -inf."""
         return F.scaled_dot_product_attention(*self.tensors, attn_mask=self.dense)
 
     def ours_both(self) -> tuple[Tensor, ...]:
@@ -57,14 +57,14 @@ def case(side: int = SIDE, radius: int = RADIUS) -> Case:
 
 
 def check(its: Case) -> None:
-    """Outputs and gradients of both sides agree."""
+    """Check that outputs and gradients of both sides agree."""
     assert_agree(its.ours(), its.sdpa())
     for own, other in zip(its.ours_both(), its.sdpa_both(), strict=True):
         assert_agree(own, other)
 
 
 def _pairs(its: Case) -> Row:
-    """Computed pairs for each visible one, in squares and in the natural order."""
+    """Return computed pairs per visible pair, in squares and in the natural order."""
     query, key, _ = its.tensors
     n = query.shape[2]
     visible = its.mask.density(n) * n * n

@@ -39,7 +39,7 @@ class Case(NamedTuple):
     """Terms to add, 0 and -inf, ``[tokens, tokens]``."""
 
     def ours(self) -> Results:
-        """The library, packed."""
+        """Run this library on packed sequences."""
         out = sc.attention(*self.packed, masks.Documents(self.lengths))
         return out, *torch.autograd.grad(out, self.packed, self.grads[0])
 

@@ -96,7 +96,7 @@ def _held(size: int, closely: list[dict[str, int]]) -> str:
 
 
 def _check(page, given: list[sc.AttentionMatrix]) -> None:  # type: ignore[no-untyped-def]  # playwright is an extra
-    """A weight that the page says is the matrix's."""
+    """Check that a weight on the page equals that of the matrix."""
     now = page.evaluate("saccade.state.now")
     row = given[now["layer"]][0, now["head"], 5000]
     weight, is_exact = page.evaluate(f"saccade.reading.at(5000, {int(row.argmax())})")

@@ -23,9 +23,9 @@ _WORDS = {
         "images": "images",
         "head": "| case | measured | target | met |",
         "met": {True: "yes", False: "**no**", None: ""},
-        "busy": "† The machine was busy beside it.",
+        "busy": "† Other processes ran at the same time.",
         "pictures": {
-            "ratios.png": "ratios beside their targets; grey: not asked on this machine",
+            "ratios.png": "ratios and their targets; grey: no target on this machine",
             "growth.png": "time and memory against length",
         },
     },
@@ -36,13 +36,13 @@ _WORDS = {
         "head": "| 情形 | 实测 | 目标 | 达到 |",
         "met": {True: "是", False: "**否**", None: ""},
         "busy": "† 测量时机器另有负载。",
-        "pictures": {"ratios.png": "比值与目标；灰色：在这台机器上不要求", "growth.png": "时间和内存随长度的变化"},
+        "pictures": {"ratios.png": "比值与目标；灰色：这台机器上没有目标", "growth.png": "时间和内存随长度的变化"},
     },
 }
 
 
 def part(results: dict[str, Any], language: str) -> str:
-    """What stands between the two markers."""
+    """Write the part between the two markers."""
     return "\n".join(_lines(results, _WORDS[language], language == "zh"))
 
 
@@ -68,7 +68,7 @@ def _lines(results: dict[str, Any], words: dict[str, Any], is_zh: bool) -> Itera
 
 
 def page(text: str, results: dict[str, Any], language: str) -> str:
-    """A page with the part between its markers made anew."""
+    """Replace the part of a page between its markers."""
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
     if not rest or END not in rest:
@@ -94,7 +94,7 @@ def write(found: Path, root: Path) -> list[Path]:
 
 
 def joined(kept: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """What is kept, with a run of some questions in the place of their rows; in the order of the questions.
+    """Replace rows of some questions by those of a run, in the order of the questions.
 
     Raises:
         ValueError: the run was made elsewhere than the rows that stay.
@@ -133,7 +133,7 @@ def drawings(results: dict[str, Any], language: str = "en") -> dict[str, Callabl
 
 
 def _by_size(row: dict[str, Any], what: str) -> dict[int, Any]:
-    """What a row measured, by length, shortest first: not every row goes on to the longest."""
+    """Return the measurements of a row by length, shortest first; some rows lack the longest."""
     found = {int(name.removeprefix(what)): number for name, number in row.items() if name.startswith(what)}
     return dict(sorted(found.items()))
 

@@ -30,18 +30,18 @@ MAKERS: dict[str, Callable[[int], Mask]] = {
 
 
 def cold(make: Callable[[int], Mask], n: int) -> Plan:
-    """A plan that nothing was kept for: the mask is new, too."""
+    """Make a plan with a new mask, so that nothing is cached."""
     return forgetful_plan(make(n), n)
 
 
 def forgetful_plan(mask: Mask, n: int) -> Plan:
-    """A plan, made after the plans that were made before are forgotten."""
+    """Make a plan after clearing all cached plans."""
     kept_plans._kept_plan.cache_clear()  # there is no public way
     return mask.plan(n)
 
 
 def check(n: int = 2048) -> None:
-    """The tiles of each plan hold every pair that its mask allows."""
+    """Check that the tiles of each plan hold every allowed pair."""
     for name, make in MAKERS.items():
         mask = make(n)
         covered = torch.zeros(n, n, dtype=torch.bool)

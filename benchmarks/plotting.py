@@ -16,7 +16,7 @@ _ROUND = [base * 10**power for power in range(-2, 6) for base in (1, 2, 5)]  # n
 
 
 class Curve(NamedTuple):
-    """What a pattern took at each of the sizes: seconds, and bytes beside its inputs."""
+    """Measurements of a pattern at each size: seconds, and bytes beside its inputs."""
 
     times: list[float]
     extras: list[int]
@@ -106,12 +106,12 @@ def _bar(axes: Any, place: float, row: Mapping[str, Any]) -> None:
 
 
 def heading(question: str) -> str:
-    """What stands above the bars of a question: its title without the sizes."""
+    """Return the heading of a question: its title without the sizes."""
     return question.partition(", ")[0]
 
 
 def label(row: Mapping[str, Any]) -> str:
-    """What stands beside a bar, in two lines where one would be long."""
+    """Return the label of a bar, in two lines if one would be long."""
     return textwrap.fill(row["case"], 60)
 
 
@@ -122,7 +122,7 @@ def beside(row: Mapping[str, Any]) -> str:
 
 
 def png(figure: Figure) -> bytes:
-    """The bytes of a picture."""
+    """Return the bytes of a figure."""
     image = io.BytesIO()
     FigureCanvasAgg(figure).print_png(image)
     return image.getvalue()

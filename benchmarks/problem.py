@@ -13,7 +13,7 @@ from saccade.masks import Causal, Mask
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What is asked; the inputs are random, the same in every run, and made when they are first needed.
+    """A problem to time; its inputs are random, the same in every run, and drawn on first use.
 
     Attributes:
         mask: who may attend to whom; everyone when None.
@@ -73,7 +73,7 @@ class Problem:
 
     @property
     def flops(self) -> float:
-        """Of the products with visible pairs: two forward, five backward."""
+        """FLOPs of the products with visible pairs: two forward, five backward."""
         return 2.0 * self.dim * self.pairs * (7 if self.backward else 2)
 
     @property

@@ -10,9 +10,9 @@ from torch import Tensor
 from benchmarks.checking import assert_agree
 from benchmarks.conditions import lacking, threads
 from benchmarks.measuring import Call, Pair, Referee, Rounds, in_turn, matmul_rate, median_ratio
-from benchmarks.peers import SIDES, Side, UnfitError
 from benchmarks.problem import Problem
 from benchmarks.reporting import Row, asked, duration, ratio_row
+from benchmarks.sides import SIDES, Side, UnfitError
 from saccade.support.errors import UnsupportedError
 
 
@@ -31,7 +31,7 @@ def matmul_peak(dtype: torch.dtype, number: int) -> float:
 
 
 class Sides(NamedTuple):
-    """Who takes part, and who does not and why; the first is whom all others were checked against."""
+    """Sides of a race, and the reasons of those left out; all others are checked against the first."""
 
     its: Problem
     calls: dict[str, Call]

@@ -27,12 +27,12 @@ class Case(NamedTuple):
     ids: Tensor
 
     def plain(self) -> Tensor:
-        """The model as it is."""
+        """Run the model alone."""
         with torch.no_grad():
             return self.model(self.ids, use_cache=False).last_hidden_state
 
     def recorded(self, keep: str) -> tuple[Tensor, sc.Recording]:
-        """The same, heard."""
+        """Run the model while it is recorded."""
         with torch.no_grad(), sc.record(self.model, keep=keep) as recording:
             out = self.model(self.ids, use_cache=False).last_hidden_state
         return out, recording
@@ -55,7 +55,7 @@ def case(tokens: int = TOKENS, width: int = WIDTH, layers: int = LAYERS, impleme
 
 
 def check(its: Case) -> None:
-    """Recorded or not, the model says the same to the bit, and every layer was heard."""
+    """Check that recording changes no bit of the output and that every layer was recorded."""
     expected = its.plain()
     for keep in MOST_TIME:
         out, recording = its.recorded(keep)
@@ -89,7 +89,7 @@ def measure(referee: Referee) -> Iterator[Row]:
 
 
 def _ready(implementation: str = "sdpa") -> Case:
-    """Inputs, and what a first call leaves behind."""
+    """Return inputs, and the state that a first call leaves."""
     its = case(implementation=implementation)
     with torch.no_grad(), sc.record(its.model) as _:
         its.model(its.ids[:, :64], use_cache=False)

@@ -143,7 +143,7 @@ def ours(n: int = N) -> Call:
 
 
 def theirs(n: int = N) -> Call:
-    """The same of transformers."""
+    """Run the recurrence of transformers."""
     its = gated_delta(n)
     call(its.theirs, gated_delta(64).tensors, backward=True)()
     return call(its.theirs, its.tensors, backward=True)

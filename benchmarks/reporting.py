@@ -1,4 +1,4 @@
-"""What a question answers: rows, printed as one table and written to one file."""
+"""Answers of a question: rows, printed as one table and written to one file."""
 
 import json
 import os
@@ -39,12 +39,12 @@ class Row(NamedTuple):
     quiet: bool = True
 
     def is_disturbed(self, referee: Referee) -> bool:
-        """True if the machine was busy; judged by the best rate of the whole run, not only of the time before."""
+        """Return True if the machine was busy, judged by the best rate of the whole run."""
         return not (self.quiet and (self.rate is None or referee.is_quiet(self.rate)))
 
 
 def asked(value: float, target: float | None, but: str = "", form: str = "at least {:g}x") -> tuple[str, bool | None]:
-    """What a row's target says, and whether it is met; a target that is not for this machine says what is lacking."""
+    """Describe the target of a row and whether it is met, or what this machine lacks for it."""
     if target is None:
         return "", None
     told = form.format(target)
@@ -52,7 +52,7 @@ def asked(value: float, target: float | None, but: str = "", form: str = "at lea
 
 
 def ratio_row(case: str, pair: Pair, *, peer: str, target: float | None = None, note: str = "", but: str = "") -> Row:
-    """A row that says how many times faster ours is than a peer; see `asked` for ``but``."""
+    """Make a row with our speed relative to a peer; see `asked` for ``but``."""
     told, met = asked(pair.ratio, target, but)
     figures = {"ratio": pair.ratio, "ours_s": pair.ours, "theirs_s": pair.theirs}
     ratio = f"{pair.ratio:.{1 if pair.ratio >= 3 else 2}f}x"
@@ -68,7 +68,7 @@ def ratio_row(case: str, pair: Pair, *, peer: str, target: float | None = None, 
 
 
 def memory_row(case: str, ours: int, theirs: int, *, peer: str, target: float | None = None, but: str = "") -> Row:
-    """A row that says to what part of a peer's ours brings the memory of a call."""
+    """Make a row with our memory of a call relative to a peer."""
     told, met = asked(theirs / ours, target, but, "at most 1/{:g}")
     part = theirs / ours
     measured = f"1/{part:.{0 if part >= 10 else 1}f}: {ours / 2**20:.0f} MiB, {peer} {theirs / 2**20:.0f} MiB"
@@ -88,7 +88,7 @@ def share(flops: float, seconds: float, peak: float) -> str:
 
 
 def cpu_name() -> str:
-    """The processor, as the system calls it."""
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8").splitlines():
@@ -108,7 +108,7 @@ def features() -> list[str]:
 
 
 def machine() -> dict[str, object]:
-    """Where the figures come from."""
+    """Describe the machine of the figures."""
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -121,7 +121,7 @@ def machine() -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that stand on the other side, as far as they are installed."""
+    """Return versions of the peers that are installed."""
     found = {}
     for name in ("transformers", "local-attention", "x-transformers", "performer-pytorch", "saccade-cpu"):
         with suppress(metadata.PackageNotFoundError):

@@ -13,7 +13,7 @@ from benchmarks.memory import Job, extra_bytes
 from benchmarks.reporting import Row, ratio_row
 from saccade.masks import Causal
 from saccade.mechanisms import TopK
-from saccade.mechanisms.scorers import BlockMeans
+from saccade.scorers import BlockMeans
 
 N, DIM, SIZE, SHARE = 32_768, 64, 128, 16
 TARGETS = {"forward": 2.0, "forward + backward": 3.5}
@@ -31,16 +31,16 @@ class Case:
         self.top = TopK(BlockMeans(), max(1, n // size // SHARE), size)
 
     def ours(self) -> Tensor:
-        """The choice included."""
+        """Run with the selection of blocks."""
         query, key, value = self.tensors
         return self.top(query, key, mask=Causal()) @ value
 
     def dense(self) -> Tensor:
-        """Of all keys before each query."""
+        """Compute it over all keys before each query."""
         return F.scaled_dot_product_attention(*self.tensors, is_causal=True)
 
     def defined(self) -> Tensor:
-        """What ours is, pair by pair: the own block, and those of the highest means before it."""
+        """Compute the definition pair by pair: the local block, and the earlier ones with the highest means."""
         query, key, value = (x.detach().double() for x in self.tensors)
         n, size = query.shape[2], self.top.block_size
         own, blocks = torch.arange(n)[:, None] // size, torch.arange(n // size)
@@ -57,7 +57,7 @@ def check(its: Case) -> None:
 
 
 def with_gradients(its: Case, run: Call) -> Call:
-    """The same and its gradients."""
+    """Compute the same and its gradients."""
     weight = torch.randn(its.tensors[0].shape)
     return lambda: torch.autograd.grad(run(), its.tensors, weight)
 

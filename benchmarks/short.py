@@ -33,7 +33,7 @@ class Case(NamedTuple):
         return self._results(sc.attention(*self.tensors, _CAUSAL if self.causal else None))
 
     def theirs(self) -> list[Tensor]:
-        """The other."""
+        """Run the peer."""
         return self._results(F.scaled_dot_product_attention(*self.tensors, is_causal=self.causal))
 
     def _results(self, out: Tensor) -> list[Tensor]:

@@ -31,7 +31,7 @@ class Case(NamedTuple):
     token: tuple[Tensor, Tensor, Tensor]
 
     def step(self, cache: KVCache) -> Tensor:
-        """A step, taken back so that the next is as long."""
+        """Take a step, then undo it so that the next one has the same length."""
         out = cache.attend(_SOFTMAX, *self.token, mask=_CAUSAL)
         cache.crop(cache.length - 1)
         return out
@@ -63,7 +63,7 @@ class Prompt(NamedTuple):
     store: PrefixStore
 
     def first_token(self, *, knowing: bool) -> list[list[int]]:
-        """The token after the prompt, with what the store knows or without."""
+        """Compute the token after the prompt, with the stored prefix or without."""
         cache = self.model.new_cache()
         start = self.store.restore(self.tokens, cache) if knowing else 0
         return models.generate(self.model, [self.tokens[start:]], 1, cache=cache)

@@ -21,7 +21,7 @@ class Case(short.Case):
     """The other side holds all weights in one tensor."""
 
     def theirs(self) -> list[Tensor]:
-        """The other side."""
+        """Run the other side."""
         query, key, value = self.tensors
         scores = query @ key.mT * query.shape[-1] ** -0.5
         if self.causal:

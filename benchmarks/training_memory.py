@@ -50,7 +50,7 @@ class Models(nn.Module):
         return ours
 
     def ours(self) -> Tensor:
-        """The library's layers."""
+        """Run the layers of this library."""
         x = self.input
         for layer in self.own:
             x = layer(x)

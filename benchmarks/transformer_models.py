@@ -83,20 +83,20 @@ class Pair:
             return self.models[side](self.tokens).logits
 
     def gradients(self, side: str) -> dict[str, Tensor]:
-        """Of all weights, of the loss of every next token."""
+        """Return gradients of all weights by the loss of every next token."""
         model = self.models[side]
         model(self.tokens, labels=self.tokens).loss.backward()
         return {name: weight.grad for name, weight in model.named_parameters()}
 
     def step(self, side: str) -> None:
-        """A step of training."""
+        """Run a training step."""
         self.gradients(side)
         self.optimizers[side].step()
         self.optimizers[side].zero_grad()
 
 
 def _no_attention() -> str:
-    """An attention that costs next to nothing: its three inputs are added, so that all weights get gradients."""
+    """Replace attention by the sum of its three inputs, which is cheap and gives all weights gradients."""
 
     def added(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
         shared = (key + value).repeat_interleave(query.shape[1] // key.shape[1], 1)

@@ -23,7 +23,7 @@ MOST_MEMORY = 4.0  # of query + key + value
 
 
 class Targets(NamedTuple):
-    """Of the dense rate, against SDPA with a mask, against FlexAttention, and forward + backward against SDPA."""
+    """Targets: of the dense rate, against SDPA with a mask, against FlexAttention, and with backward against SDPA."""
 
     share: float | None
     mask: float
@@ -36,7 +36,7 @@ WITHOUT_WHEEL = {torch.float32: Targets(None, 8.0, 1.6, 8.0), torch.bfloat16: Ta
 
 
 def problem(dtype: torch.dtype, *, n: int = N, width: int = WIDTH, backward: bool = False) -> Problem:
-    """The window."""
+    """Return the window."""
     return Problem(masks.Window(width, width), 1, HEADS, n, DIM, dtype=dtype, backward=backward)
 
 

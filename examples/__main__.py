@@ -1,13 +1,14 @@
-"""Runs the examples, and puts what they found into one table: ``python examples [NAME]... [--quick] [--docs]``.
+"""Run the examples and collect their results in one table: ``python examples [NAME]... [--quick] [--docs]``.
 
 Each runs in a process of its own, one after the other, and goes on where it was stopped; those that are done are only
-measured again. ``--docs`` runs nothing: it writes the table and the pictures of the last runs into the pages.
+measured again. ``--docs`` runs nothing: it writes the table and the images of the last runs into the pages.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -36,13 +37,13 @@ EXAMPLES = {
 }
 """The examples that end with a table, and the folder in ``out`` of each."""
 HEADINGS = {
-    "en": ("example", "what is measured", "with attention", "the best beside it", "minutes"),
-    "zh": ("例子", "衡量什么", "用注意力", "与之相比最好的", "分钟"),
+    "en": ("example", "what is measured", "with attention", "best baseline", "minutes"),
+    "zh": ("例子", "指标", "用注意力", "最好的基线", "分钟"),
 }
 
 
 def results(names: Sequence[str], out: Path) -> dict[str, dict[str, Any]]:
-    """What the examples wrote, by name; those that have not run are left out."""
+    """Return the results of the examples by name, without those that have not run."""
     found = {}
     for name in names:
         path = out / EXAMPLES[name] / "results.json"
@@ -52,9 +53,9 @@ def results(names: Sequence[str], out: Path) -> dict[str, dict[str, Any]]:
 
 
 def groups(told: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
-    """For each group of rows that compete: its title, ours, and the strongest beside it.
+    """Return the title, our row and the strongest baseline of each group of rows.
 
-    What is of no group competes in all of them; what knows more than the others may, where nothing else does.
+    Rows without a group belong to all; rows with more information compete only if there is no other.
     """
     by_group: dict[str, list[Mapping[str, Any]]] = {}
     for row in told["rows"]:
@@ -69,14 +70,14 @@ def groups(told: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Ma
 
 
 def cell(row: Mapping[str, Any], form: str) -> str:
-    """A measure, and how far its seeds lie apart."""
+    """Format a measure and the range of its seeds."""
     if row["lowest"] == row["highest"]:
         return form.format(row["mean"])
     return f"{form.format(row['mean'])} ({form.format(row['lowest'])} to {form.format(row['highest'])})"
 
 
 def table(found: Mapping[str, Mapping[str, Any]], language: str = "en") -> str:
-    """All examples in Markdown: ours, the best beside it, and how long it took."""
+    """Return the table of all examples in Markdown: ours, the best baseline, and the duration."""
     lines = [f"| {' | '.join(HEADINGS[language])} |", "|---|---|---|---|---|"]
     for name, told in found.items():
         minutes = f"{told['minutes']:.0f}"
@@ -85,11 +86,12 @@ def table(found: Mapping[str, Mapping[str, Any]], language: str = "en") -> str:
             link = f"[`{name}.py`](../../examples/{name}.py)"
             lines.append(f"| {link} | {title} | {' | '.join(numbers)} | {minutes} |")
             minutes = ""
-    return "\n".join(lines).replace(" to ", " 到 " if language == "zh" else " to ") + "\n"
+    text = "\n".join(lines) + "\n"
+    return re.sub(r"(?<=\d%) to (?=\d)|(?<=\d) to (?=\d)", " 到 ", text) if language == "zh" else text
 
 
 def write_pages(found: Mapping[str, Mapping[str, Any]], out: Path) -> None:
-    """The table between its two marks in both pages, and the pictures beside the others."""
+    """Write the table between its marks in both pages, and the images beside them."""
     begin, end = "<!-- the table of python examples -->", "<!-- its end -->"
     for language in HEADINGS:
         page = ROOT / "docs" / language / "examples.md"
@@ -104,7 +106,7 @@ def write_pages(found: Mapping[str, Mapping[str, Any]], out: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is asked for, print the table; the exit status says whether all ran."""
+    """Run the requested examples and print the table; return an exit status."""
     parser = argparse.ArgumentParser(prog="python examples", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", metavar="NAME", nargs="*", help=f"of {', '.join(EXAMPLES)}; all when none")
     parser.add_argument("--quick", action="store_true", help="a few seconds each, to see that they run")

@@ -1,16 +1,16 @@
-"""Questions about scenes: the words of a question look across at the picture, and answer.
+"""Question answering on scenes: the words of a question attend to the image.
 
     python examples/ask_scenes.py
 
 composes scenes of scikit-learn's digits (``scenes.py``), and asks of each: "what stands at the top left?", "what stands
 left of the seven?", "how many times three?", "how many are dark?", "is the seven dark or light?", "which is the
-largest?". Convolutions make a map of 6x6 tokens; the words of the question are the queries of a decoder that looks
-across at them. Beside it stand the same convolutions whose whole map a further network sees beside the question,
-without looking for anything, and the most frequent answer to each question, whatever the picture. Three seeds; prints
-the share of answers that are right on held-out scenes, by kind of question, and draws what questions look at. A run
-that is stopped goes on.
+largest?". Convolutions make a map of 6x6 tokens; the words of the question are the queries of a decoder with
+cross-attention to them. Baselines are the same convolutions whose whole map a further network sees beside the question,
+without looking for anything, and the most frequent answer to each question, whatever the image. Three seeds; prints
+the share of answers that are right on held-out scenes, by kind of question, and draws what questions attend to.
+Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from saccade import masks, nn, positions, viz
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     steps: int = 2000
     batch_size: int = 32
@@ -77,7 +77,7 @@ LONGEST = 7
 
 
 class Question(NamedTuple):
-    """A question, of which kind it is, and the answer that is right."""
+    """A question, its kind and the right answer."""
 
     kind: int
     words: list[str]
@@ -85,7 +85,7 @@ class Question(NamedTuple):
 
 
 def ask(things: list[int], kind: int, rng: np.random.Generator) -> Question | None:
-    """A question of a kind about a scene; None where nothing stands there once, so that nobody could say which."""
+    """Draw a question of a kind about a scene; None if the answer would be ambiguous."""
     if kind in (1, 4):
         return _ask_of_one(things, kind, rng)
     there = [thing for thing in things if thing != scenes.NOTHING]
@@ -106,7 +106,7 @@ def ask(things: list[int], kind: int, rng: np.random.Generator) -> Question | No
 
 
 def _ask_of_one(things: list[int], kind: int, rng: np.random.Generator) -> Question | None:
-    """A question about the one digit of its name."""
+    """Draw a question about a digit that occurs once."""
     labels = [thing % 10 for thing in things if thing != scenes.NOTHING]
     alone = [label for label in labels if labels.count(label) == 1]
     if not alone:
@@ -123,12 +123,12 @@ def _ask_of_one(things: list[int], kind: int, rng: np.random.Generator) -> Quest
 
 
 def _digit(thing: int) -> int:
-    """The answer to what stands somewhere."""
+    """Return the answer for an object."""
     return ANSWERS.index("nothing") if thing == scenes.NOTHING else thing % 10
 
 
 def ask_all(things: Tensor, count: int, rng: np.random.Generator) -> list[list[Question]]:
-    """So many questions about each scene, each kind as often where it can be asked."""
+    """Draw a number of questions about each scene, with equal shares of all possible kinds."""
     found = []
     for own in things.tolist():
         kinds = np.resize(rng.permutation(len(KINDS)), count)
@@ -138,20 +138,20 @@ def ask_all(things: Tensor, count: int, rng: np.random.Generator) -> list[list[Q
 
 
 class Words(NamedTuple):
-    """Questions as a batch: words ``[n, 7]``, and how many of them each has."""
+    """A batch of questions: words ``[n, 7]``, and the length of each."""
 
     tokens: Tensor
     lengths: list[int]
 
     @classmethod
     def of(cls, questions: list[Question]) -> Words:
-        """The words of questions, filled up to the longest that there is."""
+        """Return the words of questions, padded to the longest possible question."""
         rows = [[WORD_OF[word] for word in own.words] for own in questions]
         return cls(torch.tensor([own + [0] * (LONGEST - len(own)) for own in rows]), [len(own) for own in rows])
 
 
 class Asker(torch.nn.Module):
-    """Words look at each other and across at the cells of their picture; what they gather is pooled, and answers."""
+    """A model whose words attend to each other and to the cells of the image; their average gives the answer."""
 
     def __init__(self, settings: Settings):
         super().__init__()
@@ -170,31 +170,31 @@ class Asker(torch.nn.Module):
         self.answer = torch.nn.Linear(width, len(ANSWERS))
 
     def forward(self, images: Tensor, words: Words) -> Tensor:
-        """Logits of the answers, ``[questions, answers]``; as many questions about each picture."""
+        """Return logits of the answers, ``[questions, answers]``; each image has the same number of questions."""
         seen = self.see(images).repeat_interleave(len(words.tokens) // len(images), 0)
         mask = masks.Padding(words.lengths)
         return self.answer(self.pool(self.read(self.embed(words), seen, mask=mask), mask=mask))
 
     def embed(self, words: Words) -> Tensor:
-        """What each word is, and where it stands."""
+        """Return the embeddings of words with their positions."""
         return self.embedding(words.tokens) + self.place(range(LONGEST))
 
 
 class Joined(torch.nn.Module):
-    """A picture and a question as one vector each, and a network that sees both: nothing is looked for."""
+    """A baseline without attention: image and question as one vector each, joined by a network."""
 
     def __init__(self, settings: Settings):
         super().__init__()
         width, channels = settings.embed_dim, settings.channels
         self.see = torch.nn.Sequential(scenes.Seer(channels), torch.nn.Flatten())
-        # A vector for each word at each place: the questions have one form each.
+        # One vector per word and position: each kind of question has a fixed form.
         self.embedding = torch.nn.Embedding(LONGEST * len(WORDS), width)
         sizes = (36 * channels + width, 256, 256)
         hidden = [part for pair in itertools.pairwise(sizes) for part in (torch.nn.Linear(*pair), torch.nn.ReLU())]
         self.answer = torch.nn.Sequential(*hidden, torch.nn.Linear(256, len(ANSWERS)))
 
     def forward(self, images: Tensor, words: Words) -> Tensor:
-        """As `Asker.forward`."""
+        """Return logits as `Asker.forward` does."""
         seen = self.see(images).repeat_interleave(len(words.tokens) // len(images), 0)
         asked = self.embedding(words.tokens + len(WORDS) * torch.arange(LONGEST)).sum(1)
         return self.answer(torch.cat([seen, asked], -1))
@@ -207,7 +207,7 @@ MODELS = {
 
 
 def run_of(name: str, seed: int, settings: Settings, digits: scenes.Digits, out: Path) -> study.Run:
-    """One seed of one model."""
+    """Return one seed of one model."""
 
     def loss(module: torch.nn.Module, rng: np.random.Generator) -> Tensor:
         drawn = scenes.drawn(digits, settings.batch_size, rng)
@@ -220,7 +220,7 @@ def run_of(name: str, seed: int, settings: Settings, digits: scenes.Digits, out:
 
 @torch.no_grad()
 def answered(module: torch.nn.Module, images: Tensor, asked: list[list[Question]]) -> list[int]:
-    """The likeliest answer to each question."""
+    """Return the likeliest answer to each question."""
     found = []
     for start in range(0, len(images), 100):
         questions = [own for questions in asked[start : start + 100] for own in questions]
@@ -229,7 +229,7 @@ def answered(module: torch.nn.Module, images: Tensor, asked: list[list[Question]
 
 
 def most_frequent(settings: Settings, questions: list[Question]) -> list[int]:
-    """What is answered most often in training to the same question, whatever the picture: all that words can know."""
+    """Return the most frequent answer in training to the same question: the best that ignores the image."""
     rng = np.random.default_rng(1)
     counts: dict[tuple[str, ...], collections.Counter[int]] = collections.defaultdict(collections.Counter)
     things = torch.from_numpy(scenes.draw_things(20 * settings.test_scenes, rng, held_out=False))
@@ -240,7 +240,7 @@ def most_frequent(settings: Settings, questions: list[Question]) -> list[int]:
 
 
 def summarise(who: str, by_seed: dict[str, list[int]], questions: list[Question]) -> dict[str, Any]:
-    """One row: the share of right answers, over seeds and by kind of question."""
+    """Return one row: the share of right answers, over seeds and by kind of question."""
     right = {seed: np.array(said) == [own.answer for own in questions] for seed, said in by_seed.items()}
     kinds = np.array([own.kind for own in questions])
     every = np.mean(list(right.values()), 0)
@@ -250,7 +250,7 @@ def summarise(who: str, by_seed: dict[str, list[int]], questions: list[Question]
 
 @torch.no_grad()
 def draw(module: Asker, image: Tensor, questions: list[Question]) -> Any:
-    """Under each question about a scene what its words look at (mean of the words, the heads and the layers)."""
+    """Draw which cells the words of each question attend to (mean of the words, heads and layers)."""
     panels = []
     for own in sorted(questions):
         words = Words.of([own])
@@ -264,7 +264,7 @@ def draw(module: Asker, image: Tensor, questions: list[Question]) -> Any:
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table."""
+    """Train, measure and write; return the rows of the table."""
     given = study.parser(__doc__, "out/ask-scenes").parse_args(arguments)
     settings = QUICK if given.quick else Settings()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -283,7 +283,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     ]
     rows.append(summarise("the most frequent answer", {"-": most_frequent(settings, questions)}, questions))
     figure = viz.save(draw(runs["look"][0].module, drawn.images[0], asked[0]), given.out / "looks.png")
-    title = f"answers to {len(questions):,} questions about held-out scenes that are right"
+    title = f"right answers to {len(questions):,} questions about held-out scenes"
     kinds = {f"kind {kind}": name for kind, name in enumerate(KINDS)}
     study.finish(given.out, title, settings, trained, rows, console=console, figures=[figure], **kinds)
     return rows

@@ -1,16 +1,16 @@
-"""A sentence under a scene, word by word: a decoder looks across at the picture, greedily and with beams.
+"""Captions of scenes: a decoder with cross-attention to the image writes a sentence, greedily or with beams.
 
     python examples/caption_scenes.py
 
 composes scenes of scikit-learn's digits (``scenes.py``); convolutions make a map of 6x6 tokens of each, and a decoder
-that looks across at them writes "top left dark seven, bottom left light three". Beside it stand the same convolutions,
+with cross-attention to them writes "top left dark seven, bottom left light three". Baselines are the same convolutions,
 whose whole map starts a recurrent network (GRU). Three seeds; prints the share of held-out scenes that get their
-sentence to the last word, with beams and greedily, beside a nearest neighbour that is told where every digit stands,
-and how dark it is; and draws what each word looks at: also at cells where nothing stands, before it says which comes
-next. The decoder that looks writes 97 sentences of 100 right, the recurrent network 96; beams change nothing where a
-scene has one right sentence. A run that is stopped goes on.
+sentence to the last word, with beams and greedily, beside a nearest neighbour that gets the position and ink of every
+digit; and draws what each word attends to: also empty cells, before it names the next one. The decoder with attention
+writes 97 sentences of 100 right, the recurrent network 96; beams change nothing where a scene has one right sentence.
+Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from torch.nn import functional as F
 import scenes
 import sheets
 import study
-from read_numbers import Given
+from read_numbers import ConditionedDecoder
 from saccade import masks, models, nn, positions, viz
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     steps: int = 2000
     batch_size: int = 32
@@ -53,7 +53,7 @@ QUICK = Settings(
 
 
 class Captioner(torch.nn.Module):
-    """A Vision Transformer reads a scene; a decoder looks across at its cells, and writes."""
+    """A Vision Transformer that encodes a scene, and a decoder that writes its caption."""
 
     def __init__(self, settings: Settings):
         super().__init__()
@@ -74,16 +74,16 @@ class Captioner(torch.nn.Module):
         self.tell = torch.nn.Linear(width, len(scenes.TOKENS))
 
     def embed(self, tokens: Tensor, where: range | Tensor) -> Tensor:
-        """What each token is, and where it stands in its sentence."""
+        """Return the embeddings of tokens with their positions."""
         return self.embedding(tokens) + self.token_position(where)
 
-    def given(self, images: Tensor) -> Given:
-        """Look at scenes, once, to write under them: a language model."""
-        return Given(self, self.see(images))
+    def given(self, images: Tensor) -> ConditionedDecoder:
+        """Encode scenes once; return a language model of their captions."""
+        return ConditionedDecoder(self, self.see(images))
 
 
 class Recurrent(torch.nn.Module):
-    """Convolutions whose whole map is the first state of a GRU, which writes (Vinyals et al. 2015): no attention."""
+    """A baseline without attention: a CNN's output is the first state of a GRU (Vinyals et al. 2015)."""
 
     def __init__(self, settings: Settings):
         super().__init__()
@@ -95,19 +95,19 @@ class Recurrent(torch.nn.Module):
         self.tell = torch.nn.Linear(width, len(scenes.TOKENS))
 
     def given(self, images: Tensor) -> torch.nn.Module:
-        """As that of a `Captioner`; it reads its sentence anew for every word."""
+        """Encode scenes once, as `Captioner.given`; the model reads the whole sentence for every word."""
         return Started(self, self.see(images).unflatten(1, (2, -1)).transpose(0, 1))
 
 
 class Started(torch.nn.Module):
-    """A `Recurrent` that has seen its scenes: a language model without a cache."""
+    """A `Recurrent` with encoded scenes: a language model without a cache."""
 
     def __init__(self, recurrent: Recurrent, state: Tensor):
         super().__init__()
         self.recurrent, self.state = recurrent, state
 
     def forward(self, tokens: Tensor, *, positions: object = None) -> Tensor:
-        """Logits ``[batch, len, words]`` of what follows each token."""
+        """Return logits ``[batch, len, words]`` of the next token."""
         state = self.state.expand(-1, len(tokens), -1)
         hidden, _ = self.recurrent.read(self.recurrent.embedding(tokens), state.contiguous())
         return self.recurrent.tell(hidden)
@@ -120,7 +120,7 @@ MODELS = {
 
 
 def run_of(name: str, seed: int, settings: Settings, digits: scenes.Digits, out: Path) -> study.Run:
-    """One seed of one model."""
+    """Return one seed of one model."""
 
     def loss(module: Any, rng: np.random.Generator) -> Tensor:
         drawn = scenes.drawn(digits, settings.batch_size, rng)
@@ -133,9 +133,9 @@ def run_of(name: str, seed: int, settings: Settings, digits: scenes.Digits, out:
 
 @torch.no_grad()
 def write(module: Any, images: Tensor, beams: int) -> list[list[int]]:
-    """The likeliest sentence that so many beams find under each scene; one beam is greedy."""
+    """Return the likeliest sentence of a beam search for each scene; one beam is greedy."""
     found = []
-    # Beams carry a cache along, and with it their picture; a model without one has to be shown pictures one by one.
+    # Beams reorder a cache together with its image; a model without one needs one image at a time.
     for part in images.split(1 if beams > 1 and isinstance(module, Recurrent) else 250):
         start = [[scenes.START]] * len(part)
         if beams == 1:
@@ -148,12 +148,12 @@ def write(module: Any, images: Tensor, beams: int) -> list[list[int]]:
 
 
 def are_right(written: list[list[int]], drawn: scenes.Scenes) -> np.ndarray:
-    """Whether each sentence is right to the last word: bool ``[n]``."""
+    """Return whether each sentence is entirely right: bool ``[n]``."""
     return np.array([own == wanted[1:-1] for own, wanted in zip(written, drawn.sentences(), strict=True)])
 
 
 def told_where(train: scenes.Digits, test: scenes.Digits, drawn: scenes.Scenes) -> np.ndarray:
-    """Whether a nearest neighbour that gets every digit cut out reads all of a scene right: bool ``[n]``."""
+    """Return whether a nearest neighbour that gets every digit cut out reads all of a scene: bool ``[n]``."""
     from sklearn.neighbors import KNeighborsClassifier  # noqa: PLC0415  a second of import that --help need not wait for
 
     near = KNeighborsClassifier(1).fit(train.flat(), train.labels)
@@ -162,7 +162,7 @@ def told_where(train: scenes.Digits, test: scenes.Digits, drawn: scenes.Scenes) 
 
 
 def summarise(who: str, by_seed: dict[str, np.ndarray], drawn: scenes.Scenes, **others: float) -> dict[str, Any]:
-    """One row: the share of sentences that are right, over seeds and by how many digits there are."""
+    """Return one row: the share of right sentences, over seeds and by number of digits."""
     counts = (drawn.things != scenes.NOTHING).sum(1).numpy()
     every = np.mean(list(by_seed.values()), 0)
     shares = {f"of {size}": float(every[counts == size].mean()) for size in (2, 3, 4) if (counts == size).any()}
@@ -171,12 +171,12 @@ def summarise(who: str, by_seed: dict[str, np.ndarray], drawn: scenes.Scenes, **
 
 @torch.no_grad()
 def draw(module: Captioner, image: Tensor) -> Any:
-    """What each word looked at when it was chosen, the mean of the heads of the last layer."""
+    """Draw which cells each word attends to (mean of the heads of the last layer)."""
     words = write(module, image[None], 1)[0][: scenes.LONGEST - 1]
     tokens = torch.tensor([[scenes.START, *words]])
     given = module.given(image[None])
-    across = module.decoder.cross_matrices(module.embed(tokens, range(tokens.shape[1])), given.encoded)
-    # Row i of a matrix is that of token i, which chooses the word after it.
+    across = module.decoder.cross_matrices(module.embed(tokens, range(tokens.shape[1])), given.context)
+    # Row i of a matrix belongs to token i, which predicts the next word.
     weights = across[-1].to_dense()[0].mean(0).unflatten(-1, (6, 6))
     names = [scenes.TOKENS[word] for word in words] + ["<end>"]
     panels = [
@@ -188,7 +188,7 @@ def draw(module: Captioner, image: Tensor) -> Any:
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table."""
+    """Train, measure and write; return the rows of the table."""
     parser = study.parser(__doc__, "out/caption-scenes")
     parser.add_argument("--scene", type=int, default=0, help="the test scene of the figure (default: %(default)s)")
     given = parser.parse_args(arguments)
@@ -212,9 +212,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     who = "nearest neighbour, told where"
     rows.append(summarise(who, {"-": told_where(train, test, drawn)}, drawn, knows_more=True))
     figure = viz.save(draw(runs["look"][0].module, drawn.images[given.scene]), given.out / "looks.png")
-    title = (
-        f"sentences that are right to the last word, {settings.beams} beams, {settings.test_scenes:,} held-out scenes"
-    )
+    title = f"sentences with every word right, {settings.beams} beams, {settings.test_scenes:,} held-out scenes"
     columns = {"greedy": "greedy"} | {f"of {size}": f"{size} digits" for size in (2, 3, 4)}
     study.finish(given.out, title, settings, trained, rows, console=console, figures=[figure], **columns)
     return rows

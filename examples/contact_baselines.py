@@ -1,4 +1,4 @@
-"""How contacts are read from an alignment without learning: mutual information, and an inverse covariance (DCA)."""
+"""Contacts from an alignment without learning: mutual information and an inverse covariance (DCA)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from planted_folds import APART, LETTERS, Families
 
 
 def weights(letters: Tensor, alike: float = 0.8) -> Tensor:
-    """How much each of ``[sequences, residues]`` counts: one over how many agree with it in most of their residues."""
+    """Return the weight of each of ``[sequences, residues]``: one over the number of similar sequences."""
     same = (letters[:, None] == letters).double().mean(-1)
     return 1 / (same >= alike).sum(1).double()
 
 
 def without_background(scores: Tensor) -> Tensor:
-    """Average product correction: less what a column shares with all others (Dunn et al. 2008)."""
+    """Apply the average product correction: subtract what a column shares with all others (Dunn et al. 2008)."""
     n = len(scores)
     own = scores.masked_fill(torch.eye(n, dtype=torch.bool), 0)
     columns = own.sum(1) / (n - 1)
@@ -26,7 +26,7 @@ def without_background(scores: Tensor) -> Tensor:
 
 
 def frequencies(letters: Tensor, pseudocount: float) -> tuple[Tensor, Tensor]:
-    """Of letters ``[residues, letters]``, and of pairs of them ``[residues, letters, residues, letters]``.
+    """Return frequencies of letters ``[residues, letters]`` and of pairs ``[residues, letters, residues, letters]``.
 
     The pseudocount is the share of a family in which all letters are as frequent, and independent.
     """
@@ -41,14 +41,14 @@ def frequencies(letters: Tensor, pseudocount: float) -> tuple[Tensor, Tensor]:
 
 
 def mutual_information(letters: Tensor, pseudocount: float) -> Tensor:
-    """How much each column says of each other one, ``[residues, residues]``, corrected."""
+    """Return the corrected mutual information of columns, ``[residues, residues]``."""
     single, pair = frequencies(letters, pseudocount)
     independent = single[:, :, None, None] * single
     return without_background(torch.where(pair > 0, pair * torch.log(pair / independent), 0.0).sum((1, 3)))
 
 
 def couplings(letters: Tensor, pseudocount: float, ridge: float = 0.0) -> Tensor:
-    """Of a Potts model in the mean field, ``[residues, letters, residues, letters]``: an inverse covariance.
+    """Return the couplings of a mean-field Potts model, ``[residues, letters, residues, letters]``.
 
     Either a pseudocount or a ridge makes it one that has an inverse.
 
@@ -56,18 +56,18 @@ def couplings(letters: Tensor, pseudocount: float, ridge: float = 0.0) -> Tensor
     """
     single, pair = frequencies(letters, pseudocount)
     covariance = pair - single[:, :, None, None] * single
-    # With a pseudocount alone the last letter, which follows from the others, must be left out.
+    # With a pseudocount only, omit the last letter, which is determined by the others.
     n, q = len(single), LETTERS - (ridge == 0)
     matrix = covariance[:, :q, :, :q].reshape(n * q, n * q) + ridge * torch.eye(n * q, dtype=torch.float64)
     found = torch.zeros_like(covariance)
     found[:, :q, :, :q] = -torch.linalg.inv(matrix).reshape(n, q, n, q)
-    # Where the letters of either column are 0 on average, so that none is the one that others are compared with.
+    # In the zero-sum gauge, so that no letter is a reference for the others.
     found = found - found.mean(1, keepdim=True)
     return found - found.mean(3, keepdim=True)
 
 
 def direct(letters: Tensor, pseudocount: float, ridge: float = 0.0) -> Tensor:
-    """How strong the couplings of two residues are, corrected, ``[residues, residues]``: direct coupling analysis.
+    """Return the corrected coupling strengths of residues, ``[residues, residues]``: direct coupling analysis.
 
     Reference: Ekeberg et al. 2013, arXiv:1211.1281, for their size.
     """
@@ -75,14 +75,14 @@ def direct(letters: Tensor, pseudocount: float, ridge: float = 0.0) -> Tensor:
 
 
 def precision(scores: Tensor, touches: Tensor, count: int, apart: int) -> float:
-    """The share of contacts among the pairs of highest scores that are at least so far apart along the chain."""
+    """Return the share of contacts among the pairs of highest scores with a minimal distance along the chain."""
     i, j = torch.triu_indices(len(scores), len(scores), apart)
     best = scores[i, j].topk(count).indices
     return float(touches[i, j][best].double().mean())
 
 
 def separations(touches: Tensor) -> Tensor:
-    """How often residues touch that are so far apart along the chain: the same for every family."""
+    """Return the frequency of contacts by distance along the chain, the same for every family."""
     n = touches.shape[-1]
     apart = (torch.arange(n)[:, None] - torch.arange(n)).abs()
     often = [float(touches[:, apart == distance].double().mean()) for distance in range(n)]
@@ -90,7 +90,7 @@ def separations(touches: Tensor) -> Tensor:
 
 
 def mean_precision(maps: Sequence[Tensor], touches: Tensor, count: int) -> float:
-    """Of `precision`, over families."""
+    """Return the mean `precision` over families."""
     return float(np.mean([precision(own, true, count, APART) for own, true in zip(maps, touches, strict=True)]))
 
 
@@ -103,7 +103,7 @@ READERS: dict[str, tuple[Callable[[Tensor, float], Tensor], Sequence[float]]] = 
 
 
 def all_of(train: Families, chosen_by: Families, test: Families) -> dict[str, list[Tensor]]:
-    """The maps of each for every test family; the strength of a pseudocount or a ridge is chosen on the second part."""
+    """Return the maps of each method for every test family; settings are chosen on the validation families."""
     found, strengths, count = {}, {}, test.letters.shape[2] // 2
     for name, (reads, tried) in READERS.items():
 
@@ -122,7 +122,7 @@ def all_of(train: Families, chosen_by: Families, test: Families) -> dict[str, li
 
 
 def _regression(train: Families, test: Families, often: Tensor, strengths: dict[str, float]) -> list[Tensor]:
-    """Maps of a regression that has seen the first families: what no pair's own columns tell, it cannot know."""
+    """Return maps of a regression that is trained on the first families."""
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415  a second of import that --help need not wait for
     from sklearn.pipeline import make_pipeline  # noqa: PLC0415
     from sklearn.preprocessing import StandardScaler  # noqa: PLC0415

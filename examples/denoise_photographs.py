@@ -1,11 +1,11 @@
-"""Two photographs, with noise and without: non-local means as attention between patches, about half a minute.
+"""Denoise two photographs by non-local means as attention between patches, in about half a minute.
 
     python examples/denoise_photographs.py
 
 adds noise to crops of scikit-learn's two sample photographs, denoises them, prints the peak signal-to-noise ratios, and
 writes ``out/denoise/*.png``: each photograph as it was, noisy, and denoised, side by side.
 
-Needs ``pip install 'saccade[viz]' scikit-learn rich``.
+Needs ``pip install 'saccade-attention[viz]' scikit-learn rich``.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ TITLES = {
 
 
 def photographs() -> dict[str, Tensor]:
-    """Crops of 256 x 320 pixels, ``[3, H, W]`` in 0..1, by name."""
+    """Return crops of 256 x 320 pixels, ``[3, H, W]`` in 0..1, by name."""
     images = load_sample_images().images
     pairs = zip(CROPS.items(), images, strict=True)
     return {name: torch.from_numpy(image[crop].copy()).permute(2, 0, 1) / 255 for (name, crop), image in pairs}
 
 
 def quality(clean: Tensor, other: Tensor) -> float:
-    """Peak signal-to-noise ratio in dB, of pictures in 0..1."""
+    """Return the peak signal-to-noise ratio in dB, for images in 0..1."""
     error = float((clean - other).square().mean())
     return -10 * math.log10(error) if error else math.inf
 
 
 def draw(pictures: dict[str, Tensor], path: Path) -> None:
-    """Pictures side by side, each under its name."""
+    """Draw images side by side, each with its name."""
     height, width = next(iter(pictures.values())).shape[1:]
     across = 2.6  # inches of a picture
     figure, axes = plt.subplots(1, len(pictures), figsize=(across * len(pictures), across * height / width + 0.3))

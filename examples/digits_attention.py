@@ -1,15 +1,15 @@
-"""Which attention helps a small convolutional network, and where does it look? Handwritten digits, a few minutes.
+"""Attention modules in a small convolutional network for handwritten digits, in a few minutes.
 
     python examples/digits_attention.py
 
-trains one small network on scikit-learn's digits (1797 pictures of 8x8), with nothing but a 1x1 convolution, a channel
+trains one small network on scikit-learn's digits (1797 images of 8x8), with nothing but a 1x1 convolution, a channel
 gate (SE), CBAM, BAM or a non-local block in the same place, three seeds each; prints accuracy with its spread,
 parameters, time, and whether positions with ink get more weight than blank paper; and writes ``results.json`` and a
-figure of what each looks at. Every number is measured by the run that prints it. A run that is stopped goes on where
-it was: what is finished is read, what was begun is resumed after its last whole epoch, and ends with the same weights
+figure of what each attends to. Every number is measured by the run that prints it. An interrupted run
+resumes: what is finished is read, what was begun is resumed after its last whole epoch, and ends with the same weights
 as if it had never stopped.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from saccade.viz.fonts import covering_families
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers; a step is an epoch here."""
+    """The settings of a run; a step is an epoch here."""
 
     steps: int = 30
     batch_size: int = 50
@@ -45,13 +45,13 @@ class Settings(study.Settings):
     split_seed: int = 0
 
 
-INK = 0.5  # a pixel from which on counts as ink
-EDGE, FRAME = "#2a9df4", "#0f7a8a"  # around the ink, and around the position that asks
+INK = 0.5  # pixels of at least this value are ink
+EDGE, FRAME = "#2a9df4", "#0f7a8a"  # around the ink, and around the query's position
 QUICK = Settings(channels=8, train_size=100, steps=2, seeds=(0,))
 
 
 class Residual(nn.Module):
-    """What stands where the others have attention: a 1x1 convolution beside the identity, as many parameters."""
+    """A baseline without attention: a residual 1x1 convolution with the same number of parameters."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -59,11 +59,11 @@ class Residual(nn.Module):
         self.norm = nn.BatchNorm2d(channels)
 
     def forward(self, features: Tensor) -> Tensor:
-        """``[batch, channels, H, W]``."""
+        """Return ``[batch, channels, H, W]``."""
         return features + self.norm(self.conv(features))
 
 
-# The one module that differs, by name. Sizes are such that all have about as many parameters.
+# The module under study, by name. All have about the same number of parameters.
 MODULES: dict[str, Callable[[int], nn.Module]] = {
     "plain": Residual,
     "SE": lambda channels: vision.ChannelAttention(channels, ratio=2),
@@ -74,7 +74,7 @@ MODULES: dict[str, Callable[[int], nn.Module]] = {
 
 
 class Network(nn.Module):
-    """Two convolutions, the module under study at 8x8, two more at 4x4, the mean of all positions, ten classes."""
+    """Two convolutions, the module under study at 8x8, two more at 4x4, mean pooling, ten classes."""
 
     def __init__(self, module: nn.Module, channels: int):
         super().__init__()
@@ -84,7 +84,7 @@ class Network(nn.Module):
         self.classify = nn.Linear(channels, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits, ``[batch, 10]``, of ``[batch, 1, 8, 8]``."""
+        """Return logits, ``[batch, 10]``, of ``[batch, 1, 8, 8]``."""
         return self.classify(self.head(self.module(self.stem(images))).mean((2, 3)))
 
 
@@ -93,7 +93,7 @@ def _conv(inputs: int, outputs: int) -> list[nn.Module]:
 
 
 class Digits(NamedTuple):
-    """Pictures ``[n, 1, 8, 8]`` between 0 and 1, and their digits."""
+    """Images ``[n, 1, 8, 8]`` between 0 and 1, and their digits."""
 
     train: Tensor
     train_labels: Tensor
@@ -102,7 +102,7 @@ class Digits(NamedTuple):
 
 
 def load(settings: Settings) -> Digits:
-    """scikit-learn's digits, split once: the same pictures are tested for every module and seed."""
+    """Load scikit-learn's digits, with the same split for every module and seed."""
     from sklearn.datasets import load_digits  # noqa: PLC0415  a second of import that --help need not wait for
     from sklearn.model_selection import train_test_split  # noqa: PLC0415
 
@@ -119,7 +119,7 @@ def load(settings: Settings) -> Digits:
 
 
 class Run(study.Run):
-    """One module with one seed, which sees all pictures in every step."""
+    """One module with one seed; each step is an epoch."""
 
     def __init__(self, name: str, seed: int, settings: Settings, digits: Digits, out: Path):
         def loss(network: nn.Module, batch: Any) -> Tensor:
@@ -130,12 +130,12 @@ class Run(study.Run):
         super().__init__(name, seed, lambda: Network(MODULES[name](channels), channels), loss, settings, out)
 
     def accuracy(self, digits: Digits) -> float:
-        """Share of the test pictures that are read right, after the last epoch."""
+        """Return the accuracy on the test images after the last epoch."""
         with torch.no_grad():
             return (self.module.eval()(digits.test).argmax(1) == digits.test_labels).double().mean().item()
 
     def _learn(self) -> float:
-        # The order of the pictures depends on seed and epoch alone, so a resumed run needs no random state.
+        # The order of images depends on seed and epoch only, so a resumed run needs no random state.
         generator = torch.Generator().manual_seed(1000 * self.seed + self.step)
         batches = torch.randperm(self.pictures, generator=generator).split(self.settings.batch_size)
         self.module.train()
@@ -151,9 +151,9 @@ class Run(study.Run):
 
 
 def ink_over_paper(run: Run, digits: Digits) -> float | None:
-    """Mean weight where there is ink, over that on blank paper, in all test pictures: 1 is no preference.
+    """Return the mean weight on ink over that on blank paper, in all test images; 1 means no preference.
 
-    The weight of a position is its gate, or how much all positions look at it; None where positions have no weights.
+    The weight of a position is its gate, or the mean attention to it; None if positions have no weights.
     """
     network = run.module.eval()
     module = network.module
@@ -172,7 +172,7 @@ def ink_over_paper(run: Run, digits: Digits) -> float | None:
 
 
 def summarise(runs: list[Run], digits: Digits) -> list[dict[str, Any]]:
-    """One row per module: accuracy with its spread over seeds, parameters, time, and where it looks."""
+    """Return one row per module: accuracy with its spread over seeds, parameters, time, and weight on ink."""
     rows = []
     for name in dict.fromkeys(run.name for run in runs):
         own = [run for run in runs if run.name == name]
@@ -199,9 +199,9 @@ class Look(NamedTuple):
     """A panel of the figure.
 
     Attributes:
-        title: stands above it.
+        title: title of the panel.
         weights: ``[channels]``, or ``[H, W]``.
-        query: the position that looks, row and column; None where all positions are alike.
+        query: row and column of the query; None for all positions.
     """
 
     title: str
@@ -210,7 +210,7 @@ class Look(NamedTuple):
 
 
 def looks(runs: list[Run], digits: Digits, picture: int) -> list[Look]:
-    """What each module looks at in one test picture: a gate for each channel, or a weight for each position."""
+    """Return what each module attends to in a test image: gates of channels, or weights of positions."""
     image = digits.test[picture : picture + 1]
     first_seed: dict[str, Run] = {}
     for run in runs:
@@ -227,7 +227,7 @@ def looks(runs: list[Run], digits: Digits, picture: int) -> list[Look]:
                 kind = "CBAM: gates of the positions" if isinstance(module, vision.CBAM) else "BAM: its spatial branch"
                 found.append(Look(kind, module.weights(features).spatial[0].reshape(image.shape[2:])))
             elif isinstance(module, vision.NonLocal):
-                # The brightest position asks, so that the map shows where a stroke looks.
+                # The query is the brightest position, so that the map belongs to a stroke.
                 query = int(image.flatten().argmax())
                 row = module.matrix(features)[0, 0, query].reshape(image.shape[2:])
                 found.append(Look("non-local: from the frame", row, divmod(query, image.shape[3])))
@@ -245,7 +245,7 @@ CHINESE = {
 
 
 def draw(found: list[Look], words: Mapping[str, str] = MappingProxyType({})) -> Any:
-    """The figure of one picture; ``words`` says what is written in it in another language."""
+    """Draw the figure of one image; ``words`` holds its labels in another language."""
     from matplotlib import rc_context  # noqa: PLC0415  imported when used
 
     with rc_context({"font.family": covering_families("".join(words.values()))[0]}):
@@ -255,7 +255,7 @@ def draw(found: list[Look], words: Mapping[str, str] = MappingProxyType({})) -> 
 
 
 def _drawn(found: list[Look], say: Callable[[str], str]) -> Any:
-    """The picture and maps with the outline of its ink, side by side; gates of channels as bars below."""
+    """Draw the image and maps with the outline of its ink side by side, and gates of channels as bars below."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
     from matplotlib.figure import Figure  # noqa: PLC0415
     from matplotlib.patches import Rectangle  # noqa: PLC0415
@@ -300,7 +300,7 @@ def outline(axes: Any, ink: Tensor) -> None:
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table."""
+    """Train, measure and write; return the rows of the table."""
     parser = study.parser(__doc__, "out/digits")
     parser.add_argument("--language", choices=("en", "zh"), default="en", help="of the figure (default: %(default)s)")
     parser.add_argument("--picture", type=int, default=0, help="the test picture of the figure (default: %(default)s)")

@@ -1,15 +1,15 @@
-"""How many pictures does a Vision Transformer need, beside a convolutional network? Digits, from 5 % of them to all.
+"""A Vision Transformer and a convolutional network on 5 % to 100 % of the digits.
 
     python examples/digits_few.py
 
 trains both, with as many weights, on 5 %, 20 % and all of 1297 of scikit-learn's digits, and tests them on the other
 500. Convolutions know beforehand that what is near belongs together, and that a stroke is a stroke wherever it is; a
-Vision Transformer has to learn it, and stays behind at every share: by ten points with 65 pictures, by three with all.
-Logistic regression and the nearest neighbour stand beside them. Three seeds, each with pictures of its own; prints
-accuracies, draws them over the number of pictures, and what the class token of the Vision Transformer looks at. A run
-that is stopped goes on.
+Vision Transformer has to learn it, and stays behind at every share: by ten points with 65 images, by three with all.
+Logistic regression and the nearest neighbour are baselines. Three seeds, each with images of its own; prints
+accuracies, draws them over the number of images, and what the class token of the Vision Transformer attends to.
+Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from saccade import models, viz
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     steps: int = 600
     batch_size: int = 64
@@ -49,7 +49,7 @@ QUICK = Settings(steps=6, warm_up=2, embed_dim=16, num_layers=1, channels=8, per
 
 
 def transformer(settings: Settings) -> models.VisionTransformer:
-    """Patches of 2x2 pixels, and a class token."""
+    """Build a Vision Transformer with patches of 2x2 pixels and a class token."""
     config = models.VisionTransformerConfig(
         image_size=(scenes.SIDE, scenes.SIDE),
         patch_size=2,
@@ -65,7 +65,7 @@ def transformer(settings: Settings) -> models.VisionTransformer:
 
 
 def convolutions(settings: Settings) -> torch.nn.Module:
-    """Three convolutions, the second at half the size, and a line from all that they found."""
+    """Build three convolutions, the second with stride 2, and a linear layer."""
     parts: list[torch.nn.Module] = []
     for index, inputs in enumerate((1, settings.channels, settings.channels)):
         conv = torch.nn.Conv2d(inputs, settings.channels, 3, padding=1, stride=1 + (index == 1), bias=False)
@@ -78,7 +78,7 @@ MODELS = {"vit": ("Vision Transformer", transformer), "cnn": ("convolutions", co
 
 
 def some(digits: scenes.Digits, percent: int, seed: int) -> scenes.Digits:
-    """A part of the digits, of each as many as can be; which, says the seed, and a smaller part is in a larger one."""
+    """Return a balanced part of the digits, drawn by the seed; smaller parts are subsets of larger ones."""
     order = np.random.default_rng(seed).permutation(len(digits.labels))
     rank = np.empty(len(order), int)
     for label in range(10):
@@ -89,7 +89,7 @@ def some(digits: scenes.Digits, percent: int, seed: int) -> scenes.Digits:
 
 
 def run_of(name: str, percent: int, seed: int, settings: Settings, digits: scenes.Digits, out: Path) -> study.Run:
-    """One seed of one network, with a part of the digits."""
+    """Return one seed of one network, with a part of the digits."""
     own = some(digits, percent, seed)
     images, labels = torch.from_numpy(own.images)[:, None], torch.from_numpy(own.labels)
 
@@ -102,12 +102,12 @@ def run_of(name: str, percent: int, seed: int, settings: Settings, digits: scene
 
 @torch.no_grad()
 def accuracy(module: torch.nn.Module, digits: scenes.Digits) -> float:
-    """The share that is read right."""
+    """Return the share of right decisions."""
     return float((module(torch.from_numpy(digits.images)[:, None]).argmax(1).numpy() == digits.labels).mean())
 
 
 def classifiers(part: scenes.Digits, test: scenes.Digits) -> dict[str, float]:
-    """The accuracy of two that need no training loop."""
+    """Return the accuracy of two classifiers without a training loop."""
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415  a second that --help need not wait for
     from sklearn.neighbors import KNeighborsClassifier  # noqa: PLC0415
 
@@ -119,7 +119,7 @@ def classifiers(part: scenes.Digits, test: scenes.Digits) -> dict[str, float]:
 
 
 def draw(rows: list[dict[str, Any]], settings: Settings, pictures: list[int]) -> Any:
-    """Accuracy over the number of pictures: the mean over seeds, and from the lowest to the highest."""
+    """Draw accuracy over the number of images: the mean and range over seeds."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -144,7 +144,7 @@ def draw(rows: list[dict[str, Any]], settings: Settings, pictures: list[int]) ->
 
 @torch.no_grad()
 def draw_looks(module: models.VisionTransformer, digits: scenes.Digits, count: int = 4) -> Any:
-    """What the class token looks at in the last layer (mean of the heads), in some pictures."""
+    """Draw what the class token attends to in the last layer (mean of the heads), in some images."""
     images = torch.from_numpy(digits.images[:count])[:, None]
     weights = module.matrices(images)[-1][:, :, 0, 1:].mean(1).reshape(count, *module.config.grid)
     read = module(images).argmax(1).tolist()
@@ -155,7 +155,7 @@ def draw_looks(module: models.VisionTransformer, digits: scenes.Digits, count: i
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table."""
+    """Train, measure and write; return the rows of the table."""
     given = study.parser(__doc__, "out/digits-few").parse_args(arguments)
     settings = QUICK if given.quick else Settings()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         viz.save(draw(rows, settings, pictures), given.out / "shares.png"),
         viz.save(draw_looks(module, test), given.out / "looks.png"),
     ]
-    title = f"{len(test.labels)} held-out digits that are read right, learned from {pictures[-1]:,}"
+    title = f"accuracy on {len(test.labels)} held-out digits, learned from {pictures[-1]:,}"
     columns = {
         f"at {percent}": f"from {count}" for percent, count in zip(settings.percent[:-1], pictures[:-1], strict=True)
     }

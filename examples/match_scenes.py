@@ -1,16 +1,17 @@
-"""Which scene does a sentence tell of? Two encoders that put scenes and sentences in one space, as CLIP does.
+"""Matching of scenes and sentences by two encoders with a common space, as in CLIP.
 
     python examples/match_scenes.py
 
 composes scenes of scikit-learn's digits and their sentences (``scenes.py``), and trains a `saccade.models.DualEncoder`,
 a Vision Transformer over the map of some convolutions beside a decoder that reads the sentence: those that belong
-together are to point the same way. In every batch each scene stands beside one with the same things in other places.
-Two peers learn from the same batches by the same loss: such convolutions with their whole map and a recurrent network
+together are to point the same way. Every batch has each scene with another one of the same objects elsewhere.
+Two baselines learn from the same batches by the same loss: such convolutions with their whole map and a recurrent
+    network
 (GRU), and the mean of such a map with the mean of the words. Three seeds; prints how often a sentence finds its own
 scene among 1000 that were held out, how often a scene its sentence, and how often a scene prefers its own sentence to
-three others that put the same things elsewhere; and draws similarities. A run that is stopped goes on.
+three others with the same objects elsewhere; and draws similarities. Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from saccade import models, viz
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     steps: int = 500
     batch_size: int = 128
@@ -48,7 +49,7 @@ class Settings(study.Settings):
 
 
 QUICK = Settings(steps=6, batch_size=8, warm_up=2, embed_dim=16, channels=8, test_scenes=20, seeds=(0,))
-OTHERS = 3  # sentences that put the same things elsewhere
+OTHERS = 3  # sentences with the same objects elsewhere
 
 
 class Clip(models.DualEncoder):
@@ -59,8 +60,8 @@ class Clip(models.DualEncoder):
         sizes["feed_forward_dim"] = 4 * settings.embed_dim
         over = {"image_size": (6, 6), "patch_size": 3, "channels": settings.channels}
         pictures = models.VisionTransformerConfig(**over, num_layers=settings.num_picture_layers, **sizes)
-        # Turned by distance, a word finds the place that was named two words before it; with learned positions neither
-        # encoder learns what stands where, and the two know which things there are, as bags of words do.
+        # With rotary positions a word can attend to the place two words before it; with learned positions neither
+        # encoder learns which object is where, and both act like bags of words.
         texts = models.DecoderConfig(
             vocab_size=len(scenes.TOKENS),
             max_len=scenes.LONGEST + 1,
@@ -77,12 +78,12 @@ class Clip(models.DualEncoder):
         self.see = scenes.Seer(settings.channels)
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """One vector of length 1 for each scene."""
+        """Return a unit vector for each scene."""
         return super().embed_images(self.see(images))
 
 
 class Pair(torch.nn.Module):
-    """Two encoders without attention, with the loss and the names of a `saccade.models.DualEncoder`."""
+    """A baseline of two encoders without attention, with the interface of `saccade.models.DualEncoder`."""
 
     def __init__(self, settings: Settings, *, ordered: bool):
         super().__init__()
@@ -97,11 +98,11 @@ class Pair(torch.nn.Module):
         self.log_scale = torch.nn.Parameter(torch.tensor(math.log(1 / 0.07)))
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """One vector of length 1 for each picture."""
+        """Return a unit vector for each image."""
         return F.normalize(self.see(images), dim=-1)
 
     def embed_texts(self, tokens: Tensor) -> Tensor:
-        """One vector of length 1 for each text: of its end, or of all its words alike."""
+        """Return a unit vector for each sentence: of its end token, or the mean of its words."""
         x = self.embedding(tokens)
         ends = (tokens == scenes.END).int().argmax(1)
         if self.read is not None:
@@ -112,11 +113,11 @@ class Pair(torch.nn.Module):
         return F.normalize(self.project(last), dim=-1)
 
     def similarity(self, images: Tensor, tokens: Tensor) -> Tensor:
-        """``[images, texts]``."""
+        """Return ``[images, texts]``."""
         return self.log_scale.exp() * self.embed_images(images) @ self.embed_texts(tokens).mT
 
     def loss(self, images: Tensor, tokens: Tensor) -> Tensor:
-        """As that of a `saccade.models.DualEncoder`."""
+        """Return the loss of `saccade.models.DualEncoder`."""
         logits, own = self.similarity(images, tokens), torch.arange(len(images))
         return (F.cross_entropy(logits, own) + F.cross_entropy(logits.mT, own)) / 2
 
@@ -129,7 +130,7 @@ MODELS = {
 
 
 def elsewhere(things: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The same things in other cells, so that another sentence tells of them: ``[n, 4]``."""
+    """Move the same objects to other cells, so that another sentence describes them: ``[n, 4]``."""
     moved = things.copy()
     while (same := (moved == things).all(1)).any():
         moved[same] = rng.permuted(things[same], axis=1)
@@ -137,9 +138,9 @@ def elsewhere(things: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def pairs(count: int, rng: np.random.Generator) -> np.ndarray:
-    """Half of them as they come, and each again with its things elsewhere; none held out, no sentence twice."""
+    """Draw scenes, and as many with the same objects elsewhere; none held out, no sentence twice."""
     drawn = scenes.draw_things(2 * count, rng, held_out=False)
-    drawn = drawn[np.sort(drawn, 1)[:, 0] != np.sort(drawn, 1)[:, -1]]  # four times the same cannot stand elsewhere
+    drawn = drawn[np.sort(drawn, 1)[:, 0] != np.sort(drawn, 1)[:, -1]]  # four equal objects have no other arrangement
     moved = elsewhere(drawn, rng)
     both = np.stack([drawn, moved], 1)[~scenes.is_held_out(moved)].reshape(-1, scenes.CELLS)
     _, first = np.unique(both, axis=0, return_index=True)
@@ -147,12 +148,12 @@ def pairs(count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def tokens_of(things: np.ndarray) -> Tensor:
-    """The sentences of scenes, ``[n, longest]``; nothing after an end counts."""
+    """Return the sentences of scenes, ``[n, longest]``; tokens after an end do not matter."""
     return scenes.padded([scenes.sentence(own) for own in things.tolist()], fill=scenes.START)
 
 
 def run_of(name: str, seed: int, settings: Settings, digits: scenes.Digits, out: Path) -> study.Run:
-    """One seed of one model."""
+    """Return one seed of one model."""
 
     def loss(module: Any, rng: np.random.Generator) -> Tensor:
         module.log_scale.data.clamp_(max=math.log(100))
@@ -163,7 +164,7 @@ def run_of(name: str, seed: int, settings: Settings, digits: scenes.Digits, out:
 
 
 def held_out(digits: scenes.Digits, count: int, rng: np.random.Generator) -> tuple[scenes.Scenes, np.ndarray]:
-    """Scenes of the test, no two of which one sentence tells of; and others for each, ``[OTHERS, n, 4]``.
+    """Return test scenes with distinct sentences, and other arrangements of each, ``[OTHERS, n, 4]``.
 
     The others put the same things elsewhere, each in another way.
     """
@@ -181,7 +182,7 @@ def held_out(digits: scenes.Digits, count: int, rng: np.random.Generator) -> tup
 
 @torch.no_grad()
 def marks(module: Any, drawn: scenes.Scenes, others: np.ndarray) -> dict[str, float]:
-    """How often a sentence finds its scene, a scene its sentence, and prefers it to those with things elsewhere."""
+    """Return the accuracies of matching sentences to scenes, scenes to sentences, and to the right arrangement."""
     images = torch.cat([module.embed_images(part) for part in drawn.images.split(250)])
     texts = module.embed_texts(tokens_of(drawn.things.numpy()))
     own = torch.arange(len(images))
@@ -196,7 +197,7 @@ def marks(module: Any, drawn: scenes.Scenes, others: np.ndarray) -> dict[str, fl
 
 @torch.no_grad()
 def draw(module: Clip, drawn: scenes.Scenes, others: np.ndarray, digits: scenes.Digits) -> Any:
-    """Three scenes, each in two arrangements, against their sentences."""
+    """Draw three scenes, each in two arrangements, against their sentences."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -226,7 +227,7 @@ def draw(module: Clip, drawn: scenes.Scenes, others: np.ndarray, digits: scenes.
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table."""
+    """Train, measure and write; return the rows of the table."""
     given = study.parser(__doc__, "out/match-scenes").parse_args(arguments)
     settings = QUICK if given.quick else Settings()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -244,7 +245,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     chance = 1 / len(drawn.images)
     rows.append(study.summary("chance", {"-": chance}, sentence=chance, place=1 / (1 + OTHERS)))
     figure = viz.save(draw(runs["dual"][0].module, drawn, others, test), given.out / "similarities.png")
-    title = f"sentences that find their own scene first, among {len(drawn.images):,} held-out scenes"
+    title = f"sentences that rank their own scene first, among {len(drawn.images):,} held-out scenes"
     columns = {"sentence": "scene to sentence", "place": "things elsewhere"}
     study.finish(given.out, title, settings, trained, rows, console=console, figures=[figure], **columns)
     return rows

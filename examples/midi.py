@@ -1,4 +1,4 @@
-"""Voices as a MIDI file, which every player plays."""
+"""Voices as a MIDI file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-TICKS = 480  # of a quarter
+TICKS = 480  # ticks per quarter
 
 
 def as_midi(pitch: np.ndarray, starts: np.ndarray, *, tempo: int = 80, program: int = 19) -> bytes:
-    """A file of one track for each voice.
+    """Return a file with one track for each voice.
 
     Args:
         pitch: what sounds in each eighth, 0 for nothing: int ``[steps, voices]``.
@@ -28,7 +28,7 @@ def as_midi(pitch: np.ndarray, starts: np.ndarray, *, tempo: int = 80, program: 
 
 
 def _events(pitch: np.ndarray, starts: np.ndarray, channel: int, program: int) -> list[tuple[int, bytes]]:
-    """What happens in a voice, and at which tick."""
+    """Return the events of a voice, with their ticks."""
     events, sounding = [(0, bytes([0xC0 + channel, program]))], 0
     for step, (own, is_new) in enumerate([*zip(pitch.tolist(), starts.tolist(), strict=True), (0, True)]):
         tick = step * TICKS // 2
@@ -41,7 +41,7 @@ def _events(pitch: np.ndarray, starts: np.ndarray, channel: int, program: int) -
 
 
 def _track(events: Sequence[tuple[int, bytes]]) -> bytes:
-    """Each event after how long it waits for; then the end."""
+    """Return a track: each event after its delay, then the end."""
     data, now = b"", 0
     for tick, event in [*events, (events[-1][0], b"\xff\x2f\x00")]:
         data, now = data + _length(tick - now) + event, tick
@@ -49,7 +49,7 @@ def _track(events: Sequence[tuple[int, bytes]]) -> bytes:
 
 
 def _length(ticks: int) -> bytes:
-    """Seven bits a byte, the highest first; all but the last have the eighth set."""
+    """Return a variable-length number: seven bits per byte, the highest first; all but the last set the eighth bit."""
     own = [ticks & 0x7F]
     while ticks := ticks >> 7:
         own.append(ticks & 0x7F | 0x80)

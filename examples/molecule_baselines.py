@@ -1,4 +1,4 @@
-"""What else says a property of a molecule: ridge regression and boosted trees, on fingerprints and on path lengths."""
+"""Baselines for properties of molecules: ridge regression and boosted trees on fingerprints and path lengths."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Fit = Callable[[np.ndarray, np.ndarray], Iterator[Callable[[np.ndarray], np.ndar
 
 
 def targets(found: Sequence[Molecule]) -> np.ndarray:
-    """``[molecules, targets]``."""
+    """Return ``[molecules, targets]``."""
     return np.array([[one.targets[name] for name in TARGETS] for one in found])
 
 
 def hashed(found: Sequence[Molecule], kind: str, columns: int) -> np.ndarray:
-    """How often each fragment or pair is in a molecule, many of them to a column; then how many atoms there are."""
+    """Return hashed counts of fragments or pairs in each molecule, and the number of atoms."""
     counts = np.zeros((len(found), columns + 1), np.float32)
     for row, one in zip(counts, found, strict=True):
         for number, count in getattr(one, kind).items():
-            # Mixed first: the last digits of a pair's number only say what one of its atoms is.
+            # Hash first: the last digits of a pair's number depend on one of its atoms only.
             row[(int(number) * 0x9E3779B97F4A7C15 % 2**64 >> 32) % columns] += count
         row[-1] = len(one.atoms)
     return counts
 
 
 def path_counts(graphs: Sequence[tuple[Tensor, Tensor, Tensor]], reach: int) -> np.ndarray:
-    """How many atoms, bonds and rings there are, how many pairs are how far apart, and how many are of each kind."""
+    """Return the numbers of atoms, bonds and rings, of pairs by distance, and of atoms by kind."""
     rows = []
     for atoms, bonds, apart in graphs:
         elements, _, neighbours, _ = atoms.T
@@ -51,7 +51,7 @@ def path_counts(graphs: Sequence[tuple[Tensor, Tensor, Tensor]], reach: int) -> 
 
 
 def ridge(x: np.ndarray, y: np.ndarray) -> Iterator[Callable[[np.ndarray], np.ndarray]]:
-    """Ridge regression, once for each strength of its penalty."""
+    """Fit ridge regression for each strength of its penalty."""
     from sklearn.linear_model import Ridge  # noqa: PLC0415  a second of import that --help need not wait for
 
     for alpha in ALPHAS:
@@ -59,17 +59,17 @@ def ridge(x: np.ndarray, y: np.ndarray) -> Iterator[Callable[[np.ndarray], np.nd
 
 
 def trees(x: np.ndarray, y: np.ndarray) -> Iterator[Callable[[np.ndarray], np.ndarray]]:
-    """Boosted trees, after every 25 of them."""
+    """Fit boosted trees; yield a predictor after every 25 of them."""
     from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415  as in ridge
 
-    # The second part chooses how many, not a tenth that would be taken from the first where that is large.
+    # The second part chooses the number of trees, instead of a tenth of the first for early stopping.
     fitted = HistGradientBoostingRegressor(max_iter=MOST_TREES, early_stopping=False, random_state=0).fit(x, y)
     for count in range(25, MOST_TREES + 1, 25):
         yield lambda asked, count=count: next(itertools.islice(fitted.staged_predict(asked), count - 1, None))
 
 
 def best(fit: Fit, x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> np.ndarray:
-    """What a method says of the last part, target by target, as the second part chooses among what the first taught."""
+    """Return predictions of the last part, with settings chosen for each target on the second part."""
     said = []
     for own in range(len(TARGETS)):
         methods = fit(x[0], y[0][:, own])
@@ -84,9 +84,9 @@ def all_of(
     wanted: Sequence[np.ndarray],
     reach: int,
 ) -> dict[str, np.ndarray]:
-    """What each says of the last part, ``[molecules, targets]``; settings are chosen on the second."""
+    """Return the predictions of each method, ``[molecules, targets]``; settings are chosen on the second part."""
     fragments, pairs = ([hashed(part, kind, 2048) for part in parts] for kind in ("fragments", "pairs"))
-    # Trees look at every column, and would take minutes over so many.
+    # Trees would take minutes with that many columns.
     fewer = [hashed(part, "fragments", 512) for part in parts]
     return {
         "boosted trees, counts of path lengths": best(trees, [path_counts(own, reach) for own in graphs], wanted),

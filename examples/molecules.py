@@ -1,4 +1,4 @@
-"""Molecules as graphs, and what is known of each: made once with RDKit from the SMILES it ships, read back as JSON.
+"""Molecules as graphs with properties: computed once by RDKit from the SMILES that it ships, stored as JSON.
 
 Only `made` needs RDKit (``pip install rdkit``; BSD-3-Clause, and so are the files of its wheel that are read here: the
 first 5,000 molecules of the National Cancer Institute's open database, and 10,000 of a screening library of the Walter
@@ -44,7 +44,7 @@ class Molecule(NamedTuple):
 
 
 def read(path: Path, most: int | None = None) -> list[Molecule]:
-    """The molecules of a file that has a JSON object in each line; the first ``most`` of them."""
+    """Read the first ``most`` molecules of a file of JSON lines."""
     with path.open(encoding="utf-8") as lines:
         return [_molecule(json.loads(line)) for line, _ in zip(lines, range(most or 10**9), strict=False)]
 
@@ -58,7 +58,7 @@ def _molecule(told: dict[str, Any]) -> Molecule:
 
 
 def made(folder: Path, fewest_atoms: int = 6, most_atoms: int = 40) -> Path:
-    """The file of all molecules that RDKit ships as SMILES, each once, in an order that says nothing.
+    """Write the file of all molecules that RDKit ships as SMILES, without duplicates, in random order.
 
     Raises:
         SystemExit: RDKit is not installed.
@@ -76,7 +76,7 @@ def made(folder: Path, fewest_atoms: int = 6, most_atoms: int = 40) -> Path:
     RDLogger.DisableLog("rdApp.*")
     found = {}
     for smiles in _shipped():
-        # Without stereochemistry, which neither the graphs nor the properties know.
+        # Without stereochemistry, which neither graphs nor properties include.
         molecule = Chem.MolFromSmiles(smiles)
         if molecule is not None and fewest_atoms <= molecule.GetNumAtoms() <= most_atoms:
             name = Chem.MolToSmiles(molecule, isomericSmiles=False)
@@ -101,7 +101,7 @@ def _shipped() -> Iterator[str]:
 
 
 def _told(name: str, molecule: Any) -> dict[str, Any]:
-    """What the line of a molecule says."""
+    """Return the JSON object of a molecule."""
     from rdkit.Chem import AllChem, Crippen, GraphDescriptors, rdFingerprintGenerator  # noqa: PLC0415  as in made
     from rdkit.Chem.Scaffolds import MurckoScaffold  # noqa: PLC0415
 

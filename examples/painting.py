@@ -1,4 +1,4 @@
-"""What drawing scenes needs beside a model: patches as tokens, a count of what follows what, and a reader of digits."""
+"""Tools for drawing scenes: patches as tokens, a Markov model of patches, and a reader of digits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 import scenes
 
-SIDE = 3  # of a patch, in pixels
+SIDE = 3  # side of a patch, in pixels
 
 
 class Patches:
-    """A code for each patch of a scene: the nearest of those that k-means chose.
+    """A codebook of patches of scenes, from k-means.
 
     Attributes:
         codes: ``[codes, 9]``; the first is paper.
@@ -27,7 +27,7 @@ class Patches:
 
     @classmethod
     def of(cls, images: Tensor, count: int) -> Patches:
-        """Choose so many codes for the patches of some scenes."""
+        """Fit a codebook to the patches of some scenes."""
         from sklearn.cluster import KMeans  # noqa: PLC0415  a second of import that --help need not wait for
 
         cut = cls(torch.zeros(1, SIDE**2)).cut(images).flatten(0, 1)
@@ -36,20 +36,20 @@ class Patches:
         return cls(torch.cat([torch.zeros(1, SIDE**2), torch.from_numpy(means).float()]))
 
     def cut(self, images: Tensor) -> Tensor:
-        """Patches row by row: ``[n, 1, 24, 24]`` to ``[n, 64, 9]``."""
+        """Return patches row by row: ``[n, 1, 24, 24]`` to ``[n, 64, 9]``."""
         return torch.nn.functional.unfold(images, SIDE, stride=SIDE).mT
 
     def tokens(self, images: Tensor) -> Tensor:
-        """The nearest code of each patch, int64 ``[n, 64]``."""
+        """Return the nearest code of each patch, int64 ``[n, 64]``."""
         return torch.cdist(self.cut(images), self.codes[None]).argmin(-1)
 
     def images(self, tokens: Tensor) -> Tensor:
-        """The scenes that are made of codes, ``[n, 1, 24, 24]``."""
+        """Return the scenes of codes, ``[n, 1, 24, 24]``."""
         return torch.nn.functional.fold(self.codes[tokens].mT, scenes.CANVAS, SIDE, stride=SIDE)
 
 
 class Reader:
-    """Says what stands in each cell of a scene: a logistic regression that saw real digits alone, and the darkest ink.
+    """A reader of cells: logistic regression trained on real digits, and the darkest ink.
 
     A digit is cut out with the ink that is there, put in the middle of 12x12 pixels, and made as dark as it can be.
     """
@@ -62,7 +62,7 @@ class Reader:
 
     @staticmethod
     def _middle(cell: np.ndarray) -> np.ndarray:
-        """The ink in the middle: ``[144]``."""
+        """Return the ink in the middle: ``[144]``."""
         rows, columns = (np.flatnonzero((cell > 0.2 * cell.max()).any(axis)) for axis in (1, 0))
         own = cell[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] / cell.max()
         top, left = ((scenes.CELL - size) // 2 for size in own.shape)
@@ -71,7 +71,7 @@ class Reader:
         return room.ravel()
 
     def things(self, images: Tensor) -> np.ndarray:
-        """What is read in each cell, as `scenes.Scenes.things`."""
+        """Return the objects that are read in each cell, in the format of `scenes.Scenes.things`."""
         size = scenes.CELL
         cells = images[:, 0].unfold(1, size, size).unfold(2, size, size).reshape(-1, size, size).numpy()
         there = cells.max((1, 2)) > scenes.LIGHT / 2
@@ -83,17 +83,15 @@ class Reader:
         return found.reshape(-1, scenes.CELLS)
 
     def shares(self, images: Tensor, things: Tensor) -> dict[str, Any]:
-        """How many of the digits of sentences are read in their cell, and in their ink; how many of the cells are
-        light, dark or empty as they ought to be, whatever the digit; and both as a table shows them.
-        """
-        wanted, found = things.numpy(), self.things(images)
-        read = float((found == wanted)[wanted != scenes.NOTHING].mean())
-        inked = float((found // 10 == wanted // 10).mean())
+        """Return the share of digits that are read right, and of cells with the right ink, also formatted."""
+        expected, predicted = things.numpy(), self.things(images)
+        read = float((predicted == expected)[expected != scenes.NOTHING].mean())
+        inked = float((predicted // 10 == expected // 10).mean())
         return {"read": read, "inked": inked, "shown read": f"{read:.1%}", "shown inked": f"{inked:.1%}"}
 
 
 class Markov:
-    """How often each patch stood right of one, below another, and in this place; with less to go by where that is rare.
+    """A Markov model of patches from their left and upper neighbours and positions, with fallback for rare contexts.
 
     Each count is mixed with the one that knows less, as if that had been seen ``doubt`` times (Dirichlet).
     """
@@ -109,14 +107,14 @@ class Markov:
                     counts[key][own] += 1
 
     def _keys(self, row: list[int], place: int) -> list[Any]:
-        """What is known before a patch is seen: nothing; the one on the left; the one above too; and the place."""
+        """Return the contexts of a patch: none; the left neighbour; also the upper one; also the position."""
         left = row[place - 1] if place % self.side else -1
         above = row[place - self.side] if place >= self.side else -1
         beyond = row[place - self.side + 1] if place >= self.side and (place + 1) % self.side else -1
         return [(), left, (left, above), (left, above, beyond)]
 
     def probabilities(self, row: list[int], place: int) -> np.ndarray:
-        """Of each patch, given those before it."""
+        """Return the probability of each patch after those before it."""
         found = np.full(self.codes, 1 / self.codes)
         for counts, key in zip(self.counts, self._keys(row, place), strict=True):
             own = counts.get(key, {})
@@ -126,12 +124,12 @@ class Markov:
         return found
 
     def bits(self, tokens: np.ndarray) -> float:
-        """Bits per patch of scenes."""
+        """Return bits per patch of scenes."""
         likely = [self.probabilities(row, i)[row[i]] for row in tokens.tolist() for i in range(len(row))]
         return float(-np.log2(likely).mean())
 
     def paint(self, count: int) -> Tensor:
-        """Scenes drawn patch by patch: tokens ``[count, patches]``."""
+        """Draw scenes patch by patch: tokens ``[count, patches]``."""
         rng = np.random.default_rng(0)
         made = np.zeros((count, self.side**2), np.int64)
         for row in made:

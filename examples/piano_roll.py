@@ -1,4 +1,4 @@
-"""A piano roll: bars across, pitches up, and how much each note is looked at."""
+"""A piano roll of notes, with the attention to each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN = 16  # eighths before the note
 
 
 def draw(chorale: Chorale, step: int, voice: int, panels: dict[str, np.ndarray]) -> Any:
-    """What was played in the bars before a note; the darker, the more it is looked at.
+    """Draw the bars before a note; darker notes have more attention.
 
     Args:
         chorale: all of it.
@@ -29,7 +29,7 @@ def draw(chorale: Chorale, step: int, voice: int, panels: dict[str, np.ndarray])
     FigureCanvasAgg(page)
     for axes, (name, weights) in zip(page.subplots(2, 1, sharex=True), panels.items(), strict=True):
         scale, most = colours(), weights.max()
-        # Where voices sing the same, what is looked at more lies above.
+        # If voices coincide, draw the one with more attention on top.
         for index in sorted(range(first * len(VOICES), len(weights)), key=weights.__getitem__):
             when, who = divmod(index, len(VOICES))
             own = chorale.pitch[when, who]
@@ -60,7 +60,7 @@ def _scale(most: float) -> Any:
 
 
 def _dress(axes: Any, chorale: Chorale, first: int, step: int) -> None:
-    """Bars across, pitches with their names up."""
+    """Label bars and pitches."""
     heard = chorale.pitch[first : step + 1]
     low, high = heard[heard > 0].min(), heard.max()
     bars = np.cumsum(chorale.beat == 0)
@@ -76,5 +76,5 @@ def _dress(axes: Any, chorale: Chorale, first: int, step: int) -> None:
 
 
 def _name(pitch: int) -> str:
-    """As musicians write it: C4 is the middle C."""
+    """Return the name of a pitch: C4 is the middle C."""
     return f"{['C', 'C♯', 'D', 'E♭', 'E', 'F', 'F♯', 'G', 'A♭', 'A', 'B♭', 'B'][pitch % 12]}{pitch // 12 - 1}"

@@ -1,4 +1,4 @@
-"""Families of sequences whose columns vary together where a planted fold has contacts, made without any download.
+"""Families of sequences whose columns covary at the contacts of a planted fold, generated without any download.
 
 A fold is a compact walk on a face-centred cubic lattice, where twelve places touch each place and neighbours share
 neighbours, as in a protein. A Potts model has a coupling wherever two residues touch: in part by a table of which
@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 LETTERS = 8
-APART = 6  # residues along the chain: nearer ones touch in nearly every fold
+APART = 6  # smallest distance along the chain: nearer residues touch in nearly every fold
 STEPS = np.array([s for s in np.ndindex(3, 3, 3) if sum(abs(i - 1) for i in s) == 2]) - 1
 
 
 class Families(NamedTuple):
-    """``letters [families, sequences, residues]``, and who touches whom, bool ``[families, residues, residues]``."""
+    """``letters [families, sequences, residues]``, and contacts, bool ``[families, residues, residues]``."""
 
     letters: Tensor
     touches: Tensor
 
 
 def fold(length: int, rng: np.random.Generator, compactness: float = 1.0) -> np.ndarray:
-    """Places ``[length, 3]`` of a walk that never meets itself, and prefers places that touch many before."""
+    """Draw the positions ``[length, 3]`` of a self-avoiding walk that prefers contacts."""
     while True:
         walk = [(0, 0, 0)]
         for _ in range(length - 1):
@@ -42,20 +42,20 @@ def fold(length: int, rng: np.random.Generator, compactness: float = 1.0) -> np.
 
 
 def touching(places: np.ndarray) -> np.ndarray:
-    """Who stands beside whom, bool ``[length, length]``."""
+    """Return which residues are adjacent, bool ``[length, length]``."""
     between = np.abs(places[:, None] - places)
     return (between.sum(2) == 2) & (between.max(2) == 1)
 
 
 def affinities() -> Tensor:
-    """Which letters like each other, in all families, ``[letters, letters]``, symmetric, of mean 0 and variance 1."""
+    """Draw the affinities of letters in all families, ``[letters, letters]``, symmetric, of mean 0 and variance 1."""
     table = np.random.default_rng(20).normal(size=(LETTERS, LETTERS))
     table = table + table.T
     return torch.from_numpy((table - table.mean()) / table.std()).float()
 
 
 def families(seeds: range, length: int, doublings: int, coupling: float = 1.0, sweeps: float = 1.0) -> Families:
-    """A family for each seed, ``2 ** doublings`` sequences; each has a fold of its own.
+    """Draw a family for each seed, ``2 ** doublings`` sequences; each has another fold.
 
     Args:
         seeds: one for each fold; the first decides all the rest, hundred by hundred.
@@ -74,7 +74,7 @@ def _together(seeds: range, length: int, doublings: int, coupling: float, sweeps
     draw = torch.Generator().manual_seed(seeds.start)
     count, shape = len(seeds), (len(seeds), length, length, LETTERS, LETTERS)
     own = torch.randn(shape, generator=draw)
-    # What i says of j is what j says of i.
+    # Couplings are symmetric.
     above = torch.ones(length, length, dtype=torch.bool).triu()[..., None, None]
     own = torch.where(above, own, own.permute(0, 2, 1, 4, 3))
     couplings = coupling * (affinities() + own) / 2**0.5 * touches[..., None, None]
@@ -89,7 +89,7 @@ def _together(seeds: range, length: int, doublings: int, coupling: float, sweeps
 
 
 def _evolved(letters: Tensor, couplings: Tensor, fields: Tensor, sweeps: float, draw: torch.Generator) -> Tensor:
-    """Draw residues anew, one after the other, each as likely as the Potts model says beside those that stand."""
+    """Redraw residues one after the other from the conditional distributions of the Potts model."""
     state = torch.nn.functional.one_hot(letters, LETTERS).float()
     for _ in range(round(sweeps * letters.shape[2])):
         i = int(torch.randint(letters.shape[2], (), generator=draw))

@@ -1,4 +1,4 @@
-"""Music: a decoder that knows how far apart notes are says which note comes next in a chorale by Bach, and goes on.
+"""Music: a decoder with relative attention predicts the notes of Bach's chorales, and continues them.
 
     python examples/play_chorales.py
 
@@ -7,10 +7,10 @@ start a note, go on, or rest, one after the other. Layers of causal attention wi
 (`positions.ShawKeys`), as in the Music Transformer, learn which comes next, in all keys. Beside them stand the same
 without distances, a GRU with as many parameters, and Markov chains over the same pitches. No melody of the test is in
 the training data, in any key, under any number. Three seeds, three minutes each; prints how many bits a note takes,
-writes a MIDI file of how a chorale of the test goes on after two bars, and draws what a note looks at, and how far
-back each head looks. A run that is stopped goes on.
+writes a MIDI file of how a chorale of the test goes on after two bars, and draws what a note attends to, and how far
+back each head looks. Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]'``.
+Needs ``pip install 'saccade-attention[all]'``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from saccade import caches, masks, mechanisms, models, nn, positions, viz
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     steps: int = 1500
     batch_size: int = 8
@@ -55,11 +55,11 @@ class Settings(study.Settings):
 
 
 QUICK = Settings(steps=10, batch_size=4, warm_up=2, bars=1, embed_dim=16, num_layers=1, gru_dim=24, seeds=(0,))
-LEAP = 24  # semitones, the largest that has a number of its own
+LEAP = 24  # semitones, the largest interval with its own number
 
 
 class Player(torch.nn.Module):
-    """Says what each voice does next: so many semitones from where it is, which pitch, or nothing new."""
+    """A model that predicts the next symbol of each voice: an interval, a pitch, or a continuation."""
 
     def __init__(self, name: str, settings: Settings):
         super().__init__()
@@ -70,12 +70,12 @@ class Player(torch.nn.Module):
             torch.nn.init.normal_(embedding.weight, std=0.5)
         self.body = GRU(settings) if name == "gru" else self._stack(has_distances=name == "relative")
         self.pitch, self.leap = torch.nn.Linear(width, SYMBOLS), torch.nn.Linear(width, 2 * LEAP + 1)
-        # Semitones from the pitch that a voice had to one that may start; what is too far counts as the farthest.
+        # Interval from a voice's last pitch to a possible one, clipped to the largest.
         leaps = (torch.arange(1, sizes[0]) - torch.arange(sizes[0])[:, None]).clamp(-LEAP, LEAP) + LEAP
         self.register_buffer("leaps", leaps, persistent=False)
 
     def _stack(self, *, has_distances: bool) -> nn.DecoderStack:
-        """Layers of attention to the last bars, with a vector for each distance in each head, or without."""
+        """Build layers of attention to the last bars, with relative position vectors or without."""
         width, heads, reach = self.settings.embed_dim, self.settings.num_heads, self.settings.bars * BAR
 
         def layer() -> nn.DecoderLayer:
@@ -88,20 +88,20 @@ class Player(torch.nn.Module):
         return nn.DecoderStack(layers, final_norm=torch.nn.LayerNorm(width))
 
     def embed(self, known: Tensor) -> Tensor:
-        """``[batch, len, 4]`` to ``[batch, len, embed_dim]``."""
+        """Return ``[batch, len, embed_dim]`` of ``[batch, len, 4]``."""
         return sum(own(known[..., column]) for column, own in enumerate(self.embeddings))
 
     def forward(self, known: Tensor, cache: caches.Cache | None = None) -> Tensor:
-        """Logits ``[batch, len, SYMBOLS]`` of what follows; with a cache, ``known`` is what was not in it."""
+        """Return logits ``[batch, len, SYMBOLS]`` of the next symbol; with a cache, ``known`` holds the new ones."""
         x = self.embed(known)
         x = self.body(x) if cache is None else self.body(x, cache=cache)
         logits, leaps = self.pitch(x), self.leap(x).gather(-1, self.leaps[known[..., 3]])
-        # A voice that rests leaps from nowhere.
+        # After a rest there is no interval.
         return logits + F.pad(leaps * (known[..., 3:] > 0), (0, SYMBOLS - leaps.shape[-1]))
 
 
 class GRU(torch.nn.Module):
-    """Two layers that carry a state along, with about as many parameters."""
+    """A baseline of two recurrent layers with about the same number of parameters."""
 
     def __init__(self, settings: Settings):
         super().__init__()
@@ -110,12 +110,12 @@ class GRU(torch.nn.Module):
         self.out = torch.nn.Sequential(torch.nn.Dropout(settings.dropout_p), torch.nn.Linear(inner, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, len, embed_dim]`` to the same."""
+        """Return ``[batch, len, embed_dim]`` of the same shape."""
         return self.out(self.layers(x)[0])
 
 
 def run_of(name: str, seed: int, settings: Settings, train: Sequence[Chorale], out: Path) -> study.Run:
-    """One seed, which learns from other bars, in other keys, in every step."""
+    """Return one seed, which gets other bars in other keys in every step."""
     texts = [[as_text(chorale, key) for key in settings.keys] for chorale in train]
     shares = np.array([len(chorale) for chorale in train], float)
     length = settings.bars * BAR
@@ -138,14 +138,14 @@ def run_of(name: str, seed: int, settings: Settings, train: Sequence[Chorale], o
 
 @torch.no_grad()
 def bits(module: Player, chorale: Chorale) -> np.ndarray:
-    """What each symbol of a chorale takes, each step knowing all before: ``[steps, 4]``."""
+    """Return the bits of each symbol of a chorale after all earlier ones: ``[steps, 4]``."""
     text = as_text(chorale)
     found = F.cross_entropy(module.eval()(text.known[None])[0], text.symbols, reduction="none") / math.log(2)
     return found.reshape(-1, len(VOICES)).numpy()
 
 
 def row_of(who: str, by_seed: dict[str, list[np.ndarray]], heard: Sequence[Chorale], **others: Any) -> dict[str, Any]:
-    """Bits per note that starts, over seeds; and those of each voice, per note of its own."""
+    """Return bits per note over seeds, and per voice."""
     started = sum(((chorale.starts & (chorale.pitch > 0)).sum(0) for chorale in heard), np.zeros(4))
     taken = {seed: sum(own.sum(0) for own in found) for seed, found in by_seed.items()}
     voices = dict(zip(VOICES, np.mean([own / started for own in taken.values()], 0).tolist(), strict=True))
@@ -159,7 +159,7 @@ def row_of(who: str, by_seed: dict[str, list[np.ndarray]], heard: Sequence[Chora
 
 @torch.no_grad()
 def goes_on(module: Player, start: Chorale, steps: int, sampler: models.Sampler, seed: int = 0) -> Chorale:
-    """A chorale, and so many steps more, drawn symbol by symbol; what was read is in a cache."""
+    """Continue a chorale by sampled symbols, with a cache."""
     bar = int(start.beat.max()) + 1
     beat = np.r_[start.beat, (start.beat[-1] + 1 + np.arange(steps)) % bar]
     pitch, starts = (np.r_[own, np.zeros((steps, len(VOICES)), own.dtype)] for own in (start.pitch, start.starts))
@@ -175,16 +175,16 @@ def goes_on(module: Player, start: Chorale, steps: int, sampler: models.Sampler,
 
 
 def until(chorale: Chorale, steps: int) -> Chorale:
-    """The beginning of a chorale."""
+    """Return the beginning of a chorale."""
     return Chorale("", chorale.pitch[:steps], chorale.starts[:steps], chorale.beat[:steps])
 
 
 @torch.no_grad()
 def looks(module: Player, chorale: Chorale, step: int, voice: int) -> dict[str, np.ndarray]:
-    """What a symbol looks at among all before it, ``[symbols]``, by kind of weights."""
+    """Return the attention of a symbol to all earlier ones, ``[symbols]``, by kind of weights."""
     index = step * len(VOICES) + voice
     matrices = module.body.matrices(module.embed(as_text(chorale).known[None, : index + 1]))
-    # At each place of a text stands what was said before it.
+    # Position i of a text holds the symbol before it.
     found = torch.stack([matrix.to_dense()[0, :, index, 1:] for matrix in matrices]).numpy()
     entropy = -(found * np.log(np.maximum(found, 1e-30))).sum(-1)
     layer, head = np.unravel_index(entropy.argmin(), entropy.shape)
@@ -196,7 +196,7 @@ def looks(module: Player, chorale: Chorale, step: int, voice: int) -> dict[str, 
 
 @torch.no_grad()
 def distances(module: Player, chorale: Chorale, most: int = 16) -> Tensor:
-    """How much each head looks at the symbol that was so many before, on average: ``[layers * heads, most]``."""
+    """Return the mean attention of each head by distance in symbols: ``[layers * heads, most]``."""
     matrices = module.body.matrices(module.embed(as_text(chorale).known[None]))
     heads = torch.cat([matrix.to_dense()[0] for matrix in matrices])
     return torch.stack([heads.diagonal(-back, 1, 2)[:, most - back :].mean(1) for back in range(most)], 1)
@@ -210,7 +210,7 @@ PEERS = {
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table."""
+    """Train, measure and write; return the rows of the table."""
     parser = study.parser(__doc__, "out/chorales")
     parser.add_argument("--data", type=Path, help="an archive with .mxl files in corpus/bach, such as music21's wheel")
     given = parser.parse_args(arguments)
@@ -248,7 +248,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     how = {"x_labels": list(map(str, range(1, 1 + by_distance.shape[1]))), "y_labels": heads, "title": told}
     how |= {"x_name": "symbols before; four are an eighth", "y_name": ""}
     profile = viz.save(viz.heatmap(by_distance, **how), given.out / "distances.png")
-    title = f"bits per note of {len(test)} chorales with melodies never heard, and of each voice's own"
+    title = f"bits per note of {len(test)} chorales with unseen melodies, and of each voice"
     headings = {voice: voice.lower() for voice in VOICES}
     study.finish(
         given.out, title, settings, trained, rows, console=console, form="{:.2f}", lower_is_better=True,

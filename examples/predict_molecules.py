@@ -1,20 +1,20 @@
-"""Attention over the atoms of a molecule, told of bonds and of distances, says an index that RDKit computes from paths.
+"""Attention over the atoms of a molecule, biased by bonds and distances, predicts an index that depends on paths.
 
     python examples/predict_molecules.py
 
 14,625 molecules that RDKit ships as SMILES become graphs (``molecules.py``). Balaban's J adds up, over all bonds, how
 far both their atoms are from all others: no count of fragments holds it, as logP's does, which stands beside it. Atoms
 go through layers of self-attention with a number for each kind of bond and each length of path, a learned query pools
-them, and a small network says both. Molecules with the same scaffold are all learned from, or all held out. Beside it
-stand the same with bonds alone and with neither, ridge regression and boosted trees on RDKit's fingerprints, trees on
-counts of path lengths, and the mean. Three seeds; prints the R² on held-out molecules, and draws what the model looks
-at in one of them, and which distances its heads look for.
+them, and a small network says both. Molecules with the same scaffold are all learned from, or all held out. Baselines
+are the same with bonds alone and with neither, ridge regression and boosted trees on RDKit's fingerprints, trees on
+counts of path lengths, and the mean. Three seeds; prints the R² on held-out molecules, and draws what the model attends
+to in one of them, and which distances its heads prefer.
 
 Distances help where paths count (R² 0.94 with them, 0.92 with bonds alone, 0.85 with neither, 0.88 from fingerprints).
 But trees that are given what J is made of, numbers of rings and of pairs at each distance, are better at it (0.975),
 and the worst at logP, where ridge regression on fragments comes close to attention.
 
-Needs ``pip install 'saccade[all]' scikit-learn rdkit``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn rdkit``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from saccade import masks, mechanisms, nn, positions, viz
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     steps: int = 1500
     learning_rate: float = 5e-3
@@ -61,7 +61,7 @@ MODELS = {
 
 
 class Batch(NamedTuple):
-    """Molecules side by side: ``atoms [batch, n, 4]``, ``bonds`` and ``apart`` ``[batch, n, n]``, -1 beyond the end."""
+    """A batch of molecules: ``atoms [batch, n, 4]``, ``bonds`` and ``apart`` ``[batch, n, n]``, -1 at padding."""
 
     atoms: Tensor
     bonds: Tensor
@@ -70,7 +70,7 @@ class Batch(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Molecules to learn from, to choose settings by, and to measure on; no scaffold is in two of them."""
+    """Molecules for training, validation and testing; no scaffold is in two of them."""
 
     train: list[Molecule]
     chosen_by: list[Molecule]
@@ -78,7 +78,7 @@ class Split(NamedTuple):
 
 
 def split(found: Sequence[Molecule]) -> Split:
-    """A tenth to choose by, a tenth to measure on, scaffold by scaffold; frequent scaffolds are learned from."""
+    """Split off a tenth each for validation and testing, by scaffold; frequent scaffolds are in training."""
     by_scaffold: dict[str, list[Molecule]] = {}
     for one in found:
         by_scaffold.setdefault(one.scaffold, []).append(one)
@@ -97,7 +97,7 @@ Graph = tuple[Tensor, Tensor, Tensor]
 
 
 def graphs(found: Sequence[Molecule], reach: int) -> list[Graph]:
-    """What the model is told of each molecule."""
+    """Return the model's inputs for each molecule."""
     made = []
     for one in found:
         bonds = torch.from_numpy(one.bonds)
@@ -106,7 +106,7 @@ def graphs(found: Sequence[Molecule], reach: int) -> list[Graph]:
 
 
 def batch_of(found: Sequence[Graph]) -> Batch:
-    """Molecules side by side, as long as the longest."""
+    """Return molecules as a batch, padded to the longest."""
     lengths = [len(atoms) for atoms, _, _ in found]
     longest = max(lengths)
     atoms = torch.zeros(len(found), longest, len(molecules.KINDS), dtype=torch.int64)
@@ -117,10 +117,10 @@ def batch_of(found: Sequence[Graph]) -> Batch:
 
 
 class Predictor(torch.nn.Module):
-    """Layers of self-attention over atoms, a pool, and what it says of every target (mean 0, variance 1).
+    """Layers of self-attention over atoms, a pool, and outputs for every target (mean 0, variance 1).
 
-    The weights of a head are a share of all there is, from which nobody can tell how many atoms are at some distance.
-    The sink, one more term in the denominator, is what they can be measured by.
+    The weights of a head sum to 1, so they do not reveal how many atoms are at a distance. A sink, one more term in
+    the denominator, makes them comparable.
     """
 
     def __init__(self, settings: Settings, told: str):
@@ -130,7 +130,7 @@ class Predictor(torch.nn.Module):
         self.size = torch.nn.Linear(1, width)
         self.of_bonds = None if told == "none" else positions.RelationTable(heads, len(molecules.BONDS))
         self.of_paths = positions.RelationTable(heads, settings.reach + 2) if told == "both" else None
-        # Heads that look for something else each from the first step learn faster than heads that all start at 0.
+        # Heads that start with different biases learn faster than heads that all start at 0.
         for table in (self.of_bonds, self.of_paths):
             if table is not None:
                 torch.nn.init.normal_(table.weight, std=2.0)
@@ -149,26 +149,26 @@ class Predictor(torch.nn.Module):
         )
 
     def forward(self, batch: Batch) -> Tensor:
-        """``[batch, targets]``."""
+        """Return ``[batch, targets]``."""
         mask = masks.Padding(batch.lengths)
         x = self.encoder(self.embed(batch), mask=mask, bias=self.bias(batch))
         return self.say(self.pool(x, mask=mask))
 
     def embed(self, batch: Batch) -> Tensor:
-        """What each atom is, and how many there are."""
+        """Return the embeddings of atoms, and their number."""
         kinds = torch.stack([table(batch.atoms[..., i]) for i, table in enumerate(self.kinds)]).sum(0)
         sizes = torch.tensor(batch.lengths).to(kinds)[:, None, None]
         return kinds + self.size(torch.log(sizes / 20))
 
     def bias(self, batch: Batch) -> Tensor | None:
-        """What bonds and distances add to the scores, ``[batch, heads, n, n]``; the same in every layer."""
+        """Return the bias of bonds and distances, ``[batch, heads, n, n]``, the same in every layer."""
         terms = [(self.of_bonds, batch.bonds), (self.of_paths, batch.apart)]
         found = [table(relation) for table, relation in terms if table is not None]
         return sum(found[1:], found[0]) if found else None
 
 
 def run_of(name: str, seed: int, settings: Settings, learned: list[Graph], wanted: Tensor, out: Path) -> study.Run:
-    """One seed of a model, which learns the targets ``[molecules, targets]``, of mean 0 and variance 1."""
+    """Return one seed of a model for the targets ``[molecules, targets]``, of mean 0 and variance 1."""
 
     def loss(module: Predictor, rng: np.random.Generator) -> Tensor:
         chosen = rng.integers(len(learned), size=settings.batch_size)
@@ -179,13 +179,13 @@ def run_of(name: str, seed: int, settings: Settings, learned: list[Graph], wante
 
 @torch.no_grad()
 def said(module: Predictor, asked: list[Graph]) -> np.ndarray:
-    """What a model says of each molecule, ``[molecules, targets]``."""
+    """Return the predictions of a model, ``[molecules, targets]``."""
     parts = [module(batch_of(asked[start : start + 128])) for start in range(0, len(asked), 128)]
     return torch.cat(parts).numpy()
 
 
 def row_of(who: str, by_seed: dict[str, np.ndarray], wanted: np.ndarray) -> dict[str, Any]:
-    """One row: the share of the variance of Balaban's J that is said right, and beside it of logP."""
+    """Return one row: the explained variance of Balaban's J, and of logP."""
     shares = {seed: 1 - ((own - wanted) ** 2).mean(0) / wanted.var(0) for seed, own in by_seed.items()}
     logp = float(np.mean([own[1] for own in shares.values()]))
     return study.summary(who, {seed: float(own[0]) for seed, own in shares.items()}, logp=logp)
@@ -193,7 +193,7 @@ def row_of(who: str, by_seed: dict[str, np.ndarray], wanted: np.ndarray) -> dict
 
 @torch.no_grad()
 def looks(module: Predictor, graph: Graph) -> dict[str, Tensor]:
-    """How much the pool looks at each atom, and how much the outermost atom does in its nearest and farthest head."""
+    """Return the attention of the pool, and of the outermost atom in its nearest and farthest head."""
     batch = batch_of([graph])
     apart = graph[2].float()
     asking = int(apart.mean(1).argmax())
@@ -210,7 +210,7 @@ def looks(module: Predictor, graph: Graph) -> dict[str, Tensor]:
 
 
 def draw(molecule: Molecule, asking: int, columns: dict[str, Tensor]) -> Any:
-    """The molecule once for each kind of weights; the more an atom is looked at, the darker it is."""
+    """Draw the molecule for each kind of weights; darker atoms have more attention."""
     from matplotlib.figure import Figure  # noqa: PLC0415  imported when used
 
     x, y = molecule.places.T
@@ -242,7 +242,7 @@ def draw(molecule: Molecule, asking: int, columns: dict[str, Tensor]) -> Any:
 
 
 def distances(module: Predictor) -> Any:
-    """How much each head prefers atoms by the number of bonds between."""
+    """Return the preference of each head for atoms by the number of bonds between."""
     assert module.of_paths is not None
     assert module.of_bonds is not None
     added = module.of_paths.weight.detach()[:13] + module.of_bonds.weight.detach()[0]
@@ -255,7 +255,7 @@ def distances(module: Predictor) -> Any:
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table."""
+    """Train, measure and write; return the rows of the table."""
     parser = study.parser(__doc__, "out/molecules")
     parser.add_argument("--data", type=Path, help="a file of molecules, as molecules.py writes it")
     parser.add_argument("--molecule", type=int, default=0, help="the held-out one of the figure (default: %(default)s)")

@@ -1,15 +1,15 @@
-"""Pictures in words: a Vision Transformer reads a handwritten number, a decoder says it, in English or in Chinese.
+"""Handwritten numbers in words: a Vision Transformer reads them, a decoder writes them in English or Chinese.
 
     python examples/read_numbers.py
 
 puts one to four of scikit-learn's handwritten digits in a row, wherever there is room, and learns to write under it
-"one hundred forty-two", or "一百四十二": the first token says which. Neither the digits of a test picture were seen in
+"one hundred forty-two", or "一百四十二": the first token says which. Neither the digits of a test image were seen in
 training, nor, from 100 on, its number. Three seeds, some minutes each; prints how many captions are right to the last
-word, beside classifiers that are told where every digit stands; and writes ``results.json`` and a figure of what each
-word of a caption looks at. A run that is stopped goes on after its last checkpoint, and ends with the same weights as
-if it had never stopped.
+word, beside classifiers that get every digit cut out; and writes ``results.json`` and a figure of what each
+word of a caption attends to. Interrupted runs resume after their last checkpoint, with the same final
+weights.
 
-Needs ``pip install 'saccade[all]' scikit-learn``.
+Needs ``pip install 'saccade-attention[all]' scikit-learn``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from saccade.viz.fonts import covering_families
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     width: int = 40
     patch: int = 4
@@ -56,7 +56,7 @@ QUICK = Settings(
     test_pictures=20,
     seeds=(0,),
 )
-SIDE = 8  # of a digit, in pixels
+SIDE = 8  # side of a digit, in pixels
 
 UNITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 UNITS += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
@@ -65,7 +65,7 @@ DIGITS = "零一二三四五六七八九"
 
 
 def in_english(number: int) -> list[str]:
-    """The words of a number below 10,000; a hyphen is a word: 142 is ``one hundred forty - two``."""
+    """Return the words of a number below 10,000; a hyphen is a word: 142 is ``one hundred forty - two``."""
     if number < 20:
         return [UNITS[number]]
     if number < 100:
@@ -77,7 +77,7 @@ def in_english(number: int) -> list[str]:
 
 
 def in_chinese(number: int) -> list[str]:
-    """The characters of a number below 10,000: 142 is 一百四十二, 1005 is 一千零五, 12 is 十二."""
+    """Return the characters of a number below 10,000: 142 is 一百四十二, 1005 is 一千零五, 12 is 十二."""
     said = _places(number)
     return said[1:] if 10 <= number < 20 else said
 
@@ -86,7 +86,7 @@ def _places(number: int) -> list[str]:
     for size, name in ((1000, "千"), (100, "百"), (10, "十")):
         if number >= size:
             count, rest = divmod(number, size)
-            # Places that are left out between two others are one 零, however many they are.
+            # Any number of zeros between two digits is one 零.
             zero = ["零"] if 0 < rest < size // 10 else []
             return [DIGITS[count], name, *zero, *(_places(rest) if rest else [])]
     return [DIGITS[number]]
@@ -100,25 +100,25 @@ LONGEST = 9  # <en> seven thousand seven hundred seventy - seven
 
 
 def as_tokens(number: int, language: str) -> list[int]:
-    """The caption: which language, the words, the end."""
+    """Return the caption: the language, the words, the end."""
     return [TOKEN_OF[token] for token in (f"<{language}>", *IN_WORDS[language](number), "<end>")]
 
 
 def as_text(tokens: list[int]) -> str:
-    """The words as one writes them: ``one hundred forty-two``, 一百四十二."""
+    """Return words in normal spelling: ``one hundred forty-two``, 一百四十二."""
     words = [TOKENS[token] for token in tokens]
     return ("" if all(word in DIGITS + "十百千" for word in words) else " ").join(words).replace(" - ", "-")
 
 
 class Digits(NamedTuple):
-    """Single digits: pictures ``[n, 8, 8]`` between 0 and 1, and what they are."""
+    """Single digits: images ``[n, 8, 8]`` between 0 and 1, and their classes."""
 
     images: np.ndarray
     labels: np.ndarray
 
 
 def load(settings: Settings) -> tuple[Digits, Digits]:
-    """scikit-learn's digits to train with and to test with; no picture is in both."""
+    """Load scikit-learn's digits for training and for testing, without common images."""
     from sklearn.datasets import load_digits  # noqa: PLC0415  a second of import that --help need not wait for
     from sklearn.model_selection import train_test_split  # noqa: PLC0415
 
@@ -129,12 +129,12 @@ def load(settings: Settings) -> tuple[Digits, Digits]:
 
 
 def is_held_out(number: int) -> bool:
-    """Every tenth number from 100 on, scattered by a product: none in training, no others in testing."""
+    """Return whether a number is in the test set: every tenth number from 100, scattered by a product."""
     return number >= 100 and number * 7919 % 9973 % 10 == 0
 
 
 def draw_number(rng: np.random.Generator, *, held_out: bool) -> int:
-    """A number of one to four digits, each length as often; from 100 on one that is held out, or one that is not."""
+    """Draw a number of one to four digits, all lengths equally often; from 100 on held out or not."""
     size = int(rng.integers(1, 5))
     while True:
         number = int(rng.integers(10 ** (size - 1) if size > 1 else 0, 10**size))
@@ -143,7 +143,7 @@ def draw_number(rng: np.random.Generator, *, held_out: bool) -> int:
 
 
 class Pictures(NamedTuple):
-    """Pictures ``[n, 8, width]``, their numbers, and which digits stand there, from left to right."""
+    """Images ``[n, 8, width]``, their numbers, and their digits from left to right."""
 
     images: Tensor
     numbers: list[int]
@@ -151,7 +151,7 @@ class Pictures(NamedTuple):
 
 
 def compose(digits: Digits, count: int, settings: Settings, rng: np.random.Generator, *, held_out: bool) -> Pictures:
-    """Write numbers with digits of anyone's hand, wherever there is room, side by side but not over each other."""
+    """Draw numbers with digits of several writers at random positions without overlap."""
     numbers = [draw_number(rng, held_out=held_out) for _ in range(count)]
     images = np.zeros((count, SIDE, settings.width), np.float32)
     by_label = [np.flatnonzero(digits.labels == label) for label in range(10)]
@@ -164,7 +164,7 @@ def compose(digits: Digits, count: int, settings: Settings, rng: np.random.Gener
 
 
 class Captioner(torch.nn.Module):
-    """An encoder reads a picture that is cut into patches; a decoder looks across at what it made, and writes."""
+    """An encoder of image patches, and a decoder with cross-attention to them."""
 
     def __init__(self, settings: Settings):
         super().__init__()
@@ -189,22 +189,22 @@ class Captioner(torch.nn.Module):
         lines = [writing() for _ in range(settings.num_decoder_layers)]
         self.decoder = nn.DecoderStack(lines, final_norm=torch.nn.LayerNorm(width))
         self.tell = torch.nn.Linear(width, len(TOKENS))
-        # Where something stands must weigh about as much as what it is, or the picture is long a bag of patches.
+        # Position vectors need about the scale of patch vectors, or the image is a bag of patches for long.
         for table in (self.patch_position, self.embedding, self.token_position):
             torch.nn.init.normal_(table.weight, std=0.5)
 
     def encode(self, images: Tensor) -> Tensor:
-        """What the encoder makes of pictures: ``[batch, 8, width]`` to ``[batch, patches, embed_dim]``."""
+        """Return the encoder's output: ``[batch, 8, width]`` to ``[batch, patches, embed_dim]``."""
         x = self.see(patches(images, self.patch))
         return self.encoder(x + self.patch_position(range(x.shape[1])))
 
     def embed(self, tokens: Tensor, where: range | Tensor) -> Tensor:
-        """What each token is, and where it stands in its caption."""
+        """Return the embeddings of tokens with their positions in the caption."""
         return self.embedding(tokens) + self.token_position(where)
 
-    def given(self, images: Tensor) -> Given:
-        """Look at pictures, once, to write under them."""
-        return Given(self, self.encode(images))
+    def given(self, images: Tensor) -> ConditionedDecoder:
+        """Encode images once; return a language model of their captions."""
+        return ConditionedDecoder(self, self.encode(images))
 
 
 def patches(images: Tensor, side: int) -> Tensor:
@@ -212,55 +212,55 @@ def patches(images: Tensor, side: int) -> Tensor:
     return images.unfold(1, side, side).unfold(2, side, side).flatten(3).flatten(1, 2)
 
 
-class Given(torch.nn.Module):
-    """A captioner that has seen its pictures: a language model, of the kind that `saccade.models.generate` takes."""
+class ConditionedDecoder(torch.nn.Module):
+    """A captioner with encoded images: a language model for `saccade.models.generate`."""
 
-    def __init__(self, captioner: Captioner, encoded: Tensor):
+    def __init__(self, captioner: Captioner, context: Tensor):
         super().__init__()
-        self.captioner, self.encoded = captioner, encoded
+        self.captioner, self.context = captioner, context
 
     def forward(
         self, tokens: Tensor, *, positions: range | Tensor | None = None, cache: caches.Cache | None = None
     ) -> Tensor:
-        """Logits ``[batch, len, words]`` of what follows each token; with a cache, ``tokens`` are the new ones only."""
+        """Return logits ``[batch, len, words]`` of the next token; with a cache, ``tokens`` are the new ones only."""
         if positions is None:
             positions = range(tokens.shape[1]) if cache is None else cache.positions(tokens.shape[1])
-        # The first call projects the pictures to keys and values in every layer; later ones find them in the cache.
-        encoded = self.encoded if cache is None or cache.length == 0 else None
+        # The first call projects the images to keys and values in every layer; later ones read them from the cache.
+        context = self.context if cache is None or cache.length == 0 else None
         x = self.captioner.embed(tokens, positions)
-        return self.captioner.tell(self.captioner.decoder(x, encoded, positions=positions, cache=cache))
+        return self.captioner.tell(self.captioner.decoder(x, context, positions=positions, cache=cache))
 
     def new_cache(self) -> caches.Cache:
-        """For every layer a KVCache of the words so far, and a CrossCache of the picture."""
+        """Return a KVCache of the words and a CrossCache of the image for every layer."""
         return self.captioner.decoder.new_cache()
 
 
 @torch.no_grad()
 def write(captioner: Captioner, images: Tensor, language: str) -> list[list[int]]:
-    """The likeliest words under each picture, one after the other."""
+    """Return the likeliest words for each image, chosen greedily."""
     start = [[TOKEN_OF[f"<{language}>"]]] * len(images)
     return models.generate(captioner.eval().given(images), start, LONGEST, stop=END)
 
 
 def run_of(seed: int, settings: Settings, digits: Digits, out: Path) -> study.Run:
-    """One seed, which learns from other pictures in every step."""
+    """Return one seed, which gets other images in every step."""
 
     def loss(captioner: Captioner, rng: np.random.Generator) -> Tensor:
         pictures = compose(digits, settings.batch_size, settings, rng, held_out=False)
         captions = [as_tokens(number, language) for language in IN_WORDS for number in pictures.numbers]
         longest = max(map(len, captions))
         tokens = torch.tensor([own + [-1] * (longest - len(own)) for own in captions])
-        # Each picture is encoded once, and written under in every language. What pads a caption stands after it, where
-        # nothing that counts can see it.
-        encoded = captioner.encode(pictures.images).repeat(len(IN_WORDS), 1, 1)
-        logits = Given(captioner, encoded)(tokens[:, :-1].clamp(min=0))
+        # Each image is encoded once for captions in all languages. Padding comes after a caption,
+        # where its tokens cannot attend to it.
+        context = captioner.encode(pictures.images).repeat(len(IN_WORDS), 1, 1)
+        logits = ConditionedDecoder(captioner, context)(tokens[:, :-1].clamp(min=0))
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=-1)
 
     return study.Run("captioner", seed, lambda: Captioner(settings), loss, settings, out)
 
 
 def told_where(train: Digits, test: Digits, pictures: Pictures) -> dict[str, list[bool]]:
-    """Whether two classifiers that get every digit cut out, as it was written, read the whole number right."""
+    """Return whether two classifiers that get every digit cut out read the whole number right."""
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415  as in load
     from sklearn.neighbors import KNeighborsClassifier  # noqa: PLC0415
 
@@ -277,7 +277,7 @@ def told_where(train: Digits, test: Digits, pictures: Pictures) -> dict[str, lis
 
 
 def summarise(name: str, by_seed: dict[str, list[bool]], pictures: Pictures, **others: Any) -> dict[str, Any]:
-    """One row: the share of captions that are right to the last word, over seeds and by length of the number."""
+    """Return one row: the share of entirely right captions, over seeds and by length of the number."""
     of_length: dict[int, list[bool]] = {1: [], 2: [], 3: [], 4: []}
     for right in by_seed.values():
         for number, own in zip(pictures.numbers, right, strict=True):
@@ -297,7 +297,7 @@ COLUMNS = {
 
 @torch.no_grad()
 def looks(captioner: Captioner, image: Tensor, language: str) -> tuple[list[str], dict[str, Tensor]]:
-    """The words, and what each looked at when it was chosen, by kind of weights: ``[words, rows, columns]`` of patches.
+    """Return the words and their attention to patches by kind of weights: ``[words, rows, columns]``.
 
     Row i of a cross-attention matrix is that of token i, which chooses the word after it.
     """
@@ -320,7 +320,7 @@ def looks(captioner: Captioner, image: Tensor, language: str) -> tuple[list[str]
 
 
 def draw(image: Tensor, words: list[str], columns: dict[str, Tensor]) -> Any:
-    """One page: a row for each word, a column for each kind of weights, laid over the picture."""
+    """Draw one page: a row for each word, a column for each kind of weights, over the image."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -346,7 +346,7 @@ def draw(image: Tensor, words: list[str], columns: dict[str, Tensor]) -> Any:
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table."""
+    """Train, measure and write; return the rows of the table."""
     parser = study.parser(__doc__, "out/numbers")
     parser.add_argument("--picture", type=int, default=0, help="the test picture of the figure (default: %(default)s)")
     parser.add_argument("--language", choices=list(IN_WORDS), default="en", help="of the figure (default: %(default)s)")
@@ -357,7 +357,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     given.out.mkdir(parents=True, exist_ok=True)
     console = Console()
     train, test = load(settings)
-    # The same pictures for every seed.
+    # The same images for every seed.
     pictures = compose(test, settings.test_pictures, settings, np.random.default_rng(0), held_out=True)
     runs = [run_of(seed, settings, train, given.out) for seed in settings.seeds]
     study.train_all(runs, console)
@@ -371,10 +371,10 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         rows.append(summarise(said, by_seed, pictures, group=said))
         console.print(f"{pictures.numbers[given.picture]}: {as_text(written[str(runs[0].seed)][given.picture])}")
     for name, right in told_where(train, test, pictures).items():
-        rows.append(summarise(f"{name}, told where digits stand", {"-": right}, pictures, knows_more=True))
+        rows.append(summarise(f"{name}, with digits cut out", {"-": right}, pictures, knows_more=True))
     image = pictures.images[given.picture]
     figure = viz.save(draw(image, *looks(runs[0].module, image, given.language)), given.out / "looks.png")
-    title = "captions that are right to the last word"
+    title = "captions with every word right"
     study.finish(given.out, title, settings, runs, rows, console=console, figures=[figure], **HEADINGS)
     return rows
 

@@ -1,10 +1,10 @@
-"""Three pages that show all attention of a model: of an encoder, of a language model, and between two texts.
+"""Three pages with all attention of a model: of an encoder, of a language model, and between two sequences.
 
     python examples/report_pages.py
 
 writes ``encoder.html``, ``language-model.html`` and ``dates.html`` into ``out/report``; ``--out FOLDER`` names another
 folder. The third is of a small encoder-decoder that learns here, in a minute or two, to write dates such as
-"14 December 1979" as "1979-12-14": letter by letter, it looks at the year, then the month, then the day.
+"14 December 1979" as "1979-12-14": letter by letter, it attends to the year, then the month, then the day.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FORMS = ("{day.day} {day:%B} {day.year}", "{day:%B} {day.day}, {day.year}", "{da
 
 
 def encoder_page(path: Path) -> None:
-    """What MiniLM looks at in a text about Python."""
+    """Write the page of MiniLM on a text about Python."""
     model = models.minilm()
     assert model.tokenizer is not None
     encoding = model.tokenizer.encode(topics.topics["bltin-null-object"] + topics.topics["for"][:1200])
@@ -39,7 +39,7 @@ def encoder_page(path: Path) -> None:
 
 
 def language_model_page(path: Path, count: int = 4000) -> None:
-    """What a language model looks at far beyond the 256 tokens that it was trained on."""
+    """Write the page of a language model far beyond the 256 tokens of its training."""
     model = models.small_decoder()
     assert model.tokenizer is not None
     encoding = model.tokenizer.encode("\n".join(topics.topics.values()))
@@ -49,13 +49,13 @@ def language_model_page(path: Path, count: int = 4000) -> None:
 
 
 def date() -> tuple[str, str]:
-    """A day, as people write it and as computers do."""
+    """Return a date in words and in ISO format."""
     day = dt.date(1900, 1, 1) + dt.timedelta(random.randrange(60000))
     return random.choice(FORMS).format(day=day), day.isoformat()
 
 
 def batch(count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What is read, padded; where its letters stand, -1 for padding; and what is to be written."""
+    """Return padded inputs, the positions of their letters (-1 at padding), and the targets."""
     pairs = [date() for _ in range(count)]
     texts = [torch.tensor([NUMBER[letter] for letter in text]) for text, _ in pairs]
     written = torch.tensor([[BEGIN, *(NUMBER[letter] for letter in answer), END] for _, answer in pairs])
@@ -65,7 +65,7 @@ def batch(count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def reader_of_dates(steps: int) -> models.EncoderDecoder:
-    """A small encoder-decoder, trained."""
+    """Train a small encoder-decoder."""
     random.seed(0)
     torch.manual_seed(0)
     config = models.EncoderDecoderConfig(
@@ -92,7 +92,7 @@ def reader_of_dates(steps: int) -> models.EncoderDecoder:
 
 
 def dates_page(path: Path, steps: int = 800, text: str = "14 December 1979", answer: str = "1979-12-14") -> int:
-    """What is looked at while a date is written; how many of its letters are the likeliest ones."""
+    """Write the page of a model that converts dates; return the number of right letters."""
     model = reader_of_dates(steps)
     source = torch.tensor([[NUMBER[letter] for letter in text]])
     tokens = torch.tensor([[BEGIN, *(NUMBER[letter] for letter in answer)]])

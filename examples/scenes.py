@@ -1,8 +1,8 @@
-"""Scenes of handwritten digits, dark or light, two to four of them in a square of four cells; and what they show.
+"""Scenes of handwritten digits, dark or light, two to four of them in a square of four cells, with descriptions.
 
-A digit stands anywhere in its cell, and is anyone's hand. A sentence says all that there is to say of a scene but that:
+A digit of any writer is anywhere in its cell. A sentence describes everything else of a scene:
 ``top left dark seven, bottom left light three``. Every tenth such sentence is held out, and so are the
-pictures of 500 digits: nothing of what a scene of the test shows was seen in training, neither its digits nor all of
+images of 500 digits: nothing of what a scene of the test shows was seen in training, neither its digits nor all of
 them together.
 
 Needs ``pip install scikit-learn``.
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from saccade import models, nn, positions
 
-SIDE, CELL, CANVAS = 8, 12, 24  # of a digit, of a cell and of a scene, in pixels
+SIDE, CELL, CANVAS = 8, 12, 24  # sides of a digit, of a cell and of a scene, in pixels
 CELLS = 4  # as PLACES
-LIGHT = 0.5  # the ink of a light digit, where that of a dark one is 1
-NOTHING = 20  # what stands in an empty cell; below 10 a light digit, from 10 on a dark one
+LIGHT = 0.5  # the ink of a light digit; that of a dark one is 1
+NOTHING = 20  # an empty cell; light digits are below 10, dark ones from 10 on
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 PLACES = ["top left", "top right", "bottom left", "bottom right"]
@@ -34,24 +34,24 @@ LONGEST = 13  # four places, inks and digits, and the end
 
 
 class Digits(NamedTuple):
-    """Single digits: pictures ``[n, 8, 8]`` between 0 and 1, and what they are."""
+    """Single digits: images ``[n, 8, 8]`` between 0 and 1, and their classes."""
 
     images: np.ndarray
     labels: np.ndarray
 
     def flat(self) -> np.ndarray:
-        """``[n, 64]``, as classifiers want them."""
+        """Return ``[n, 64]``, for classifiers."""
         return self.images.reshape(len(self.images), -1)
 
 
 class Scenes(NamedTuple):
-    """Scenes, and what they show.
+    """Scenes and their objects.
 
     Attributes:
         images: ``[n, 1, 24, 24]``, paper 0, ink up to 1.
-        things: int64 ``[n, 4]``, what stands in each cell: a digit, 10 more where it is dark, or `NOTHING`.
-        boxes: float ``[n, 4, 4]``, around the ink of each: x and y of the middle, width and height, as parts of 24.
-        which: int64 ``[n, 4]``, the picture that each was drawn with; -1 where nothing stands.
+        things: int64 ``[n, 4]``, the object of each cell: a digit, plus 10 if it is dark, or `NOTHING`.
+        boxes: float ``[n, 4, 4]``, around the ink of each: x and y of the centre, width and height, as fractions of 24.
+        which: int64 ``[n, 4]``, index of the digit's image; -1 for an empty cell.
     """
 
     images: Tensor
@@ -60,17 +60,17 @@ class Scenes(NamedTuple):
     which: Tensor
 
     def first(self, count: int) -> Scenes:
-        """The first so many."""
+        """Return the first n scenes."""
         return Scenes(*(own[:count] for own in self))
 
     def sentences(self) -> list[list[int]]:
-        """What each shows, in tokens, the start and the end among them."""
+        """Return the description of each scene in tokens, including start and end."""
         return [sentence(own) for own in self.things.tolist()]
 
 
 @functools.cache
 def load(train_digits: int = 1297) -> tuple[Digits, Digits]:
-    """scikit-learn's digits to train with and to test with; no picture is in both."""
+    """Load scikit-learn's digits for training and for testing, without common images."""
     try:
         from sklearn.datasets import load_digits  # noqa: PLC0415  a second of import that --help need not wait for
         from sklearn.model_selection import train_test_split  # noqa: PLC0415
@@ -83,12 +83,12 @@ def load(train_digits: int = 1297) -> tuple[Digits, Digits]:
 
 
 def is_held_out(things: np.ndarray) -> np.ndarray:
-    """Every tenth scene, scattered by a product: none in training, no others in testing; bool ``[n]``."""
+    """Return whether a scene is in the test set: every tenth, scattered by a product; bool ``[n]``."""
     return things @ 21 ** np.arange(CELLS) * 7919 % 9973 % 10 == 0
 
 
 def draw_things(count: int, rng: np.random.Generator, *, held_out: bool) -> np.ndarray:
-    """Two, three or four things, each as often, in any cells: ``[count, 4]``, held out or not."""
+    """Draw two, three or four objects, equally often, in any cells: ``[count, 4]``, held out or not."""
     found = np.empty((0, CELLS), np.int64)
     while len(found) < count:
         drawn = rng.integers(0, NOTHING, (count, CELLS))
@@ -99,7 +99,7 @@ def draw_things(count: int, rng: np.random.Generator, *, held_out: bool) -> np.n
 
 
 def compose(digits: Digits, things: np.ndarray, rng: np.random.Generator) -> Scenes:
-    """Draw each thing with a digit of anyone's hand, anywhere in its cell."""
+    """Draw each object with a digit of a random writer, at a random position in its cell."""
     images = np.zeros((len(things), CANVAS, CANVAS), np.float32)
     boxes = np.zeros((len(things), CELLS, 4), np.float32)
     which = np.full(things.shape, -1)
@@ -120,12 +120,12 @@ def compose(digits: Digits, things: np.ndarray, rng: np.random.Generator) -> Sce
 
 
 def drawn(digits: Digits, count: int, rng: np.random.Generator, *, held_out: bool = False) -> Scenes:
-    """Scenes anew: what they show, and how it is drawn."""
+    """Draw new scenes: their objects and their images."""
     return compose(digits, draw_things(count, rng, held_out=held_out), rng)
 
 
 def sentence(things: list[int]) -> list[int]:
-    """The one sentence that says what stands where, in tokens: place, ink and digit of each."""
+    """Return the one sentence that describes a scene, in tokens: position, ink and digit of each object."""
     said = [
         token
         for place, thing in zip(PLACES, things, strict=True)
@@ -136,19 +136,19 @@ def sentence(things: list[int]) -> list[int]:
 
 
 def as_text(tokens: list[int]) -> str:
-    """A sentence as one writes it."""
+    """Return a sentence in normal spelling."""
     words = [TOKENS[token] for token in tokens if token not in (START, END)]
     return ", ".join(" ".join(words[first : first + 3]) for first in range(0, len(words), 3))
 
 
 def padded(rows: list[list[int]], fill: int = -1) -> Tensor:
-    """Rows of tokens of any lengths as int64 ``[rows, longest]``."""
+    """Return rows of tokens of any lengths as int64 ``[rows, longest]``."""
     longest = max(map(len, rows))
     return torch.tensor([own + [fill] * (longest - len(own)) for own in rows])
 
 
 class Seer(torch.nn.Sequential):
-    """Convolutions that make a feature map of a scene, ``[n, channels, 6, 6]``: peers see by it, and DETR begins so."""
+    """Convolutions from a scene to a feature map, ``[n, channels, 6, 6]``, for baselines and for DETR."""
 
     def __init__(self, channels: int):
         sizes = (1, channels // 2, channels, channels, channels)
@@ -160,10 +160,10 @@ class Seer(torch.nn.Sequential):
 
 
 def start_larger(model: models.VisionTransformer) -> models.VisionTransformer:
-    """Start a small Vision Transformer so that it learns in hundreds of steps, not in thousands.
+    """Initialize a small Vision Transformer so that it learns in hundreds of steps, not in thousands.
 
-    What a patch shows, and where it stands, are to weigh about as much as what the layers add to it; the weights that
-    large ones start from are far smaller.
+    Patch and position vectors should have about the size of the layers' outputs; the initial weights of large
+    models are far smaller.
     """
     model.patch.reset_parameters()
     for table in (model.class_token, model.position):
@@ -173,7 +173,7 @@ def start_larger(model: models.VisionTransformer) -> models.VisionTransformer:
 
 
 class Cells(torch.nn.Module):
-    """What attention looks at: a token for each cell of such a map, which know of each other by an encoder layer."""
+    """An encoder layer over the cells of such a map."""
 
     def __init__(self, channels: int, embed_dim: int, num_heads: int):
         super().__init__()
@@ -184,5 +184,5 @@ class Cells(torch.nn.Module):
         self.among = nn.EncoderStack([nn.EncoderLayer(attention, forward)], final_norm=torch.nn.LayerNorm(embed_dim))
 
     def forward(self, images: Tensor) -> Tensor:
-        """``[n, 36, embed_dim]``, row by row."""
+        """Return ``[n, 36, embed_dim]``, row by row."""
         return self.among(self.project(self.see(images).flatten(2).mT) + self.place(range(36)))

@@ -1,4 +1,4 @@
-"""Figures side by side on one sheet, as examples show what each word, query or question looks at."""
+"""Figures side by side on one sheet."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from saccade import viz
 
 
 def sheet(rows: Sequence[Sequence[Any]], *, title: str = "", shrink: int = 2) -> Any:
-    """Put figures on one sheet.
+    """Draw figures on one sheet.
 
     Args:
-        rows: of figures; a column is as wide as its widest, a row as high as its highest.
-        title: stands above all.
-        shrink: so many pixels become one, across and down: a map needs no more, and the file stays small.
+        rows: rows of figures; a column is as wide as its widest, a row as high as its highest.
+        title: title of the sheet.
+        shrink: factor by which each side of a figure is reduced, for small files.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -42,18 +42,18 @@ def sheet(rows: Sequence[Sequence[Any]], *, title: str = "", shrink: int = 2) ->
 
 
 def panel(image: Tensor, weights: Tensor | None, title: str, **how: Any) -> Any:
-    """A scene with a frame, dark ink on white paper, and over it what is looked at; alone where there are no weights.
+    """Draw a scene with a frame, dark ink on white paper, and weights over it if there are any.
 
     Args:
         image: ``[1, H, W]``, paper 0 and ink up to 1.
         weights: ``[h, w]``.
-        title: stands above.
-        how: as `saccade.viz.spatial_map` takes it.
+        title: title of the panel.
+        how: options of `saccade.viz.spatial_map`.
     """
     figure = viz.spatial_map(1 - image, torch.zeros(1, 1) if weights is None else weights, title=title, **how)
     figure.axes[0].spines[:].set(visible=True, color="#c8c8d0")
     if weights is None:
-        figure.axes[1].set_visible(False)  # a scale of nothing
+        figure.axes[1].set_visible(False)  # hide the colour scale
     return figure
 
 

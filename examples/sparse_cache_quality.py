@@ -1,4 +1,4 @@
-"""What is lost when a step reads less, or less is kept: caches beside the dense one, at the same budget. Minutes.
+"""The loss of caches that read or store less than the dense one, at equal budgets. It takes minutes.
 
     python examples/sparse_cache_quality.py
 
@@ -13,7 +13,7 @@ which bytes are held and read. A second table says where the heads of the langua
 Writes ``quality.json`` and ``quality.png`` to ``--out``. The English text is that of the Python that runs this: the
 shipped model learned from CPython 3.11.7, so run it with that for numbers on text not seen before.
 
-Needs ``pip install 'saccade[all]'``.
+Needs ``pip install 'saccade-attention[all]'``.
 """
 
 from __future__ import annotations
@@ -37,20 +37,18 @@ from torch.nn import functional as F
 from open_texts import blocks_of, english
 from saccade import masks, models, tasks
 from saccade.caches import (
-    BlockScorer,
     BlockSelectCache,
-    BoundScorer,
     Cache,
     HeavyHitterCache,
     KVCache,
     LayerCache,
-    MeanScorer,
     SinkWindowCache,
     SnapKVCache,
     Traffic,
 )
 from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
+from saccade.scorers import BlockBounds, BlockMeans, BlockScorer
 from saccade.statistics import Parts
 from saccade.viz.fonts import covering_families
 
@@ -61,7 +59,7 @@ TASKS = ("passkey", "MQAR", "induction")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Everything that decides the numbers."""
+    """The settings of the comparison."""
 
     length: int = 256
     memory_dim: int = 64
@@ -80,7 +78,7 @@ QUICK = Settings(length=64, examples=2, num_pairs=8, copied=8, texts=1, text_sta
 
 
 class LargestKey(BlockScorer):
-    """Ranks blocks by their best key: what a ranking could know at most. It reads every key to do so."""
+    """A scorer of blocks by their best key: an upper bound for rankings. It reads every key."""
 
     def summarize(self, key: Tensor, real: Tensor) -> Tensor:
         return key.masked_fill(~real, 0.0).flatten(3)
@@ -92,7 +90,7 @@ class LargestKey(BlockScorer):
 
 
 class Lot(BlockScorer):
-    """Ranks blocks by lot: what a ranking has to beat."""
+    """A random scorer of blocks: a lower bound for rankings."""
 
     def __init__(self) -> None:
         self._generator = torch.Generator().manual_seed(0)
@@ -105,7 +103,7 @@ class Lot(BlockScorer):
 
 
 def policies(settings: Settings) -> dict[str, Callable[[int], LayerCache]]:
-    """A cache for each budget, by name; the dense one is the same for all."""
+    """Return a cache for each budget, by name; the dense one is the same for all."""
     size, length = settings.block_size, settings.length
 
     def select(scorer: Callable[[], BlockScorer]) -> Callable[[int], LayerCache]:
@@ -113,8 +111,8 @@ def policies(settings: Settings) -> dict[str, Callable[[int], LayerCache]]:
 
     return {
         "dense": lambda _: KVCache(length),
-        "blocks, mean": select(MeanScorer),
-        "blocks, bound": select(BoundScorer),
+        "blocks, mean": select(BlockMeans),
+        "blocks, bound": select(BlockBounds),
         "blocks, best key": select(LargestKey),
         "blocks, by lot": select(Lot),
         "sinks + window": lambda budget: SinkWindowCache(size, budget - size),
@@ -124,7 +122,7 @@ def policies(settings: Settings) -> dict[str, Callable[[int], LayerCache]]:
 
 
 class Listening:
-    """A mechanism that remembers the logarithm of each row's denominator: what was read, in the same units as all."""
+    """A mechanism that stores the log-sum-exp of each row."""
 
     treats_heads_alike = True
 
@@ -139,7 +137,7 @@ class Listening:
 
 
 class Metered(LayerCache):
-    """A cache beside one that holds everything: which part of the dense attention's mass its steps read."""
+    """A cache beside a dense one, which measures the share of the dense attention's mass that its steps read."""
 
     def __init__(self, cache: LayerCache):
         self.cache, self.everything = cache, KVCache()
@@ -170,7 +168,7 @@ class Metered(LayerCache):
         return out
 
     def took(self, texts: int) -> dict[str, float]:
-        """The mean share of the mass that steps read; bytes held, and read by the last step, for each text."""
+        """Return the mean share of mass that steps read, and the bytes stored and read by the last step, per text."""
         mass = float(torch.stack(self.mass).mean())
         return {"mass": mass, "bytes_held": self.nbytes / texts, "bytes_read": self.traffic.bytes_read / texts}
 
@@ -188,7 +186,7 @@ class Metered(LayerCache):
 def decode(
     model: models.Decoder, tokens: Tensor, context: int, make: Callable[[], LayerCache]
 ) -> tuple[Tensor, dict[str, float]]:
-    """Logits from the last token of the context on, ``[texts, n, vocab]``, and what it took."""
+    """Return logits from the last token of the context on, ``[texts, n, vocab]``, and the costs."""
     layers = [Metered(make()) for _ in model.stack.layers]
     cache = Cache(layers)
     logits = [model(tokens[:, :context], cache=cache)[:, -1:]]
@@ -201,7 +199,7 @@ def decode(
 
 
 class Memory:
-    """One attention layer with weights written by hand: the token after the last one of this name.
+    """One attention layer with hand-written weights: it returns the token after the last one of the same name.
 
     A token's vector is drawn once; its key is the vector of the token before it, its value its own, and a query is the
     vector of the token itself. Logits are products of the output with all vectors.
@@ -213,7 +211,7 @@ class Memory:
         self.mechanism = Softmax(scale=settings.sharpness)
 
     def decode(self, task: tasks.Recall, make: Callable[[], LayerCache]) -> tuple[Tensor, dict[str, float]]:
-        """Logits from the last token of the context on, ``[texts, n, vocab]``, and what it took."""
+        """Return logits from the last token of the context on, ``[texts, n, vocab]``, and the costs."""
         own = self.vectors[task.tokens][:, None]
         before = F.pad(own, (0, 0, 1, 0))[:, :, :-1]
         cache, outs = Metered(make()), []
@@ -225,7 +223,7 @@ class Memory:
 
 
 def recall_tasks(settings: Settings) -> dict[str, tasks.Recall]:
-    """One of each."""
+    """Return one of each task."""
     sizes = {"vocab_size": VOCAB, "seed": settings.seed}
     return {
         "passkey": tasks.passkey(settings.examples, settings.length, key_len=settings.key_len, **sizes),
@@ -235,7 +233,7 @@ def recall_tasks(settings: Settings) -> dict[str, tasks.Recall]:
 
 
 def held_out(settings: Settings) -> Tensor:
-    """English text that the shipped model has not learned from, ``[texts, length]``."""
+    """Return English text that the shipped model was not trained on, ``[texts, length]``."""
     limit = 40_000 if settings == QUICK else None
     _, blocks = blocks_of(english(), 4000, limit)
     tokenizer = models.small_decoder().tokenizer
@@ -246,12 +244,12 @@ def held_out(settings: Settings) -> Tensor:
 
 
 def budget_of(share: float, settings: Settings) -> int:
-    """Tokens for each key head, in whole blocks, at least three."""
+    """Return tokens per key head, in whole blocks, at least three."""
     return max(3, round(share * settings.length / settings.block_size)) * settings.block_size
 
 
 def measure(settings: Settings, console: Console) -> list[dict[str, Any]]:
-    """A row for each policy, budget and text."""
+    """Return a row for each policy, budget and text."""
     rows: list[dict[str, Any]] = []
     language, text = models.small_decoder(), held_out(settings)
     memory, made = Memory(settings), recall_tasks(settings)
@@ -272,7 +270,9 @@ def measure(settings: Settings, console: Console) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def where_attention_goes(model: models.Decoder, tokens: Tensor, settings: Settings) -> list[dict[str, Any]]:
-    """For each head, over the second half of the texts: mass at the beginning, near by and elsewhere; keys needed."""
+    """Return each head's mass at the beginning, nearby and elsewhere in the second half of texts, and the keys it
+    needs.
+    """
     rows = []
     half, size = tokens.shape[1] // 2, settings.block_size
     parts = Parts(sink=size, local=4 * size, anchor=4, block_size=size)
@@ -290,7 +290,7 @@ def where_attention_goes(model: models.Decoder, tokens: Tensor, settings: Settin
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """For a reader."""
+    """Format the rows for readers."""
     table = Table("policy", "budget", *TASKS, "text loss", "mass", "held", "read")
     for row in rows:
         text = row["text"]
@@ -307,7 +307,7 @@ def as_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 INKS = ("#3b0f70", "#de4968", "#0f7a8a", "#c08a1e", "#fe9f6d", "#8c5fb0", "#5a6b2f")
-HEIGHTS = (3.0, 0.6, 2.2)  # of the rows of the figure
+HEIGHTS = (3.0, 0.6, 2.2)  # heights of the rows of the figure
 CHINESE = {
     "blocks, mean": "选块，均值",
     "blocks, bound": "选块，上界",
@@ -334,7 +334,7 @@ def draw(
     path: Path,
     words: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Loss and recall against budget, and where each head looks; ``words`` says what is written in another language."""
+    """Draw loss and recall against budget, and the mass of each head; ``words`` holds labels in another language."""
     from matplotlib import rc_context  # noqa: PLC0415  imported when used
 
     with rc_context({"font.family": covering_families("".join(words.values()))[0]}):
@@ -384,7 +384,7 @@ def _draw(
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    """Measure and tell."""
+    """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/sparse_cache_quality"))
     parser.add_argument("--language", choices=("en", "zh"), default="en", help="of the figure (default: %(default)s)")

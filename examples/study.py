@@ -1,6 +1,6 @@
-"""What the larger examples share: seeds that train with checkpoints and go on where they were stopped, and their table.
+"""The common parts of the larger examples: training of seeds with checkpoints, and their table.
 
-An example brings a module, and a loss that draws its texts or pictures from a random generator of its own; see
+An example defines a module, and a loss that draws its data from a random generator; see
 ``read_numbers.py``.
 """
 
@@ -34,7 +34,7 @@ Loss = Callable[[Any, np.random.Generator], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How a run learns; an example adds its own numbers. A checkpoint made with others is not used."""
+    """The settings of training; examples add fields. Checkpoints of other settings are ignored."""
 
     steps: int = 1000
     batch_size: int = 32
@@ -49,17 +49,17 @@ Own = TypeVar("Own", bound=Settings)
 
 
 class Run:
-    """One seed: trained, or read back as far as it was trained before.
+    """One seed: trained, or resumed from its checkpoint.
 
-    What is drawn in a step depends on the seed and the step alone, so that a run which was stopped needs no random
-    state, and ends with the same weights as one that was not.
+    The draws of a step depend on the seed and the step only, so that an interrupted run needs no random state, and
+    ends with the same weights as an uninterrupted one.
 
     Args:
-        name: of the run, and of its file.
-        seed: of the weights, and of all that is drawn.
-        make: the module.
-        loss: of the module, with the step's generator.
-        settings: numbers.
+        name: name of the run and of its file.
+        seed: seed of the weights and of all draws.
+        make: builds the module.
+        loss: computes the loss of the module, with the step's generator.
+        settings: the settings.
         out: the folder of its file.
     """
 
@@ -69,20 +69,20 @@ class Run:
         self.module, self.loss = make(), loss
         self.optimizers = self.make_optimizers()
         self.step, self.seconds, self.starts_over = 0, 0.0, False
-        self.notes: list[Any] = []  # what `at_checkpoint` wrote down
+        self.notes: list[Any] = []  # written by `at_checkpoint`
         if self.path.exists():
             self._resume()
 
     def make_optimizers(self) -> list[tuple[torch.optim.Optimizer, float]]:
-        """What moves the weights, each with its rate at the height of training."""
+        """Return the optimizers, each with its highest rate."""
         own = torch.optim.AdamW(self.module.parameters(), weight_decay=self.settings.weight_decay)
         return [(own, self.settings.learning_rate)]
 
     def at_checkpoint(self, losses: Sequence[float]) -> None:
-        """Called before each checkpoint with the losses since the last; what it adds to `notes` is saved too."""
+        """Run before each checkpoint, with the losses since the last one; additions to `notes` are saved too."""
 
     def train(self, after_step: Callable[[float], object] = lambda loss: None) -> None:
-        """Train what is left, with a checkpoint every so often."""
+        """Train the remaining steps, with regular checkpoints."""
         recent: list[float] = []
         while self.step < self.settings.steps:
             started = time.process_time()
@@ -110,7 +110,7 @@ class Run:
         return loss.item()
 
     def _rate(self) -> float:
-        """Up in a line, then down along a cosine."""
+        """Return the rate of a step: linear warm-up, then cosine decay."""
         up = min(1.0, (self.step + 1) / self.settings.warm_up)
         return up * (1 + math.cos(math.pi * self.step / self.settings.steps)) / 2
 
@@ -146,7 +146,7 @@ class Run:
 
 
 class MuonRun(Run):
-    """A run whose matrices Muon moves, evenly in all directions; Adam moves vectors and embeddings.
+    """A run with Muon for matrices, and Adam for vectors and embeddings.
 
     The settings have a ``matrix_rate`` besides the ``learning_rate``.
 
@@ -164,12 +164,12 @@ class MuonRun(Run):
 
 
 def fingerprint(settings: Any) -> str:
-    """What a checkpoint must have been made with; how many seeds are asked for does not matter to one of them."""
+    """Return the settings that a checkpoint must match; the number of seeds is not part of them."""
     return json.dumps(dataclasses.asdict(dataclasses.replace(settings, seeds=(), save_every=0)))
 
 
 def write_whole(path: Path, put: Callable[[Path], object]) -> None:
-    """Write beside the destination and rename what is complete: a run that is killed leaves no half file."""
+    """Write a file atomically: to a temporary name, then rename."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         put(beside)
@@ -179,7 +179,7 @@ def write_whole(path: Path, put: Callable[[Path], object]) -> None:
 
 
 def parser(doc: str | None, out: str) -> argparse.ArgumentParser:
-    """The arguments that all examples have: ``--out`` and ``--quick``."""
+    """Return the argument parser of all examples: ``--out`` and ``--quick``."""
     own = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     own.add_argument("--out", type=Path, default=Path(out), help="folder to write to (default: %(default)s)")
     own.add_argument("--quick", action="store_true", help="a few seconds, to see that it runs; its numbers mean little")
@@ -187,7 +187,7 @@ def parser(doc: str | None, out: str) -> argparse.ArgumentParser:
 
 
 def train_all(runs: Sequence[Run], console: Console) -> None:
-    """Train what is left of all runs, one after the other, on one thread; a bar shows how far they are."""
+    """Train all runs on one thread, one after the other, with a progress bar."""
     torch.set_num_threads(1)
     if any(run.starts_over for run in runs):
         console.print(f"{runs[0].path.parent} holds checkpoints of other settings; these runs start over")
@@ -201,12 +201,12 @@ def train_all(runs: Sequence[Run], console: Console) -> None:
 
 
 def summary(who: str, by_seed: Mapping[str, float], **others: Any) -> dict[str, Any]:
-    """One row of a table: a measure over seeds, with its spread.
+    """Return one row of a table: a measure over seeds, with its spread.
 
     Args:
-        who: is measured.
-        by_seed: the measure.
-        others: further numbers; ``knows_more=True`` marks who is told what the others are not, and is no competitor.
+        who: name of the model.
+        by_seed: the measure of each seed.
+        others: further numbers; ``knows_more=True`` marks models with additional information, which do not compete.
     """
     found = by_seed.values()
     spread = {"mean": statistics.mean(found), "lowest": min(found), "highest": max(found)}
@@ -214,12 +214,12 @@ def summary(who: str, by_seed: Mapping[str, float], **others: Any) -> dict[str, 
 
 
 def as_table(title: str, rows: Sequence[Mapping[str, Any]], form: str = "{:.1%}", **columns: str) -> Table:
-    """The rows as a person reads them.
+    """Format the rows for readers.
 
     Args:
-        title: stands above.
-        rows: as `summary` makes them.
-        form: of the measure.
+        title: title of the table.
+        rows: rows from `summary`.
+        form: format of the measure.
         columns: headings of further numbers, by their name in the rows; text is shown as it is.
     """
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -232,7 +232,7 @@ def as_table(title: str, rows: Sequence[Mapping[str, Any]], form: str = "{:.1%}"
 
 
 def _shown(value: float | str | None, form: str) -> str:
-    """A number in its form; text as it is; a dash where there is nothing."""
+    """Format a number; text as it is; a dash for None."""
     if value is None:
         return "–"
     return value if isinstance(value, str) else form.format(value)
@@ -251,17 +251,17 @@ def finish(
     lower_is_better: bool = False,
     **columns: str,
 ) -> None:
-    """Print the table, and write ``results.json``: the rows, what they were made with, and how long it took.
+    """Print the table, and write ``results.json``: the rows, the settings and the duration.
 
     Args:
         out: the folder of the file.
-        title: what is measured, and on what.
-        settings: of the runs.
-        runs: all that were trained.
-        rows: as `summary` makes them, ours first, what stands beside it after that.
-        console: to print to.
-        form: of the measure.
-        figures: that were drawn, in ``out``.
+        title: the measure and the data.
+        settings: settings of the runs.
+        runs: all trained runs.
+        rows: rows from `summary`, ours first, then the baselines.
+        console: the console for the table.
+        form: format of the measure.
+        figures: names of the figures in ``out``.
         lower_is_better: whether a small measure is a good one.
         columns: headings of further numbers, by their name in the rows.
     """
@@ -284,7 +284,7 @@ def finish(
 def card(
     script: str, run: Run, module: torch.nn.Module, texts: Sequence[Mapping[str, Any]], held_out: Any
 ) -> dict[str, Any]:
-    """What a model that is shipped was trained on and how, with licences and what was measured."""
+    """Return the card of a shipped model: training data, licences and measurements."""
     return {
         "command": f"python examples/{script}",
         "settings": dataclasses.asdict(run.settings),

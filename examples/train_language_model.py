@@ -1,4 +1,4 @@
-"""Train a small language model on text in English and Chinese, and hold it against a 5-gram. Minutes on two cores.
+"""Train a small language model on text in English and Chinese, and compare it with a 5-gram. Minutes on two cores.
 
     python examples/train_language_model.py
 
@@ -8,10 +8,9 @@ cut into byte-level pairs (BPE), so that nothing is unknown. Every tenth block o
 that occur twice have been taken out, and never seen in training; on it the model stands beside an interpolated 5-gram
 with modified Kneser-Ney smoothing, over the same tokens. Both are told in bits per byte too, which no choice of tokens
 can flatter. Writes ``model/`` (which ``Decoder.from_pretrained`` and others' libraries read), ``card.json`` and a
-figure of the losses. A run that is stopped goes on after its last checkpoint, and ends with the same weights as if it
-had never stopped.
+figure of the losses. Interrupted runs resume after their last checkpoint, with the same final weights.
 
-Needs ``pip install 'saccade[all]'``.
+Needs ``pip install 'saccade-attention[all]'``.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ END = "<|end|>"
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     vocab_size: int = 2048
     max_len: int = 256
@@ -83,7 +82,7 @@ QUICK = Settings(
 
 
 def train_tokenizer(texts: Iterable[str], settings: Settings) -> Tokenizer:
-    """Byte-level pairs: every text has tokens, and tokens give the text back."""
+    """Train a byte-level BPE tokenizer, which represents every text without loss."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -98,7 +97,7 @@ def train_tokenizer(texts: Iterable[str], settings: Settings) -> Tokenizer:
 
 
 class Language(NamedTuple):
-    """One language: a stream of tokens to learn from, and held-out blocks of tokens with their bytes."""
+    """One language: a stream of tokens for training, and held-out blocks of tokens with their bytes."""
 
     name: str
     stream: Tensor
@@ -107,7 +106,7 @@ class Language(NamedTuple):
 
 
 class Run(study.MuonRun):
-    """A model in training, whose losses on held-out text are noted."""
+    """A model in training, with its losses on held-out text."""
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer, languages: Sequence[Language], out: Path):
         self.languages = languages
@@ -115,7 +114,7 @@ class Run(study.MuonRun):
         super().__init__("checkpoint", seed, lambda: make(settings, tokenizer), self._next_tokens, settings, out)
 
     def at_checkpoint(self, losses: Sequence[float]) -> None:
-        """Note step, loss in training, and loss on an eighth of the held-out blocks."""
+        """Record step, training loss, and loss on an eighth of the held-out blocks."""
         some = [own.held_out[:: max(1, len(own.held_out) // 8)] for own in self.languages]
         nats = sum(held_out_nats(self.module, blocks, self.settings) for blocks in some)
         tokens = sum(len(block) + 1 for blocks in some for block in blocks)
@@ -132,7 +131,7 @@ class Run(study.MuonRun):
 
 
 def make(settings: Settings, tokenizer: Tokenizer) -> Decoder:
-    """A decoder with rotary positions, and keys and values that all heads share."""
+    """Build a decoder with rotary positions and one key and value head."""
     config = DecoderConfig(
         vocab_size=tokenizer.get_vocab_size(),
         max_len=settings.max_len,
@@ -149,7 +148,7 @@ def make(settings: Settings, tokenizer: Tokenizer) -> Decoder:
 
 @torch.no_grad()
 def held_out_nats(decoder: Decoder, blocks: list[list[int]], settings: Settings) -> float:
-    """How surprised the model is at these blocks in all, in nats: each is read from its start to its end.
+    """Return the total negative log-likelihood of blocks in nats; each is read from its start.
 
     A block longer than the model's text is read in steps of half a text, so that every token but the first ones has at
     least half a text before it.
@@ -159,7 +158,7 @@ def held_out_nats(decoder: Decoder, blocks: list[list[int]], settings: Settings)
     total, half = 0.0, settings.max_len // 2
     for block in blocks:
         tokens = torch.tensor([end, *block, end])
-        first = 1  # the next token to be told
+        first = 1  # index of the next token
         while first < len(tokens):
             start = 0 if first == 1 else first - half
             window = tokens[start : start + settings.max_len + 1]
@@ -170,10 +169,9 @@ def held_out_nats(decoder: Decoder, blocks: list[list[int]], settings: Settings)
 
 
 def compare(run: Run, languages: list[Language], ngram: NGram, folder: Path) -> list[dict[str, Any]]:
-    """One row per language: model and 5-gram on the same held-out tokens.
+    """Return one row per language: model and 5-gram on the same held-out tokens.
 
-    The model is written to ``folder`` in half precision, and measured as it is read back; what it was before the
-    rounding stands beside it.
+    The model is written to ``folder`` in half precision and measured after reading it back, and also before rounding.
     """
     before = [held_out_nats(run.module, own.held_out, run.settings) for own in languages]
     copy.deepcopy(run.module).half().save_pretrained(folder)
@@ -193,7 +191,7 @@ def compare(run: Run, languages: list[Language], ngram: NGram, folder: Path) -> 
 
 
 def as_table(rows: list[dict[str, Any]]) -> Table:
-    """The rows as a person reads them."""
+    """Format the rows for readers."""
     table = Table(title="held-out text", title_justify="left")
     for heading in ("", "tokens", "model", "5-gram", "model", "5-gram"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -206,7 +204,7 @@ def as_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def draw_losses(losses: list[tuple[int, float, float]], path: Path) -> None:
-    """The losses in training and on held-out text, by step."""
+    """Draw the losses in training and on held-out text, by step."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  imported when used
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -224,7 +222,7 @@ def draw_losses(losses: list[tuple[int, float, float]], path: Path) -> None:
 
 
 def continue_text(decoder: Decoder, start: str, count: int) -> str:
-    """``start`` with the likeliest tokens after it."""
+    """Continue ``start`` with the likeliest tokens."""
     assert decoder.tokenizer is not None
     tokens = decoder.tokenizer.encode(start).ids
     (new,) = generate(decoder, [tokens], count, stop=decoder.config.end_tokens)
@@ -232,7 +230,7 @@ def continue_text(decoder: Decoder, start: str, count: int) -> str:
 
 
 class Texts(NamedTuple):
-    """All that is learned from and held out, as text and as tokens."""
+    """All data for training and testing, as text and as tokens."""
 
     sources: list[Source]
     split: list[tuple[list[str], list[str]]]
@@ -241,11 +239,11 @@ class Texts(NamedTuple):
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """The sha256 of each language."""
+        """Return the sha256 of each language."""
         return tuple(hashlib.sha256("\0".join(learn + out).encode()).hexdigest() for learn, out in self.split)
 
     def languages(self) -> list[Language]:
-        """Streams to learn from."""
+        """Return the streams for training."""
         end = self.tokenizer.token_to_id(END)
         return [
             Language(
@@ -259,7 +257,7 @@ class Texts(NamedTuple):
 
 
 def read(sources: list[Source], settings: Settings) -> Texts:
-    """Split the texts, train the tokenizer on what is learned from, and encode."""
+    """Split the texts, train the tokenizer on the training part, and encode."""
     split = [blocks_of(source, settings.block_bytes, settings.text_bytes) for source in sources]
     tokenizer = train_tokenizer([block for learn, _ in split for block in learn], settings)
     encoded = [[[one.ids for one in tokenizer.encode_batch(blocks)] for blocks in own] for own in split]
@@ -267,7 +265,7 @@ def read(sources: list[Source], settings: Settings) -> Texts:
 
 
 def card_of(run: Run, texts: Texts, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the model was trained on and how, with licences and measured losses."""
+    """Return the model's card: training data, licences and losses."""
     told = [
         {
             "language": source.language,
@@ -282,7 +280,7 @@ def card_of(run: Run, texts: Texts, rows: list[dict[str, Any]]) -> dict[str, Any
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    """Train, measure, write; returns the model's card."""
+    """Train, measure and write; return the model's card."""
     parser = study.parser(__doc__, "out/language-model")
     parser.add_argument("--english-only", action="store_true", help="learn from CPython's texts alone, offline")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: 0)")

@@ -1,4 +1,4 @@
-"""Train a small decoder whose texts are longer than one process holds: context parallel and FSDP2.
+"""Train a small decoder on sequences longer than one process can hold: context parallel and FSDP2.
 
     torchrun --nproc-per-node 4 examples/train_over_ranks.py --context 2
 
@@ -7,7 +7,7 @@ tokens; all four share the parameters. The text is the manual's topics that CPyt
 several topics packed into a row: none sees another. With one process and the same number of rows in all, the losses are
 the same. A checkpoint is written every ten steps, and found again by any number of processes.
 
-Needs ``pip install saccade typer``.
+Needs ``pip install saccade-attention typer``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SAVE_EVERY, IGNORED = 10, -100
 
 
 class Rows(NamedTuple):
-    """Rows of bytes, what follows each byte, and where one topic ends and the next begins.
+    """Rows of bytes, the next byte of each, and the boundaries of topics.
 
     Attributes:
         tokens: int64 ``[rows, length]``.
@@ -50,7 +50,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(step: int, count: int, length: int) -> Rows:
-    """The rows of a step, the same whoever asks."""
+    """Return the rows of a step, the same in every process."""
     drawn = torch.Generator().manual_seed(step)
     texts = [text.encode() for _, text in sorted(topics.items())]
     tokens, lengths = torch.zeros(count, length, dtype=torch.int64), []
@@ -68,7 +68,7 @@ def rows_of(step: int, count: int, length: int) -> Rows:
 
 
 def sharded(model: nn.Module, world: int, device: str) -> None:
-    """Parameters over all processes, layer by layer."""
+    """Shard parameters over all processes, layer by layer."""
     mesh = init_device_mesh(device, (world,))
     for layer in model.stack.layers:
         fully_shard(layer, mesh=mesh)
@@ -107,7 +107,7 @@ def main(
         mask = Documents(batch.lengths[own])
         logits = model(tokens, mask=mask, positions=cp.positions(length, device))
         total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=IGNORED)
-        # Gradients are averaged over processes: the sum of all losses, over the labels of all, is what is wanted.
+        # Gradients are averaged over processes; the loss is the sum over all processes by the number of all labels.
         count = int((batch.labels != IGNORED).sum())
         optimizer.zero_grad()
         (total * world / count).backward()
@@ -121,7 +121,7 @@ def main(
 
 
 def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, step: int) -> None:
-    """Write a checkpoint, each process its part; the one before goes only when this one is complete."""
+    """Write a checkpoint, each process its part; remove the last one only when this one is complete."""
     older = complete(folder)
     weights, state = get_state_dict(model, optimizer)
     checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=folder / f"step-{step}")
@@ -131,7 +131,7 @@ def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, step:
 
 
 def loaded(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> int:
-    """Go on from the last checkpoint, if there is one; the step that comes next."""
+    """Resume from the last checkpoint, if there is one; return the next step."""
     found = complete(folder)
     if not found:
         return 0
@@ -143,7 +143,7 @@ def loaded(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> 
 
 
 def complete(folder: Path) -> list[Path]:
-    """The checkpoints that were written to the end, the oldest first. Their list of contents is written last."""
+    """Return the complete checkpoints, the oldest first. Their index is written last."""
     found = [path.parent for path in folder.glob("step-*/.metadata")]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 

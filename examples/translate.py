@@ -1,4 +1,4 @@
-"""German to English: a Transformer, and a GRU with additive attention, learn from descriptions of Debian's packages.
+"""German to English from Debian's package descriptions: a Transformer, and a GRU with additive attention.
 
     python examples/translate.py
 
@@ -6,14 +6,14 @@ Maintainers described packages in English, and volunteers translated 13,000 of t
 paragraphs, of which those of at most 12 words are used. One package family in ten is held out, and no
 German text of the test occurs in training. An encoder-decoder (Vaswani et al. 2017) and a GRU that reads in both
 directions, with another that writes and looks back with Bahdanau's score (2015; where it looks, as Luong et al. 2015,
-section 3.1), of about equal size, learn for the same number of steps. Beside them: word by word with the most likely
+section 3.1), of about equal size, learn for the same number of steps. Baselines: word by word with the most likely
 word of IBM's model 1 (Brown et al. 1993), and the German text as it is. Prints BLEU and chrF of what is written for
-600 held-out texts (sacrebleu), and draws what the words of a translation look at in both models. The Transformer is
+600 held-out texts (sacrebleu), and draws what the words of a translation attend to in both models. The Transformer is
 written as a folder, in which
 
     saccade look --model out/translation/model "Ein Spiel" --to "a game"
 
-looks. A run that is stopped goes on. Needs Debian's apt-get, and ``pip install 'saccade[all]' sacrebleu``.
+looks. Interrupted runs resume. Needs Debian's apt-get, and ``pip install 'saccade-attention[all]' sacrebleu``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from saccade.caches import padded_positions
 
 @dataclasses.dataclass(frozen=True)
 class Settings(study.Settings):
-    """Everything that decides a run's numbers."""
+    """The settings of a run."""
 
     vocab_size: int = 4000
     embed_dim: int = 128
@@ -65,7 +65,7 @@ QUICK = Settings(
 
 
 class Corpus(NamedTuple):
-    """German texts and English ones, to learn from and to test with."""
+    """German and English texts, for training and for testing."""
 
     german: list[str]
     english: list[str]
@@ -74,7 +74,7 @@ class Corpus(NamedTuple):
 
 
 def load(settings: Settings) -> Corpus:
-    """Lines and paragraphs of which there are as many in both languages; none of the test is in training."""
+    """Load lines and paragraphs that correspond in both languages; none of the test is in training."""
     both = package_descriptions.pairs(package_descriptions.descriptions(), "de")
     train: dict[str, str] = {}
     test: dict[str, str] = {}
@@ -90,9 +90,9 @@ def load(settings: Settings) -> Corpus:
 
 
 class Recurrent(nn.Module):
-    """A GRU that reads in both directions, a GRU that writes, and additive attention of the one over the other.
+    """A bidirectional GRU, a GRU decoder, and additive attention between them.
 
-    What is written is read by the second GRU alone, so that all of a known text is looked at in one call.
+    The second GRU does not read the attention's output, so a known text needs one call only.
     """
 
     def __init__(self, vocab_size: int, dim: int, dropout_p: float):
@@ -107,11 +107,11 @@ class Recurrent(nn.Module):
         self.dropout = nn.Dropout(dropout_p)
 
     def forward(self, source: Tensor, tokens: Tensor, *, source_positions: Tensor) -> Tensor:
-        """Logits ``[batch, len, vocab_size]``; arguments as of `saccade.models.EncoderDecoder`."""
+        """Return logits ``[batch, len, vocab_size]``; arguments as in `saccade.models.EncoderDecoder`."""
         return self.given(source, source_positions=source_positions)(tokens)
 
     def given(self, source: Tensor, *, source_positions: Tensor) -> Written:
-        """Read a batch of texts, to write about them."""
+        """Encode a batch of sources once; return a language model of the targets."""
         lengths = (source_positions >= 0).sum(1)
         packed = nn.utils.rnn.pack_padded_sequence(
             self.dropout(self.embedding(source)), lengths, batch_first=True, enforce_sorted=False
@@ -122,20 +122,20 @@ class Recurrent(nn.Module):
 
 
 class Written(nn.Module):
-    """A `Recurrent` that has read its source: a language model, of the kind that `saccade.models.generate` takes."""
+    """A `Recurrent` with an encoded source: a language model for `saccade.models.generate`."""
 
     def __init__(self, model: Recurrent, encoded: Tensor, mask: masks.Mask):
         super().__init__()
         self.model, self.encoded, self.mask = model, encoded, mask
 
     def matrix(self, tokens: Tensor) -> tuple[AttentionMatrix, Tensor]:
-        """What each token looks at, ``[batch, 1, len, source_len]``, and the states of the GRU that look."""
+        """Return the attention of each token, ``[batch, 1, len, source_len]``, and the states of the decoder."""
         state, _ = self.model.writer(self.model.dropout(self.model.embedding(tokens)))
         query, key = state[:, None], self.encoded[:, None]
         return AttentionMatrix(query, key, self.mask, score=self.model.score), state
 
     def forward(self, tokens: Tensor, *, positions: object = None) -> Tensor:
-        """Logits ``[batch, len, vocab_size]`` of what follows each token; where it stands, a GRU counts itself."""
+        """Return logits ``[batch, len, vocab_size]`` of the next token; positions are implied by the state."""
         matrix, state = self.matrix(tokens)
         seen = (matrix @ self.encoded[:, None])[:, 0]
         joined = torch.tanh(self.model.join(torch.cat([state, seen], -1)))
@@ -143,7 +143,7 @@ class Written(nn.Module):
 
 
 def runs_of(corpus: Corpus, tokenizer: Tokenizer, settings: Settings, out: Path) -> dict[str, list[study.Run]]:
-    """All seeds of both models."""
+    """Return all seeds of both models."""
     length = settings.longest
     pairs = text_pairs.pairs_of(tokenizer, corpus.german, corpus.english, length, length)
     size = tokenizer.get_vocab_size()
@@ -162,7 +162,7 @@ def runs_of(corpus: Corpus, tokenizer: Tokenizer, settings: Settings, out: Path)
 
 
 def likeliest_words(corpus: Corpus, rounds: int = 5) -> dict[str, str]:
-    """For each German word the English one that it most likely becomes, by IBM's model 1 (Brown et al. 1993)."""
+    """Return the likeliest English word for each German word, by IBM's model 1 (Brown et al. 1993)."""
     sentences = [
         (german.lower().split(), english.lower().split())
         for german, english in zip(corpus.german, corpus.english, strict=True)
@@ -186,7 +186,7 @@ def likeliest_words(corpus: Corpus, rounds: int = 5) -> dict[str, str]:
 
 
 def quality(written: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
-    """BLEU and chrF, both from 0 to 100, small and capital letters alike."""
+    """Return BLEU and chrF, both from 0 to 100, ignoring case."""
     try:
         import sacrebleu  # noqa: PLC0415  not needed before
     except ModuleNotFoundError:
@@ -197,7 +197,7 @@ def quality(written: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
 
 @torch.no_grad()
 def draw(models_by_name: dict[str, nn.Module], tokenizer: Tokenizer, text: str) -> dict[str, Any]:
-    """What the words that each model writes look at in a German text: mean of the heads in the last layer."""
+    """Draw what the words of each model's output attend to in a German text: mean of the heads in the last layer."""
     source = tokenizer.encode(text)
     figures = {}
     for name, model in models_by_name.items():
@@ -210,13 +210,13 @@ def draw(models_by_name: dict[str, nn.Module], tokenizer: Tokenizer, text: str) 
             weights = given.matrix(tokens)[0].to_dense()[0, 0]
         labels = [tokenizer.decode([own]).strip() or "·" for own in written]
         read_labels = [tokenizer.decode([own]).strip() or "·" for own in source.ids]
-        # Row i chooses token i: it stands beside what it chose.
+        # Row i predicts token i, so label it with that token.
         figures[name] = viz.heatmap(weights[: len(labels)], x_labels=read_labels, y_labels=labels)
     return figures
 
 
 def main(arguments: list[str] | None = None, corpus: Corpus | None = None) -> list[dict[str, Any]]:
-    """Train, measure, write; returns the rows of the table. ``corpus`` stands in for Debian's."""
+    """Train, measure and write; return the rows of the table. ``corpus`` replaces Debian's."""
     parser = study.parser(__doc__, "out/translation")
     parser.add_argument("--text", default="Werkzeuge zum Lesen und Schreiben von Bildern", help="of the figure")
     given = parser.parse_args(arguments)

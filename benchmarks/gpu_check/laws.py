@@ -161,4 +161,4 @@ def _marked() -> list[str]:
     """Return the test files that hold such a test, except that of the laws."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     found = [path.relative_to(ROOT).as_posix() for path in files if "mark.gpu" in path.read_text(encoding="utf-8")]
-    return [path for path in found if path != "tests/conformance/test_laws.py"]
+    return [path for path in found if path != "tests/laws/test_laws.py"]

@@ -17,13 +17,13 @@ FILE = DOCS / "bibliography.bib"
 HEAD = {
     "en": """# Papers
 
-What the docstrings and pages of this library name, by first author: {count} papers, books and reports. In BibTeX, to
-cite from: `docs/bibliography.bib`. Which to read first: [the flow of attention](flow.md#to-read-and-to-watch).
+The {count} papers, books and reports that the docstrings and pages cite, by first author. `docs/bibliography.bib` has them
+in BibTeX. [The flow of attention](flow.md#to-read-and-to-watch) suggests which to read first.
 """,
     "zh": """# 论文
 
-本库的文档字符串和页面提到的论文、书和报告，按第一作者排列，共 {count} 篇。\
-引用时可用 BibTeX 文件 `docs/bibliography.bib`。先读哪些：见[注意力的流程](flow.md#阅读与课程)。
+本库的文档字符串和页面引用的论文、书和报告，按第一作者排列，共 {count} 篇。\
+BibTeX 文件是 `docs/bibliography.bib`。建议先读哪些，见[注意力的流程](flow.md#阅读与课程)。
 """,
 }
 OTHERS = {"en": "and others", "zh": "等"}

@@ -20,16 +20,27 @@ DOCS = ROOT / "docs"
 LANGUAGES = {"en": "en", "zh": "zh_CN"}  # and what Sphinx calls them
 TITLES = {
     "en": {"api": "Functions and classes", "decisions": "Decisions"},
-    "zh": {"api": "函数与类", "decisions": "决定"},
+    "zh": {"api": "函数与类", "decisions": "设计决策"},
 }
 PACKAGES = [
     "saccade",
     *(
         f"saccade.{name}"
         for name in (
-            *("masks", "scores", "positions", "statistics", "matrix", "mechanisms", "caches", "nn", "vision", "models"),
-            *("text", "viz", "recording", "auditing", "distributed", "integrations.transformers", "integrations.flex"),
-            *("costs", "learning", "tasks", "testing", "theory"),
+            *(
+                "masks",
+                "scores",
+                "positions",
+                "statistics",
+                "scorers",
+                "matrix",
+                "mechanisms",
+                "caches",
+                "nn",
+                "vision",
+            ),
+            *("models", "text", "viz", "recording", "auditing", "distributed", "integrations.transformers"),
+            *("integrations.flex", "costs", "learning", "tasks", "testing", "theory"),
         )
     ),
 ]
@@ -117,7 +128,9 @@ def _write_reference(language: str, source: Path) -> None:
     for package in PACKAGES:
         # What the package itself names is told where it lives, and once.
         twice = "   :no-index:\n" if package in ("saccade", "saccade.matrix") else ""
-        told = f".. automodule:: {package}\n   :members:\n   :show-inheritance:\n{twice}"
+        # from_pretrained and the like are inherited from a base that is not public.
+        inherited = "   :inherited-members: Module, tuple\n" if package == "saccade.models" else ""
+        told = f".. automodule:: {package}\n   :members:\n   :show-inheritance:\n{inherited}{twice}"
         text = f"# {package}\n\n```{{eval-rst}}\n{told}```\n"
         (folder / f"{package}.md").write_text(text, encoding="utf-8")
     pages = "\n".join(PACKAGES)

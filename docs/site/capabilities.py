@@ -1,4 +1,4 @@
-"""The tables of capabilities.md, in both languages, asked of the library itself: ``python docs/site/capabilities.py``.
+"""The tables of capabilities.md, in both languages, generated from the library: ``python docs/site/capabilities.py``.
 
 Masks, mechanisms and caches are those that the library exports, kernels those that it asks. One that is new has no
 example in `answers.examples`, and is an error until it has. What a table says depends neither on the machine nor on

@@ -24,12 +24,12 @@ COLUMNS = {
 }
 REASONS = {
     "sums of up to 1e4 terms of 1.1e-16 each, in any order; float32 anywhere would show as 1e-8": (
-        "至多 1e4 项之和，每项误差 1.1e-16，次序任意；只要有一处用了 float32，就会显出 1e-8"
+        "至多 1e4 项之和，每项误差 1.1e-16，次序任意；只要有一处用了 float32，误差就会达到 1e-8"
     ),
     "as the output": "同输出",
     "a second chain of sums on top of the first": "在前一串求和之上又有一串求和",
     "sums of up to 1e3 terms of 6e-8 each, in any order; half precision anywhere would show as 1e-3": (
-        "至多 1e3 项之和，每项误差 6e-8，次序任意；只要有一处用了半精度，就会显出 1e-3"
+        "至多 1e3 项之和，每项误差 6e-8，次序任意；只要有一处用了半精度，误差就会达到 1e-3"
     ),
     "as the output: both chains of sums together stay below it": "同输出：两串求和合起来也不超过它",
     "rounded once at the end (2e-3), and the weights once before they meet the values (2e-3 each)": (
@@ -91,33 +91,37 @@ def _elsewhere(language: str) -> str:
     rounding = f"{inspect.signature(equal).parameters['tolerance'].default:.0e}"
     rows = {
         "en": [
-            ("where", "allowed", "of what"),
+            ("check", "limit", "unit"),
             (
                 "first use of a compiled kernel ([on a GPU](gpu.md))",
                 first,
-                "the root of the sum of the squares of the products that a number is the sum of",
+                "the root of the sum of squares of the products that are summed",
             ),
             (
                 "two ways of running a model ([audit](audit.md))",
                 f"{FACTOR:g} times",
-                "what one rounding in every part of that model moves, measured on it",
+                "the effect of one rounding in every part of that model, measured on it",
             ),
             (
                 "averages of random samples ([claims](theory.md))",
                 f"{SIGMAS:g} standard errors",
-                "the samples' own; chance exceeds it less than once in a million",
+                "the standard error of the samples; chance exceeds the limit less than once in a million",
             ),
             ("numbers of a claim in float64 ([claims](theory.md))", rounding, "the number itself"),
         ],
         "zh": [
-            ("在哪里", "允许", "以什么为单位"),
-            ("编译的内核第一次使用（[GPU](gpu.md)）", first, "一个数是若干乘积之和：这些乘积的平方和的平方根"),
+            ("检查", "限值", "单位"),
+            ("编译的内核首次使用（[GPU](gpu.md)）", first, "相加的各个乘积的平方和的平方根"),
             (
                 "同一模型的两种运行方式（[审计](audit.md)）",
                 f"{FACTOR:g} 倍",
                 "模型每一部分各舍入一次所引起的变化，在该模型上测得",
             ),
-            ("随机样本的平均（[论断](theory.md)）", f"{SIGMAS:g} 个标准误", "样本自己的标准误；偶然超出不到百万分之一"),
+            (
+                "随机样本的平均（[论断](theory.md)）",
+                f"{SIGMAS:g} 个标准误",
+                "样本的标准误；偶然超出的概率不到百万分之一",
+            ),
             ("论断里的 float64 数（[论断](theory.md)）", rounding, "数本身"),
         ],
     }[language]

@@ -1,4 +1,4 @@
-"""A GPT-2 of transformers on our attention: the same loss; then with a window, in one line."""
+"""A GPT-2 of transformers on our attention: the same loss, then with a window in one line."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -17,5 +17,5 @@ after = model(tokens, labels=tokens).loss
 print(f"loss before {before.item():.6f}, after {after.item():.6f}")
 assert torch.allclose(before, after, atol=1e-6)
 
-sc.replace_attention(model, mask=masks.Window(64, 0))  # the last 64 tokens only, and linear time
+sc.replace_attention(model, mask=masks.Window(64, 0))  # the last 64 tokens only, in linear time
 print(f"with a window of 64: {model(tokens, labels=tokens).loss.item():.6f}")

@@ -1,6 +1,6 @@
 """A map of 8,000 tokens: a head of a small language model that was trained on 256 tokens at a time.
 
-Beyond that length its rotary positions come round again: it looks at tokens thousands back as if they were near.
+Beyond that length its rotary positions repeat: it attends to tokens thousands back as if they were near.
 """
 
 from pydoc_data import topics

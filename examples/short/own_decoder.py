@@ -1,4 +1,4 @@
-"""A decoder of one's own with a cache: what is generated token by token is what the full run says."""
+"""A custom decoder with a cache: generation token by token equals the full run."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ class Decoder(nn.Module):  # noqa: D101
     def __init__(self, vocab: int = 50, dim: int = 32) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab, dim)
-        mask = sc.masks.streaming(4, 16)  # four sinks, and the last 16
+        mask = sc.masks.streaming(4, 16)  # four sink tokens and the last 16
         self.attention = sc.nn.MultiHeadAttention(dim, 4, num_kv_heads=2, mask=mask, rotary=sc.positions.Rotary(8))
 
     def forward(self, tokens: Tensor, cache: caches.LayerCache | None = None) -> Tensor:

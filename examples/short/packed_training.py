@@ -1,4 +1,4 @@
-"""Train on packed texts: no padding, each text as if it were alone, told by cu_seqlens."""
+"""Training on packed sequences: no padding, and each sequence as if it were alone, from cu_seqlens."""
 
 import torch
 from torch import nn
@@ -7,9 +7,9 @@ import saccade as sc
 from saccade import masks, positions
 
 torch.manual_seed(0)
-texts = [torch.randint(0, 10, (1,)).repeat(n) for n in (5, 40, 17, 2)]  # each text repeats one number
+texts = [torch.randint(0, 10, (1,)).repeat(n) for n in (5, 40, 17, 2)]  # each sequence repeats one number
 packed = sc.pack(texts)  # tokens [1, 64], cu_seqlens [0, 5, 45, 62, 64]
-mask = masks.from_cu_seqlens(packed.cu_seqlens)  # the layers' own pattern begins anew with each text
+mask = masks.from_cu_seqlens(packed.cu_seqlens)  # the layers' mask starts again in each sequence
 
 heads = [sc.nn.MultiHeadAttention(32, 4, mask=masks.Causal(), rotary=positions.Rotary(8)) for _ in range(2)]
 layers = [sc.nn.EncoderLayer(attention, sc.nn.FeedForward(32, 64)) for attention in heads]

@@ -1,4 +1,4 @@
-"""Train a classifier on a padded batch: an attention_mask says which tokens are real."""
+"""Training a classifier on a padded batch with an attention_mask."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ import saccade as sc
 torch.manual_seed(0)
 attention_mask = (torch.arange(12) < torch.randint(3, 13, (64, 1))).long()  # 1 = token, as tokenizers give it
 tokens = torch.randint(1, 20, (64, 12)) * attention_mask
-labels = (tokens == 7).any(1).long()  # does the text hold token 7?
+labels = (tokens == 7).any(1).long()  # does the sequence contain token 7?
 
 
 class Classifier(nn.Module):  # noqa: D101

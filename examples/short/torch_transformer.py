@@ -8,7 +8,7 @@ import saccade as sc
 torch.manual_seed(0)
 model = nn.Transformer(32, 4, 2, 2, 64, dropout=0.0, batch_first=True)
 source, target = torch.randn(3, 20, 32), torch.randn(3, 10, 32)
-padding = torch.arange(20) >= torch.tensor([[20], [12], [5]])  # True = ignore, as torch has it
+padding = torch.arange(20) >= torch.tensor([[20], [12], [5]])  # True = ignore, as in torch
 facts = {
     "tgt_mask": nn.Transformer.generate_square_subsequent_mask(10),
     "src_key_padding_mask": padding,

@@ -12,7 +12,7 @@ from saccade.support.lazy_imports import lazily
 
 if TYPE_CHECKING:
     from saccade import auditing as auditing
-    from saccade import caches, integrations, mechanisms, models, nn, text, vision, viz
+    from saccade import caches, integrations, mechanisms, models, nn, scorers, text, vision, viz
     from saccade import costs as costs
     from saccade import distributed as distributed
     from saccade import learning as learning
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from saccade.recording.recording import Recording
 else:  # half of the package, which a product of attention does not need
     _HOMES = {
-        "": "auditing caches costs distributed integrations learning mechanisms models nn recording tasks testing text "
-        "theory vision viz",
+        "": "auditing caches costs distributed integrations learning mechanisms models nn recording scorers tasks "
+        "testing text theory vision viz",
         "auditing.audit": "audit",
         "costs.cost": "Cost cost",
         "integrations.replace_attention": "Replaced replace_attention",
@@ -62,6 +62,7 @@ __all__ = [
     "scores",
     "positions",
     "mechanisms",
+    "scorers",
     "caches",
     "statistics",
     "nn",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from tests.auditing.small import small
+from tests.auditing.small_transformer import small
 
 from saccade import audit, masks
 
@@ -45,7 +45,7 @@ def llama():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
-def test_what_is_compiled_runs_and_modules_have_their_own_names(how):
+def test_compiled_models_run_and_modules_keep_their_names(how):
     backend = Backend()
     model = HOW[how](llama(), backend)
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_compiled_functions_are_functions():
     assert backend.runs > 10
 
 
-def test_what_takes_no_vectors_is_refused():
+def test_models_without_vector_inputs_are_refused():
     backend = Backend()
     with pytest.raises(ValueError, match="a compiled model must take inputs_embeds, since compiled code"):
         audit(torch.compile(small(CAUSAL), backend=backend), CAUSAL, inputs=TOKENS.clamp(max=39))

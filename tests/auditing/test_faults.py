@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.auditing.small import EvalPattern, Experts, Layer, Mixer, Normed, small
+from tests.auditing.small_transformer import EvalPattern, Experts, Layer, Mixer, Normed, small
 
 from saccade import masks
 from saccade.auditing import audit

@@ -76,7 +76,7 @@ def test_a_title_is_text_and_fits(report, tmp_path):
 
 
 @pytest.mark.parametrize("who", SEEN_BY)
-def test_the_colours_differ_for_everybody(who):
+def test_the_colours_differ_in_contrast(who):
     """By contrast (WCAG 2) of at least 1.4, so that no two are apart in hue alone."""
     srgb = np.array([to_rgb(ink) for ink in COLOURS.values()])
     linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)

@@ -92,7 +92,7 @@ class Several(nn.Module):
         (ids(), "idx", "tokens must be left out where inputs are one tensor"),
     ],
 )
-def test_what_holds_no_tokens_is_refused(inputs, tokens, message):
+def test_inputs_without_tokens_are_refused(inputs, tokens, message):
     with pytest.raises((ValueError, TypeError), match=message):
         audit(Several(), CAUSAL, inputs=inputs, tokens=tokens)
 
@@ -173,7 +173,7 @@ def test_faults_of_time_first_models_are_found(batch, length, right, kind):
 @pytest.mark.ci
 @pytest.mark.parametrize("batch, length", SHAPES[:2])
 @pytest.mark.parametrize("as_vectors", [False, True])
-def test_inputs_that_are_time_first_are_told_so(batch, length, as_vectors):
+def test_time_first_inputs_are_detected(batch, length, as_vectors):
     inputs = torch.randn(length, batch, WIDTH) if as_vectors else ids(batch, length).T
     for last in (True, False):
         model = LM("never", NEAR, last).eval()

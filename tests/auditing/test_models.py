@@ -123,7 +123,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_of_layers_of_unknown_kinds_nothing_is_assumed(name):
+def test_unknown_layers_are_not_assumed(name):
     class Told(torch.nn.Module):
         config = transformers.LlamaConfig(**SIZES, **PARTS, architectures=["LlamaForCausalLM"])
 
@@ -167,7 +167,7 @@ def test_ours_and_a_test_of_it():
         ({"inputs": {"labels": 3}}, ValueError, "inputs must hold token ids"),
     ],
 )
-def test_what_is_wrong_is_said(change, error, message):
+def test_wrong_arguments_are_refused(change, error, message):
     with pytest.raises(error, match=message):
         audit(made("Llama"), **{"rule": masks.Causal()} | change)
 

@@ -140,7 +140,7 @@ def test_a_table_tells_implementations_apart_and_shows_lines():
     assert rows["one"][place - 1] == "✓✗·"
     assert rows["two"][place - 1] == "✓"
     assert "- three: `ended its process (exit status -11)`" in text
-    assert "model = small\noff(1, 2)\n```\n\nWhat they print, by model: one 1" in text
+    assert "model = small\noff(1, 2)\n```\n\nPrinted difference by model: one 1" in text
     assert text.endswith("```text\none: model = small\n```")
 
 
@@ -177,7 +177,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("column", NAMED)
-def test_what_the_pages_explain_is_in_the_table(column, survey):
+def test_explained_rows_are_in_the_table(column, survey):
     for name in NAMED[column]:
         assert mark(survey["cells"][name]["eager"], column) == "✗", name
     assert all(re.search(rf"\*\*{re.escape(column)}\*\*", page.read_text("utf-8")) for page in PAGES.values())

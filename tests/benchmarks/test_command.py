@@ -51,7 +51,7 @@ def test_the_exit_status_says_whether_all_targets_are_met(met, status, tmp_path,
         (["--dtype", "int8"], "int8"),
     ],
 )
-def test_what_cannot_be_compared_is_one_sentence(option, sentence, capsys):
+def test_refused_comparisons_are_one_sentence(option, sentence, capsys):
     assert command.main(["compare", *option]) == 2
     assert sentence in capsys.readouterr().err
 
@@ -115,7 +115,7 @@ def test_the_curve_of_all_pairs_may_end_before_the_others():
         assert pages.drawings(found, language)["growth.png"]().startswith(b"\x89PNG")
 
 
-def test_what_pictures_say_in_chinese_leaves_names_alone():
+def test_chinese_labels_keep_names():
     kept = json.loads((ROOT / pages.RESULTS).read_text(encoding="utf-8"))["rows"]
     drawn = [row for row in kept if "target_ratio" in row or "time_slope" in row]
     words = set(re.findall("[A-Za-z][A-Za-z_]{2,}", " ".join(chinese.of(drawn).values())))

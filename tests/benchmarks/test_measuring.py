@@ -211,7 +211,7 @@ def test_results_are_written_whole(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["results.json"]
 
 
-def test_what_cannot_be_written_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = reporting.replace(tmp_path / "results.json", b"old")
 
     def fail(self, target):

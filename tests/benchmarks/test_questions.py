@@ -199,7 +199,7 @@ def test_a_picture():
     assert plotting.png(figure).startswith(b"\x89PNG")
 
 
-def test_what_ours_need_not_compute_is_taken_off_theirs(monkeypatch):
+def test_work_that_ours_skips_is_subtracted_from_theirs(monkeypatch):
     layers = longformer.Layers
     monkeypatch.setattr(longformer, "Layers", lambda own_globals: layers(64, 4, own_globals=own_globals))
     monkeypatch.setattr(longformer, "compare", lambda *sides, **options: measuring.Pair(0.01, 0.08, 8.0, 1.0, True))

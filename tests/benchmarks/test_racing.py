@@ -10,7 +10,7 @@ from benchmarks.measuring import Referee, Rounds
 from benchmarks.problem import Problem
 
 import saccade as sc
-from benchmarks import conditions, peers, racing
+from benchmarks import conditions, racing, sides
 from saccade.engine.kernels import native
 from saccade.masks import Causal, Coarse, Window
 
@@ -23,8 +23,8 @@ def quiet(rounds=1):
     return Referee(lambda: 1.0, samples=1, most_rounds=rounds)
 
 
-@pytest.mark.parametrize("name", [name for name in peers.SIDES if name not in ("flex", "native")])
-def test_who_says_that_it_computes_a_problem_does(name):
+@pytest.mark.parametrize("name", [name for name in sides.SIDES if name not in ("flex", "native")])
+def test_each_side_computes_the_problem_or_is_left_out(name):
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name])
     found = 0
@@ -41,8 +41,8 @@ def test_who_says_that_it_computes_a_problem_does(name):
 @pytest.mark.parametrize("mask", MASKS)
 def test_flex_attention(mask):
     its = Problem(mask, 1, 2, 64, 16, kv_heads=1)
-    side = peers.flex_with(its, (32, 32), compiled=False)
-    torch.testing.assert_close(side.forward(0.0), peers.ours(its).forward(0.0), atol=2e-5, rtol=2e-5)
+    side = sides.flex_with(its, (32, 32), compiled=False)
+    torch.testing.assert_close(side.forward(0.0), sides.ours(its).forward(0.0), atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("change, why", [({"backward": True}, "no backward"), ({"dropout_p": 0.1}, "no dropout")])
@@ -51,18 +51,18 @@ def test_flex_attention_says_what_it_has_not(change, why):
 
 
 def test_another_result_is_noticed(monkeypatch):
-    other = peers.Side(lambda p: sc.attention(*NEAR.tensors, Window(15, 16)))
-    monkeypatch.setitem(peers.SIDES, "other", lambda its: other)
+    other = sides.Side(lambda p: sc.attention(*NEAR.tensors, Window(15, 16)))
+    monkeypatch.setitem(sides.SIDES, "other", lambda its: other)
     with pytest.raises(AssertionError, match="not close"):
         racing.sides(NEAR, ["ours", "other"])
 
 
-def test_who_is_not_installed_is_left_out(monkeypatch):
-    monkeypatch.setattr(peers.importlib, "import_module", lambda name: __import__("no_such_package"))
+def test_a_missing_package_is_left_out(monkeypatch):
+    monkeypatch.setattr("benchmarks.peers.peer.import_module", lambda name: __import__("no_such_package"))
     turns = racing.sides(NEAR, ["ours", "local-attention"]).race(quiet(), 1)
     row = turns.row("a case", "ours", "local-attention", 2.0)
     assert row.met is None
-    assert "pip install 'saccade[bench]'" in row.measured
+    assert "pip install 'saccade-attention[bench]'" in row.measured
 
 
 def test_pairs_and_products_are_counted():
@@ -96,7 +96,7 @@ def test_a_target_that_is_not_for_this_machine_says_why():
     assert (row.met, row.target) == (None, "at least 4x; not asked: no AMX")
 
 
-def test_what_a_machine_lacks(monkeypatch):
+def test_conditions_that_a_machine_lacks(monkeypatch):
     monkeypatch.setattr(native, "is_on", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)

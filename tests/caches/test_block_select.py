@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from saccade import masks, tasks
-from saccade.caches import BlockScorer, BlockSelectCache, BoundScorer, KVCache, MeanScorer, padded_positions
+from saccade.caches import BlockSelectCache, KVCache, padded_positions
 from saccade.mechanisms import Linear, Softmax
 from saccade.nn import MultiHeadAttention
 from saccade.positions import ALiBi, Rotary
+from saccade.scorers import BlockBounds, BlockMeans, BlockScorer
 from saccade.scores import Additive
 from saccade.testing import oracle
 
@@ -51,7 +52,7 @@ def _largest(query: Tensor, block: Tensor) -> Tensor:
     return (block @ query).amax()
 
 
-SCORERS = {"mean": (MeanScorer(), _mean), "bound": (BoundScorer(), _bound), "own": (Everything(), _largest)}
+SCORERS = {"mean": (BlockMeans(), _mean), "bound": (BlockBounds(), _bound), "own": (Everything(), _largest)}
 MECHANISMS = {
     "plain": Softmax,
     "softcap": lambda: Softmax(softcap=2.0, scale=0.7),
@@ -184,7 +185,7 @@ def test_items_of_a_ragged_batch_read_as_many_blocks_that_hold_tokens(name: str)
 
 
 def test_the_bound_is_never_too_low_and_padding_does_not_count() -> None:
-    scorer = BoundScorer()
+    scorer = BlockBounds()
     for seed in range(20):
         torch.manual_seed(seed)
         key, query = torch.randn(2, 2, 5, SIZE, DIM) + torch.randn(DIM), torch.randn(2, HEADS, DIM)
@@ -195,7 +196,7 @@ def test_the_bound_is_never_too_low_and_padding_does_not_count() -> None:
         true = true.masked_fill(~real[..., 0], -math.inf).amax(-1)
         assert bool((bound >= true - 1e-4).all())
         assert bool((bound < 1e3).all())
-        mean = MeanScorer().summarize(key, real)
+        mean = BlockMeans().summarize(key, real)
         assert bool((mean.abs() < 1e3).all())
 
 
@@ -350,7 +351,7 @@ def test_a_call_that_fails_leaves_no_trace() -> None:
         torch.testing.assert_close(_step(cache, qkv, n), _step(fork, qkv, n))
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
+def test_impossible_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="budget must be a multiple of block_size 4; got 10"):
         BlockSelectCache(4, 10)
     with pytest.raises(ValueError, match="budget must hold 1 first and 2 last blocks of 4; got 8"):
@@ -363,7 +364,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="is no softmax, of which the largest terms could be chosen"):
         BlockSelectCache(4, 16).attend(Linear(), q, k, v, mask=CAUSAL)
 
-    class Wrong(BoundScorer):
+    class Wrong(BlockBounds):
         def score(self, query: Tensor, summary: Tensor) -> Tensor:
             return super().score(query, summary)[..., 0]
 
@@ -376,7 +377,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("needle_len", "strength"), [(1, 17.0), (8, 8.5)])
-@pytest.mark.parametrize("scorer", [BoundScorer(), MeanScorer(), Everything()], ids=str)
+@pytest.mark.parametrize("scorer", [BlockBounds(), BlockMeans(), Everything()], ids=str)
 def test_a_strong_needle_is_read_wherever_it_stands(scorer: BlockScorer, needle_len: int, strength: float) -> None:
     found = tasks.needle(40, 1023, 64, needle_len=needle_len, strength=strength, seed=2)
     cache = BlockSelectCache(16, 128, sink_blocks=0, local_blocks=1, scorer=scorer)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.caches import kinds
+from tests.caches import cache_kinds
 
 from saccade import masks
 from saccade.caches import (
@@ -21,7 +21,7 @@ from saccade.mechanisms import CompressiveMemory, Linear, Mechanism, Softmax
 from saccade.positions import ALiBi
 
 CAUSAL = masks.Causal()
-KINDS: dict[str, Callable[[], LayerCache]] = kinds.KINDS | {
+KINDS: dict[str, Callable[[], LayerCache]] = cache_kinds.KINDS | {
     "sums": RecurrentCache,
     "remembered": CompressiveCache,
     "sparse": lambda: BlockSelectCache(2, 6, prompt="sparse"),

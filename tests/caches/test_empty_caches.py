@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.caches.kinds import KINDS
+from tests.caches.cache_kinds import KINDS
 
 from saccade import masks, mechanisms
 from saccade.caches import (
@@ -23,7 +23,7 @@ SOFTMAX, CAUSAL = mechanisms.Softmax(), masks.Causal()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_no_tokens_nothing_is_held(kind):
+def test_an_empty_call_holds_nothing(kind):
     cache = KINDS[kind]()
     assert (cache.length, cache.traffic) == (0, (0, 0))
     x = torch.randn(1, 2, 3, 4)
@@ -80,7 +80,7 @@ def test_bytes_of_where_tokens_stand():
     assert Positions.ending_before(torch.arange(4)).nbytes == 32
 
 
-def test_of_a_clean_memory_no_head_is_tainted():
+def test_a_finite_memory_has_no_tainted_head():
     state = torch.zeros(2, 3, 4, 5)
     clean = Memory(state).taints
     assert (clean.shape, clean.dtype, bool(clean.any())) == ((2, 3), torch.bool, False)
@@ -95,11 +95,11 @@ def test_sums_of_other_features_are_not_gone_on_with():
         cache.attend(mechanisms.Performer(8, seed=1), x, x, x, mask=CAUSAL)
 
 
-def test_what_a_mechanism_does_not_say_is_not_taken_for_granted():
+def test_undeclared_properties_of_a_mechanism_are_not_assumed():
     x, own = torch.randn(1, 2, 3, 4, requires_grad=True), Positions.between(0, 3)
 
     def call(mechanism):
-        return Call(mechanism, x, x, x, CAUSAL, own, own, 0.0, "a test")
+        return Call(mechanism, x, x, x, CAUSAL, own, own, 0.0)
 
     assert call(SOFTMAX).treats_heads_alike
     assert not call(SOFTMAX.__call__).treats_heads_alike

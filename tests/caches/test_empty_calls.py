@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.caches.kinds import KINDS
+from tests.caches.cache_kinds import KINDS
 from torch import Tensor
 
 from saccade import masks
@@ -40,7 +40,7 @@ def test_a_call_of_no_tokens_changes_nothing(kind: str, name: str, where: str) -
 
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_of_nobody_goes_on(kind: str, name: str) -> None:
+def test_an_empty_batch_continues(kind: str, name: str) -> None:
     first, ended = KINDS[kind](), KINDS[kind]()
     ended.attend(MECHANISMS[name], *_qkv(12), mask=CAUSAL)
     ended.reorder([])
@@ -51,7 +51,7 @@ def test_a_batch_of_nobody_goes_on(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_ragged_batch_that_lost_everybody_goes_on(kind: str) -> None:
+def test_a_ragged_batch_without_items_continues(kind: str) -> None:
     cache = KINDS[kind]()
     cache.attend(Softmax(), *_qkv(12), mask=CAUSAL, positions=padded_positions([12, 7], side="left"))
     cache.attend(Softmax(), *_qkv(0), mask=CAUSAL)

@@ -23,7 +23,7 @@ MECHANISMS = {
 class SmallestKeys(EvictingCache):
     """A rule of one's own: the tokens with the smallest keys stay."""
 
-    judges = 0
+    voting_queries = 0
 
     def score(self, held: Held) -> Tensor:
         return -held.key.norm(dim=-1)
@@ -59,8 +59,8 @@ def _dense(
             scores = scores - slopes[:, None, None] * distance
         weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num()
         outs.append(weights @ v.repeat_interleave(group, 1))
-        judges = weights[:, :, -3:] if kind == "snap" else weights
-        received += judges.sum(2).view(batch, KV_HEADS, group, total).sum(2)
+        judging = weights[:, :, -3:] if kind == "snap" else weights
+        received += judging.sum(2).view(batch, KV_HEADS, group, total).sum(2)
         rank = -k.norm(dim=-1) if kind == "own" else received
         if kind == "snap":
             padded = torch.nn.functional.pad(received[..., :stop], (1, 1))
@@ -164,13 +164,13 @@ def test_the_first_token_alone_is_read_and_appended() -> None:
 
 @pytest.mark.parametrize("is_ragged", [False, True])
 @pytest.mark.parametrize("judges", [None, 0, 1, 2, 5, 7])
-def test_what_tokens_receive_comes_of_the_last_queries_of_each_call(judges: int | None, is_ragged: bool) -> None:
+def test_received_attention_comes_from_the_last_queries_of_a_call(judges: int | None, is_ragged: bool) -> None:
     sizes = (7, 3)
     q, k, v = (torch.randn(2, heads, 10, DIM, dtype=torch.float64) for heads in (HEADS, KV_HEADS, KV_HEADS))
     first = padded_positions([7, 5 if is_ragged else 7], side="left")
     where = torch.cat([first, first[:, -1:] + torch.arange(1, 4)], 1)
     cache, start = SmallestKeys(20), 0
-    cache.judges = judges
+    cache.voting_queries = judges
     expected = torch.zeros(2, KV_HEADS, 10, dtype=torch.float64)
     for size in sizes:
         stop = start + size
@@ -185,7 +185,7 @@ def test_what_tokens_receive_comes_of_the_last_queries_of_each_call(judges: int 
     torch.testing.assert_close(cache.state()[1]["received"], expected)
 
 
-def test_what_judged_once_judges_no_more() -> None:
+def test_queries_vote_only_once() -> None:
     cache, x = SnapKVCache(9, window=3), torch.randn(2, KV_HEADS, 20, DIM)
     cache.attend(Softmax(), x, x, x, mask=CAUSAL)
     before = cache.state()[1]["received"]
@@ -194,7 +194,7 @@ def test_what_judged_once_judges_no_more() -> None:
     torch.testing.assert_close(cache.state()[1]["received"], expected, atol=0, rtol=0)
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
+def test_impossible_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="recent must be at most the budget 4; got 5"):
         HeavyHitterCache(4, recent=5)
     with pytest.raises(ValueError, match="window must be at most the budget 4; got 32"):

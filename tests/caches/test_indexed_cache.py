@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from saccade import caches, masks, mechanisms
-from saccade.mechanisms.scorers import BlockMeans, LightningIndexer
+from saccade.scorers import BlockMeans, LightningIndexer
 from saccade.support.errors import UnsupportedError
 
 

@@ -204,7 +204,7 @@ def test_bytes_are_counted_exactly() -> None:
     assert cache.nbytes == held + 4 * element
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
+def test_impossible_arguments_are_refused() -> None:
     cache, (q, k, v) = Int8Cache(), _qkv(4)
     k[0, 0, 2, 1] = torch.nan
     with pytest.raises(ValueError, match="key must be finite; got NaN or inf"):

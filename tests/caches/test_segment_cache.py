@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.caches.rules import BIASES, HEAD_DIM, HEADS, RULES, TOTAL, WIDTH
+from tests.caches.expected_masks import BIASES, HEAD_DIM, HEADS, RULES, TOTAL, WIDTH
 from torch import Tensor
 
 from saccade import masks
@@ -124,7 +124,7 @@ def test_gradients_reach_the_own_segment_and_stop_at_the_memory() -> None:
     assert first.requires_grad
 
 
-def test_what_cannot_be_meant_is_refused_before_anything_is_written() -> None:
+def test_impossible_arguments_are_refused_before_writing() -> None:
     with pytest.raises(ValueError, match="SegmentCache: segment must be an int of at least 1; got 0"):
         SegmentCache(0, 4)
     with pytest.raises(ValueError, match="SegmentCache: memory must be an int of at least 0; got -1"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.caches.rules import BIASES, HEAD_DIM, HEADS, RULES, TOTAL, WIDTH
+from tests.caches.expected_masks import BIASES, HEAD_DIM, HEADS, RULES, TOTAL, WIDTH
 from torch import Tensor
 
 from saccade import masks
@@ -98,7 +98,7 @@ def test_one_split_inside_the_cache_is_a_short_text(name: str, stride: int, sink
     torch.testing.assert_close(out, _inside(mha, x, sinks, window, slopes, stride))
 
 
-def test_what_is_seen_from_two_places_has_the_type_of_its_values() -> None:
+def test_the_output_has_the_dtype_of_values() -> None:
     given = [torch.randn(1, 2, 12, 4).bfloat16() for _ in range(3)]
     assert SinkWindowCache(1, 4, rotary=Rotary(4)).attend(Softmax(), *given).dtype == torch.bfloat16
 
@@ -251,7 +251,7 @@ def test_gradients_reach_the_new_token(inside: bool) -> None:
             torch.testing.assert_close(x.grad[0, 0, 0, channel], slope, atol=1e-7, rtol=1e-6)
 
 
-def test_what_cannot_be_meant_is_refused_before_anything_is_written() -> None:
+def test_impossible_arguments_are_refused_before_writing() -> None:
     with pytest.raises(ValueError, match="SinkWindowCache: sink_tokens must be an int of at least 0; got -1"):
         SinkWindowCache(-1, 4)
     with pytest.raises(ValueError, match="window must be an int of at least 1; got 0"):

@@ -79,7 +79,7 @@ def test_a_broken_rule_ends_with_status_1(audit, config):
         (["small-decoder", "--packed", "3,4", "--length", "9"], "--length must be left out where --packed is given"),
     ],
 )
-def test_what_is_wrong_is_said(audit, arguments, sentence):
+def test_wrong_arguments_are_refused(audit, arguments, sentence):
     result = audit(*arguments)
     assert result.exit_code == 2
     assert sentence in result.output
@@ -127,7 +127,7 @@ def test_the_picture_is_written_as_a_figure(audit, config, tmp_path, monkeypatch
     assert sorted(os.listdir(tmp_path)) == ["config.json", name]
 
 
-def test_what_cannot_be_drawn_fails(audit, monkeypatch):
+def test_figures_that_cannot_be_drawn_fail(audit, monkeypatch):
     class Detached(models.Decoder):
         def forward(self, *args, **options):
             return super().forward(*args, **options).detach()

@@ -67,7 +67,7 @@ def test_it_draws_error_against_time(compare, tmp_path):
         (["--layer", "-1", TEXT], "saccade compare: --layer must be from 0 to 5; got -1."),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(compare, arguments, sentence):
+def test_wrong_arguments_are_refused_in_one_line(compare, arguments, sentence):
     result = compare(*arguments)
     assert result.exit_code == 2
     assert result.output.strip() == sentence

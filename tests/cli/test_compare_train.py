@@ -19,7 +19,7 @@ def at_once(left, settings, workers):
 
 @pytest.fixture
 def train(run, monkeypatch):
-    monkeypatch.setattr(runs, "_trained", at_once)
+    monkeypatch.setattr(runs, "_train_all", at_once)
     return lambda *arguments: run("compare", "--train", *arguments)
 
 
@@ -65,10 +65,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_said_before_anything_is_trained(train, tmp_path, monkeypatch, name):
+def test_wrong_arguments_are_refused_before_training(train, tmp_path, monkeypatch, name):
     (tmp_path / "taken").write_text("a file")
     run_all(planned(["full"], ["MQAR"], 1), tmp_path / "others", Settings(steps=3))
-    monkeypatch.setattr(runs, "_trained", lambda left, *others: pytest.fail(f"trains {left}"))
+    monkeypatch.setattr(runs, "_train_all", lambda left, *others: pytest.fail(f"trains {left}"))
     arguments, words = WRONG[name]
     result = train(*arguments)
     assert result.exit_code == 2, result.output

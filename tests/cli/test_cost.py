@@ -56,7 +56,7 @@ def test_json_is_the_plan(cost):
         (["causal", "--tokens", "9", "--ranks", "8", "--json", "--picture"], "--json"),
     ],
 )
-def test_what_cannot_be_planned(cost, arguments, message):
+def test_refused_plans(cost, arguments, message):
     result = cost(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr

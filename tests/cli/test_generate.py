@@ -129,7 +129,7 @@ SPEAKING["fallback"].decoder = decoders.Sequence([decoders.ByteFallback(), decod
 
 @pytest.mark.parametrize("length", [1, 40, 1300])
 @pytest.mark.parametrize("kind", SPEAKING)
-def test_what_is_said_bit_by_bit_is_the_text(kind: str, length: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_streamed_pieces_make_the_text(kind: str, length: int, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = SPEAKING[kind]
     numbers = torch.randint(tokenizer.get_vocab_size(), (length,)).tolist()
     letters = "".join(
@@ -146,7 +146,7 @@ def test_what_is_said_bit_by_bit_is_the_text(kind: str, length: int, capsys: pyt
     assert length == 1 or sum(map(bool, said)) > length / 8
 
 
-def test_what_was_said_and_is_taken_back_is_said_again_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_revised_text_is_printed_again_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     class Fickle:
         def decode(self, tokens: list[int]) -> str:
             return ["a", "a b", "ab c"][len(tokens) - 1]
@@ -189,7 +189,7 @@ def test_a_text_that_breaks_off_is_said_as_far_as_it_came(folder: str) -> None:
     assert result.exit_code == 2
     assert result.stdout.startswith(PROMPT)
     assert result.stdout.endswith("\n")
-    assert result.stderr.strip() == "saccade generate: Decoder: text must be at most 64 long; got 65."
+    assert result.stderr.strip() == "saccade generate: Decoder.hidden: text must be at most 64 long; got 65."
 
 
 @pytest.mark.parametrize("options", [(), ("--trace",)])
@@ -213,7 +213,7 @@ def test_an_interrupted_text_is_said_as_far_as_it_came(
     assert "Traceback" not in result.stderr
 
 
-def test_what_is_interrupted_before_it_says_anything_says_nothing(folder: str, monkeypatch) -> None:
+def test_an_early_interrupt_prints_nothing(folder: str, monkeypatch) -> None:
     def interrupted(*arguments: object, **named: object) -> Iterator[object]:
         raise KeyboardInterrupt
 

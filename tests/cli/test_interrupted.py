@@ -86,7 +86,7 @@ def test_being_ended_is_an_interruption(tmp_path, name):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="ends a process at once there")
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
-def test_who_decides_what_ending_means_has_it_back(monkeypatch, handler):
+def test_signal_handlers_are_restored(monkeypatch, handler):
     before, seen = signal.signal(signal.SIGTERM, handler), []
     monkeypatch.setattr("saccade.cli._run", lambda: seen.append(signal.getsignal(signal.SIGTERM)))
     try:
@@ -99,7 +99,7 @@ def test_who_decides_what_ending_means_has_it_back(monkeypatch, handler):
 
 
 @pytest.mark.slow
-def test_what_was_there_before_stays_as_it_was(tmp_path):
+def test_existing_files_stay_unchanged(tmp_path):
     folder = tmp_path / "new" / "folder"
     folder.mkdir(parents=True)
     (folder / "heatmap.png").write_bytes(b"of a run before")
@@ -110,7 +110,7 @@ def test_what_was_there_before_stays_as_it_was(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_not_interrupted_leaves_pictures_and_nothing_else(tmp_path):
+def test_a_complete_run_leaves_only_its_figures(tmp_path):
     done = _ended(tmp_path, 0, DRAWING["look"][0])
     assert done.returncode == 0, done.stderr
     files = sorted(name for name, content in _files(tmp_path).items() if content)

@@ -129,7 +129,7 @@ def test_several_arguments_are_one_text(run):
     assert len(rows(apart.output)) == 6
 
 
-def test_words_that_occur_twice_are_told_apart(run):
+def test_repeated_words_are_distinguished(run):
     output = run("look", "the cat and the dog", "--layer", "0", "--head", "2").output
     assert "the #2" in output
     assert "the #5" in output
@@ -290,7 +290,7 @@ def test_line_breaks_and_tabs_are_signs_in_table_and_pictures(run, monkeypatch):
     assert drawn[0]["x_labels"] == drawn[0]["y_labels"] == shown
 
 
-def test_chinese_in_one_quote_is_cut_by_the_tokenizer_and_told_as_unknown(run):
+def test_chinese_is_cut_by_the_tokenizer_and_reported_as_unknown(run):
     result = run("look", "--model", "all-MiniLM-L6-v2", "小狗 看见 了 一只 猫")
     assert result.exit_code == 0, result.output
     table = rows(result.output)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.cli.test_look_options import TEXT, neox, pair_of, save
-from tests.viz.page.reading import Page
+from tests.viz.page.page_reader import Page
 from transformers import PreTrainedTokenizerFast
 
 from saccade import viz
@@ -117,14 +117,14 @@ def test_a_text_that_is_too_long_to_be_drawn_has_a_page(run, tmp_path, neox, mon
     assert page_of(tmp_path).layer()["keys"] == 12
 
 
-def test_a_model_that_makes_no_numbers_is_told(run, tmp_path, encoder, monkeypatch):
+def test_a_model_with_nan_outputs_is_reported(run, tmp_path, encoder, monkeypatch):
     matrices = encoder.matrices
 
     def broken(tokens):
         found = matrices(tokens)
-        query = found[2].ingredients.query.clone()
+        query = found[2].inputs.query.clone()
         query[:, 3] = float("nan")
-        found[2] = type(found[2])(query, found[2].ingredients.key)
+        found[2] = type(found[2])(query, found[2].inputs.key)
         return found
 
     monkeypatch.setattr(encoder, "matrices", broken)

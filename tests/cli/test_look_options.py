@@ -214,7 +214,7 @@ def test_places_behind_that_of_padding_are_fewer(run, tmp_path):
     assert "roberta reads 33 at a time" in result.output
 
 
-def test_unknown_pieces_that_are_told_as_they_were_written_are_known_by_their_number(run, tmp_path):
+def test_unknown_pieces_shown_as_text_are_distinguished_by_number(run, tmp_path):
     folder = save(tmp_path / "t5", pair_of("t5"))
     pieces = [("[PAD]", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁the", -1.0), ("▁cat", -2.0), ("▁", -3.0)]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=3))

@@ -24,7 +24,9 @@ def test_without_its_packages_it_says_how_to_get_them(monkeypatch, package):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(SystemExit, match=rf"^saccade: the command line needs {package}; pip install 'saccade\[cli\]'$"):
+    with pytest.raises(
+        SystemExit, match=rf"^saccade: the command line needs {package}; pip install 'saccade-attention\[cli\]'$"
+    ):
         main()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.integrations import recurrent_zoo as zoo
+from tests.integrations import recurrent_models as zoo
 
 import saccade as sc
 from saccade.cli.transformers_model import TransformersModel

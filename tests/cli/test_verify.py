@@ -118,7 +118,7 @@ def test_a_check_that_lacks_a_package_neither_stands_nor_falls(verify, with_clai
     assert "pip install it" in told["claims"][0]["findings"][0]["missing"]
 
 
-def test_where_nothing_can_be_checked_nothing_is_confirmed(verify, with_claims):
+def test_a_run_without_checks_confirms_nothing(verify, with_claims):
     with_claims(("needy", needs_a_package))
     result = verify()
     assert result.exit_code == 1
@@ -180,7 +180,7 @@ def test_json_holds_numbers_that_are_not_finite(verify, with_claims):
 def test_markdown_is_the_table_of_verdicts(verify):
     result = verify("--markdown")
     assert result.exit_code == 0
-    assert result.stdout.startswith("| claim | verdict | what is said |\n")
+    assert result.stdout.startswith("| claim | verdict | statement |\n")
     assert result.stdout.count("\n| `") == len(theory.CLAIMS)
     assert result.stdout.count("\n### `") == len(theory.CLAIMS)
 
@@ -227,7 +227,7 @@ def test_pictures_are_drawn_in_chinese(verify, tmp_path, monkeypatch):
         (["--seeds", "0"], "Invalid value for '--seeds'"),
     ],
 )
-def test_what_is_wrong_is_said(verify, arguments, sentence):
+def test_wrong_arguments_are_refused(verify, arguments, sentence):
     result = verify(*arguments)
     assert result.exit_code == 2
     assert sentence in result.output

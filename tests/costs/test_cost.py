@@ -10,9 +10,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 import saccade as sc
-from saccade import masks, mechanisms
+from saccade import masks, mechanisms, scorers
 from saccade.costs import Machine, this_machine
-from saccade.costs.machine_cache import MachineFile
+from saccade.costs.machine import MachineFile
 from saccade.masks import plan_cache as kept_plans
 from saccade.models import Decoder, DecoderConfig
 from saccade.nn import MultiHeadAttention
@@ -135,7 +135,7 @@ def test_numbers_are_said_in_few_digits():
     assert "1000 KiB" in str(sc.cost(CAUSAL, 1000, num_heads=4, head_dim=32))
 
 
-def test_what_fits():
+def test_what_fits_into_memory():
     told = sc.cost(MultiHeadAttention(64, 4), 512, mask=CAUSAL)
     assert told.fits(told.forward.peak_bytes + 2**20)
     assert not told.fits(told.forward.peak_bytes - 1)
@@ -155,13 +155,13 @@ LAYER_OF_SDPA = MultiHeadAttention(16, 2, mechanism=mechanisms.Softmax(impl="sdp
         (lambda: sc.cost(CAUSAL, 8, dtype=torch.int8), "cost: dtype must be a dtype of floats"),
         (lambda: sc.cost(CAUSAL, 8, mask=CAUSAL), "cost: mask must be left out where the subject is a mask"),
         (lambda: sc.cost(nn.Conv2d(3, 4, 3), 8), "inputs=lambda length"),
-        (lambda: sc.cost(mechanisms.TopK(mechanisms.scorers.BlockMeans(), 2, 4), 64, mask=CAUSAL), "depends on what"),
+        (lambda: sc.cost(mechanisms.TopK(scorers.BlockMeans(), 2, 4), 64, mask=CAUSAL), "depends on what"),
         (lambda: sc.cost(mechanisms.Softmax(impl="sdpa"), 8), "cost: impl='sdpa' .*(?s:.*)can be one of auto"),
         (lambda: sc.cost(LAYER_OF_SDPA, 8, mask=CAUSAL), "cost: impl='sdpa' .*(?s:.*)can be one of auto"),
         (lambda: sc.cost(CAUSAL, 8).fits(-1), "Cost.fits: memory must be a number of bytes of at least 0; got -1"),
     ],
 )
-def test_what_cannot_be_said(call, message):
+def test_refused_questions(call, message):
     with pytest.raises((TypeError, ValueError, sc.UnsupportedError), match=message):
         call()
 

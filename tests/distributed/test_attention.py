@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.distributed.spawned import on_ranks
+from tests.distributed.gloo_processes import on_ranks
 
 import saccade as sc
 from saccade import masks, positions
 from saccade.distributed import ContextParallel, Machine, exchange
 from saccade.mechanisms import Linformer, Softmax, TopK
-from saccade.mechanisms.scorers import DotProducts
+from saccade.scorers import DotProducts
 
 N = 48
 MASKS = {

@@ -30,7 +30,7 @@ def test_flex_attention_runs_the_rows_of_a_rank(mask, layout):
         torch.testing.assert_close(got, expected[:, :, rows], atol=1e-5, rtol=1e-5)
 
 
-def test_what_flex_attention_gets_no_blocks_for():
+def test_masks_without_flex_blocks():
     plan = exchange(None, 96, 4, ranks=2, strategy="ulysses")
     with pytest.raises(sc.UnsupportedError, match="each rank then has all rows of its heads"):
         block_mask(plan, 0)

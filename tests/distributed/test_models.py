@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
-from tests.distributed.spawned import on_ranks
+from tests.distributed.gloo_processes import on_ranks
 from transformers.masking_utils import causal_mask_function
 
 import saccade as sc
@@ -245,7 +245,7 @@ def refused(rank):
 
 
 @pytest.mark.slow
-def test_what_would_not_be_exact_is_refused():
+def test_inexact_models_are_refused():
     for found in on_ranks(2, refused):
         assert isinstance(found, tuple), found
         told, is_unchanged = found

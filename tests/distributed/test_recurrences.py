@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from tests.distributed.spawned import on_ranks
+from tests.distributed.gloo_processes import on_ranks
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import saccade as sc
 from saccade import masks, mechanisms
 from saccade.distributed import ContextParallel
-from saccade.mechanisms.scorers import BlockMeans, DotProducts
+from saccade.scorers import BlockMeans, DotProducts
 
 N, HEADS, WIDTH = 48, 4, 8
 DOCUMENTS = masks.Causal() & masks.Documents([[11, 37], [30, 18]])

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.distributed.spawned import on_ranks
+from tests.distributed.gloo_processes import on_ranks
 
 import saccade as sc
 from saccade import masks, mechanisms, positions
 from saccade.distributed import ContextParallel, ShardedCache, sharded_cache
-from saccade.mechanisms.scorers import DotProducts
 from saccade.models import Decoder, DecoderConfig
+from saccade.scorers import DotProducts
 
 N = 40
 MASKS = {
@@ -120,7 +120,7 @@ def refused(rank):
 
 
 @pytest.mark.slow
-def test_what_is_refused():
+def test_wrong_arguments_are_refused():
     for found in on_ranks(2, refused):
         assert isinstance(found, tuple), found
         told, length = found

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from tests.distributed.spawned import on_ranks
+from tests.distributed.gloo_processes import on_ranks
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh

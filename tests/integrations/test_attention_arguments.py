@@ -88,7 +88,7 @@ class Layer(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", sorted(attention_arguments.UNSUPPORTED))
-def test_what_changes_the_matrix_is_refused(name):
+def test_arguments_that_change_the_matrix_are_refused(name):
     x = torch.randn(1, 2, 5, 8)
     with pytest.raises(sc.UnsupportedError, match=f"the model passes {name}, which is not supported here"):
         AttentionCall.of(Layer(), x, x, None, {name: torch.ones(1)})
@@ -98,7 +98,7 @@ def eager_attention_forward(module, query, key, value, attention_mask, alibi=Non
     """A model's own attention, in this file, that adds slopes to its scores."""
 
 
-def test_what_the_models_own_attention_reads_is_refused():
+def test_arguments_that_the_eager_attention_reads_are_refused():
     x = torch.randn(1, 2, 5, 8)
     with pytest.raises(sc.UnsupportedError, match="the model passes alibi, which is not supported"):
         AttentionCall.of(Layer(), x, x, None, {"alibi": torch.ones(2)})

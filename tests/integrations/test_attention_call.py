@@ -90,7 +90,7 @@ def test_learned_queries_are_those_of_all_items():
         ({"cache": object()}, r"passes cache(.|\n)*paged"),
     ],
 )
-def test_what_is_not_known_is_refused(facts, reason):
+def test_unknown_arguments_are_refused(facts, reason):
     with pytest.raises(sc.UnsupportedError, match=reason):
         weights(**facts)
 
@@ -101,6 +101,6 @@ def test_masks_of_other_forms_are_refused(mask):
         weights(mask)
 
 
-def test_what_says_nothing_about_the_matrix_is_let_through():
+def test_arguments_without_effect_on_the_matrix_are_accepted():
     got, scores = weights(None, use_cache=True, position_ids=torch.arange(5), sliding_window=3, is_causal=False)
     close(got, scores.softmax(-1))

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from tests.integrations.replaceable import D, H, One, TimmForm
+from tests.integrations.replaceable_models import D, H, One, TimmForm
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
@@ -197,7 +197,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_says_no_mask_is_refused(name):
+def test_wrong_causal_biases_are_refused(name):
     call, words = REFUSED[name]
     with pytest.raises((TypeError, ValueError), match=words) as refusal:
         call()

@@ -125,7 +125,7 @@ def test_parts_and_copies_that_share_its_memory(write, guard):
         assert "Dense" in str(lazy.placed.rule)
 
 
-def test_what_is_only_read_stays_a_rule():
+def test_reading_keeps_the_rule():
     lazy = mask_of()
     assert lazy[..., 2:].sum() == (~lazy).sum() == 6
     assert (lazy & lazy.clone()).any()
@@ -164,7 +164,7 @@ def test_operations_on_a_users_function(use, guard, one_by_one):
 
 
 @pytest.mark.parametrize("q, kv", [(range(1, 5), range(5)), (range(6, 9), range(16)), (range(9, 12), range(4, 10))])
-def test_what_was_written_stands_where_the_tokens_do(q, kv):
+def test_written_entries_follow_the_tokens(q, kv):
     lazy = mask_of(masks.Window(3, 3), q, kv)
     expected = lazy.clone().logical_not()
     lazy.logical_not_()

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from tests.integrations.replaceable import D, H, One
+from tests.integrations.replaceable_models import D, H, One
 from torch import nn
 
 import saccade as sc
@@ -127,7 +127,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_changed_meanwhile_is_not_passed_off_as_the_weights_of_the_call(name):
+def test_weights_are_refused_after_inputs_changed(name):
     options, changed = CHANGES[name]
     ours, _ = models(**options)
     x = inputs()

@@ -55,7 +55,7 @@ def close(ours, theirs, tolerance=2e-5):
 
 
 @pytest.mark.parametrize("name", zoo.ALL)
-def test_what_a_model_says(name, calls, never_written_out):
+def test_outputs_equal_eager_attention(name, calls, never_written_out):
     network, inputs = zoo.model(name), zoo.batch(name)
     with torch.no_grad():
         expected = zoo.output(name, network(**inputs))

@@ -144,7 +144,7 @@ def test_without_such_a_cache_it_is_ordinary_attention() -> None:
     )
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
+def test_impossible_arguments_are_refused() -> None:
     model, prompt = _model("Llama"), _prompt(2)
     mask = torch.ones_like(prompt)
     mask[1, :7] = 0

@@ -61,7 +61,7 @@ def test_transformers_computes_the_same(kind: str, q_rank: int | None, rope: dic
     torch.testing.assert_close(ours.matrix(x).to_dense(), weights, atol=1e-5, rtol=1e-5)
 
 
-def test_what_cannot_be_converted_is_refused() -> None:
+def test_unsupported_layers_are_refused() -> None:
     config = DeepseekV3Config(hidden_size=16, num_attention_heads=2, num_key_value_heads=2, kv_lora_rank=4)
     theirs = v3.DeepseekV3Attention(config, 0)
     theirs.kv_b_proj = torch.nn.Sequential(theirs.kv_b_proj)

@@ -53,7 +53,7 @@ class Layer(torch.nn.Module):
         ({"block_table": torch.tensor([0])}, "passes block_table, which is not supported"),
     ],
 )
-def test_what_cannot_be_honoured_raises(facts, reason):
+def test_unsupported_settings_raise(facts, reason):
     x = torch.randn(1, 2, 5, 8)
     function = AttentionInterface()["saccade"]
     with pytest.raises(sc.UnsupportedError, match=reason):
@@ -163,14 +163,14 @@ def test_names_that_mean_something_to_transformers(name):
 
 
 @pytest.mark.parametrize("mask", [3, "causal", torch.ones(3, 3, dtype=torch.bool), masks.Causal])
-def test_what_is_no_mask(mask):
+def test_an_argument_that_is_no_mask_is_refused(mask):
     with pytest.raises(TypeError, match="install: mask must be a saccade mask, a function of the attention module"):
         install(mask=mask)
 
 
 def test_a_function_that_gives_no_mask():
     network = zoo.model("llama", install("saccade-own", mask=lambda layer: "near"))
-    with pytest.raises(TypeError, match="install: mask must return a saccade mask or None; got str"):
+    with pytest.raises(TypeError, match="saccade: mask must return a saccade mask or None; got str"):
         network(**zoo.batch("llama"))
 
 

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 from tests.integrations import model_zoo as zoo
-from tests.integrations.replaceable import D, One, TimmForm
+from tests.integrations.replaceable_models import D, One, TimmForm
 from torch import nn
 from torch.nn import functional as F
 from transformers import LongT5Config, LongT5Model
@@ -175,7 +175,7 @@ def test_names_of_what_is_left(leave):
         (["d"], ValueError, r"leave must hold names of modules of the model; got 'd'"),
     ],
 )
-def test_what_is_no_name(leave, error, words):
+def test_wrong_names_to_leave_are_refused(leave, error, words):
     with pytest.raises(error, match=words):
         sc.replace_attention(Net(), leave=leave)
 

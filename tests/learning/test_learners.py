@@ -54,7 +54,7 @@ def test_a_run_ends_where_the_task_is_learned():
     assert learned.steps < 600
 
 
-def test_what_cannot_be_asked_is_refused():
+def test_wrong_trainings_are_refused():
     with pytest.raises(ValueError, match="see no later tokens where answers stand among them"):
         train(MIXERS["Linformer"], QUESTIONS["induction"], 0, SHORT)
     with pytest.raises(ValueError, match="mixer must have fewer than 49152 parameters; got 262144"):

@@ -26,21 +26,21 @@ def test_processes_make_no_difference_and_nothing_runs_twice(tmp_path, monkeypat
     one = outcomes(tmp_path / "one")
     assert list(one) == PLAN
     assert outcomes(tmp_path / "two", workers=2) == one
-    monkeypatch.setattr(runs, "_trained", lambda left, *others: [] if not left else pytest.fail(f"trains {left}"))
+    monkeypatch.setattr(runs, "_train_all", lambda left, *others: [] if not left else pytest.fail(f"trains {left}"))
     assert outcomes(tmp_path / "one") == one
     assert len(list((tmp_path / "one").iterdir())) == len(PLAN)
 
 
-def test_what_was_trained_before_an_end_is_kept(tmp_path, monkeypatch):
+def test_finished_trainings_are_kept_after_an_interrupt(tmp_path, monkeypatch):
     def interrupted(left, *others):
         yield left[0], OUTCOME
         raise KeyboardInterrupt("now")
 
-    monkeypatch.setattr(runs, "_trained", interrupted)
+    monkeypatch.setattr(runs, "_train_all", interrupted)
     with pytest.raises(KeyboardInterrupt, match="now"):
         run_all(PLAN, tmp_path, SHORT)
     assert [path.name for path in tmp_path.iterdir()] == [PLAN[0].file_name]
-    monkeypatch.setattr(runs, "_trained", at_once)
+    monkeypatch.setattr(runs, "_train_all", at_once)
     assert run_all(PLAN, tmp_path, SHORT) == dict.fromkeys(PLAN, OUTCOME)
 
 
@@ -51,7 +51,7 @@ def at_once(left, *others):
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
     """A folder of runs that took no time."""
-    monkeypatch.setattr(runs, "_trained", at_once)
+    monkeypatch.setattr(runs, "_train_all", at_once)
     run_all(PLAN, tmp_path, SHORT)
     return tmp_path
 

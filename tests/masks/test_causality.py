@@ -57,7 +57,7 @@ def test_far_keys_are_sampled_too() -> None:
     assert sees_later(masks.Predicate(lambda b, h, q, kv: (kv <= q) | ((q == 98) & (kv == 99))), range(99))
 
 
-def test_no_rule_sees_all_that_comes_unless_nobody_asks() -> None:
+def test_no_rule_sees_all_later_keys_without_queries() -> None:
     assert sees_later(None, range(3))
     assert sees_later(None, range(1))
     assert sees_later(None, torch.zeros(1, 1, dtype=torch.int64))
@@ -69,7 +69,7 @@ def test_no_rule_sees_all_that_comes_unless_nobody_asks() -> None:
 
 
 @pytest.mark.parametrize("later", [0, 1])
-def test_of_items_told_apart_what_each_is_sure_of_is_enough(later: int) -> None:
+def test_bounds_of_each_item_decide_for_per_item_masks(later: int) -> None:
     """However few keys it is, and between those that a sample holds."""
     rules = [masks.Causal(), masks.Causal()]
     rules[later] = masks.Causal() | masks.Global([1000], sees=False)

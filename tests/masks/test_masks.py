@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.masks import brute_force
-from tests.masks.expressions import MAX_LEN, expressions
+from tests.masks.random_masks import MAX_LEN, expressions
 
 import saccade as sc
 from saccade import masks
 from saccade.plan import ALL, Groups, Triangle, make
-from saccade.plan.key_ranges import Bounds, Spans, Universe
+from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
 
 ATOMS = [
     masks.Full(),
@@ -74,9 +74,9 @@ def test_to_dense_takes_positions_as_attention_does(mask: masks.Mask, q: range, 
     query, key = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 8, 4)
     weights = sc.AttentionMatrix(query, key, mask, q_positions=q, kv_positions=kv).to_dense()
     assert torch.equal(weights > 0, dense)
-    with pytest.raises(ValueError, match=r"Mask\.to_dense: q_positions must hold 2 positions; got 3"):
+    with pytest.raises(ValueError, match=r"(Causal|Or)\.to_dense: q_positions must hold 2 positions; got 3"):
         mask.to_dense(2, 8, q_positions=q)
-    with pytest.raises(ValueError, match=r"Mask\.to_dense: kv_positions must start at 0 or later; got range"):
+    with pytest.raises(ValueError, match=r"(Causal|Or)\.to_dense: kv_positions must start at 0 or later; got range"):
         mask.to_dense(3, 8, kv_positions=range(-1, 7))
 
 
@@ -154,14 +154,14 @@ def _covered(mask: masks.Mask, shape: tuple[int, int, int, int], whole_rows: boo
             part = tile.rule.to_dense(q_len, kv_len, batch=batch, heads=heads)[tile.batch, tile.heads, at, columns]
             assert not (got[tile.batch, tile.heads, at, columns] & part).any(), "a pair is in two tiles"
             got[tile.batch, tile.heads, at, columns] |= part
-            if strip.residual is True:
+            if strip.partial is True:
                 assert part.all()
-            elif isinstance(strip.residual, Triangle):
-                key = strip.residual
+            elif isinstance(strip.partial, Triangle):
+                key = strip.partial
                 triangle = torch.ones(key.rows, key.columns, dtype=torch.bool).tril(key.offset)
                 assert torch.equal(part, triangle.expand_as(part))
-            same = contents.setdefault(strip.residual, part)
-            assert strip.residual is True or torch.equal(same, part)
+            same = contents.setdefault(strip.partial, part)
+            assert strip.partial is True or torch.equal(same, part)
     assert plan.overlaps or (rows_seen == 1).all()
     return got
 
@@ -195,7 +195,7 @@ def _check_random_expression(data: st.DataObject) -> None:
     most = data.draw(st.sampled_from([1 << 22, 100, 1]), label="largest residual")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("saccade.plan.plan._ROW_BLOCKS", blocks)
-        patch.setattr("saccade.plan.row_grouping.TILE_PRICE", price)
+        patch.setattr("saccade.plan.row_grouping.TILE_COST", price)
         patch.setattr("saccade.plan.row_grouping._MAX_RESIDUAL", most)
         got = _covered(mask, (batch, 1, q_len, kv_len))
     expected = brute_force.dense(mask, batch, q_len, kv_len)
@@ -230,7 +230,7 @@ def test_a_list_of_masks_is_joined_like_a_tuple() -> None:
 def test_sizes_that_are_multiplied_stay_below_two_to_the_40() -> None:
     most = 1 << 40
     assert masks.Causal().after(most - 1).length == masks.Blocks([[True]], most - 1).block_size == most - 1
-    with pytest.raises(ValueError, match=rf"Mask\.after: length must be below {most}; got {most}"):
+    with pytest.raises(ValueError, match=rf"Causal\.after: length must be below {most}; got {most}"):
         masks.Causal().after(most)
     with pytest.raises(ValueError, match=rf"Blocks: block_size must be below {most}; got {most}"):
         masks.Blocks([[True]], most)
@@ -247,7 +247,7 @@ def test_large_plans_do_not_look_at_pairs() -> None:
     local = masks.Window(256, 256)
     for mask in (masks.Causal(), local, local | masks.Global([0, 77]), masks.Causal() & masks.Window(1024, 0)):
         plan = make(mask, (1, 1, n, n), q_first=0, kv_first=0)
-        distinct = {strip.residual for tile in plan.tiles for strip in tile.columns}
+        distinct = {strip.partial for tile in plan.tiles for strip in tile.columns}
         assert len(distinct) <= 12
         assert plan.pairs <= n * n if mask == masks.Causal() else plan.pairs < 3000 * n
 
@@ -307,9 +307,9 @@ def test_a_predicate_may_tell_batch_items_and_heads_apart() -> None:
 
 def test_batch_facts_apply_to_one_item_or_all() -> None:
     mask = masks.Padding([2, 4])
-    assert mask.residual(sc.plan.Box(0, range(4), range(3))) is not True
-    assert mask.residual(sc.plan.Box(1, range(4), range(3))) is True
-    assert mask.residual(sc.plan.Box(ALL, range(4), range(2))) is True
+    assert mask.partial(sc.plan.Box(0, range(4), range(3))) is not True
+    assert mask.partial(sc.plan.Box(1, range(4), range(3))) is True
+    assert mask.partial(sc.plan.Box(ALL, range(4), range(2))) is True
 
 
 @pytest.mark.parametrize("width", [2**62, 2**63 - 1, 10**19])
@@ -326,7 +326,7 @@ def test_a_mask_that_can_change_keeps_no_plan() -> None:
         def allows(self, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
             return (kv < self.limit).expand(torch.broadcast_shapes(q.shape, kv.shape))
 
-        def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+        def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
             return Bounds.exactly(Spans.within(keys, keys.first, self.limit))
 
     mask, x = Below(2), torch.randn(1, 1, 8, 4)

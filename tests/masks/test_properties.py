@@ -33,7 +33,7 @@ EVERY = [mask for atom in ATOMS for mask in (atom, ~atom, atom & Causal(), atom 
 
 
 @pytest.mark.parametrize("mask", EVERY, ids=str)
-def test_what_a_mask_says_of_itself_is_true(mask: masks.Mask) -> None:
+def test_properties_of_a_mask_are_true(mask: masks.Mask) -> None:
     allowed = mask.to_dense(9, batch=max(2, mask.shape[0]))
     if mask.is_relative:
         assert torch.equal(allowed[..., 1:, 1:], allowed[..., :-1, :-1])

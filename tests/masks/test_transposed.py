@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from saccade import masks
-from saccade.masks.transposed import transposed
+from saccade.masks.convert.patterns import transposed
 from saccade.testing import CASES
 
 
@@ -23,7 +23,7 @@ def test_pairs_are_exchanged(case):
     assert torch.equal(found.to_dense(n, batch=mask.shape[0], heads=mask.shape[1]), want)
 
 
-def test_which_are_known():
+def test_known_transposes():
     rule = masks.Causal() & masks.Window(4, 1) | masks.Global([3], seen=False) | ~masks.Strided(2)
     want = masks.Window(0, None) & masks.Window(1, 4) | masks.Global([3], sees=False) | ~masks.Strided(2)
     assert transposed(rule) == want

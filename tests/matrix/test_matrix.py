@@ -111,7 +111,15 @@ def test_explanation_counts_what_is_computed() -> None:
     assert explanation.kernel == "fused"
     assert explanation.pairs == 2 * 4 * 64 * 64
     assert explanation.flops == 2 * explanation.pairs * 16
-    assert explanation.passed_over == {}
+    assert explanation.passed_over == {
+        "native": explanation.passed_over["native"],  # not installed, or switched off
+        "sdpa": ("on CPUs the other kernels are faster",),
+        "varlen": ("it runs on cuda, not on cpu",),
+        "flex": ("it runs on cuda, not on cpu",),
+        "tiled": ("it could run these inputs; fused is faster",),
+        "reference": ("it could run these inputs; fused is faster",),
+    }
+    assert sc.AttentionMatrix(q, q, impl="tiled").explain().passed_over == {}
     capped = sc.AttentionMatrix(q, q, softcap=3.0).explain()
     assert capped.kernel == "tiled"
     assert capped.passed_over["fused"] == ("it has no softcap",)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.mechanisms.segments import by_segments
+from tests.mechanisms.segment_definition import by_segments
 from torch import Tensor
 
 import saccade as sc
@@ -136,7 +136,7 @@ def test_items_of_a_ragged_batch_have_segments_of_their_own(data: st.DataObject)
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_what_is_read_from_a_file_goes_on_as_if_it_had_never_been_away(ragged: bool, tmp_path) -> None:
+def test_a_cache_from_a_file_continues_unchanged(ragged: bool, tmp_path) -> None:
     (q, k, v), memory = _qkv(), _memory()
     cache, where = memory.new_cache(), padded_positions([10, 6], side="left") if ragged else None
     cache.attend(memory, *(x[:, :, :10] for x in (q, k, v)), mask=Causal(), positions=where)
@@ -228,7 +228,7 @@ def test_a_layer_learns_with_it() -> None:
     assert (memory.gate != 0).all()
 
 
-def test_what_it_cannot_do_is_said() -> None:
+def test_unsupported_arguments_are_refused() -> None:
     (q, k, v), memory, cache = _qkv(5), _memory(), CompressiveCache()
     with pytest.raises(
         sc.UnsupportedError, match="Window is neither Causal nor Padding: a memory holds whole segments"

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.mechanisms.recurrences import RULES
+from tests.mechanisms.recurrence_definitions import RULES
 from torch import Tensor
 
 from saccade import mechanisms, testing
 from saccade.masks import Causal, Full, Global, Mask, Padding, Prefix, as_mask
 from saccade.matrix import Matrix
-from saccade.mechanisms.scorers import BlockMeans, DotProducts
+from saccade.scorers import BlockMeans, DotProducts
 from saccade.testing.laws import conduct, invariance, locality
 
 # What says that an output is that of softmax, or of scores that softmax alone has, is not among them.
@@ -149,7 +149,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     [pytest.param(name, few(name), id=name) for name in MAKERS]
     + [pytest.param(name, BASIC, id=f"{name}, all cases", marks=pytest.mark.slow) for name in MAKERS],
 )
-def test_what_holds_for_every_attention_holds(name: str, cases: list[testing.Case]) -> None:
+def test_laws_of_every_attention_hold(name: str, cases: list[testing.Case]) -> None:
     report = Executed(name).check([law for law in GENERAL if law.name not in OTHERWISE.get(name, {})], cases)
     assert report.raise_if_broken().ok
     tried = {result.law for result in report.kept} | set(OTHERWISE.get(name, {}))
@@ -160,7 +160,7 @@ def test_what_holds_for_every_attention_holds(name: str, cases: list[testing.Cas
 @pytest.mark.parametrize(
     ("name", "law"), [pytest.param(name, law, id=f"{name}-{law}") for name in OTHERWISE for law in OTHERWISE[name]]
 )
-def test_what_does_not_is_known(name: str, law: str) -> None:
+def test_broken_laws_are_the_known_ones(name: str, law: str) -> None:
     cases = BASIC[::8] if name in LONG else BASIC
     assert Executed(name).check([one for one in GENERAL if one.name == law], cases).broken
 

@@ -162,7 +162,7 @@ def test_blocks_of_any_size(entries: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("name", MASKS)
-def test_what_may_not_be_seen_is_not_noticed(name: str, bad: float) -> None:
+def test_hidden_tokens_change_nothing(name: str, bad: float) -> None:
     mask = MASKS[name]
     q, k, v = _inputs(11, 11, 2)
     dirty_k, dirty_v = k.detach().clone(), v.detach().clone()
@@ -247,7 +247,7 @@ def test_masks_that_cannot_be_had(mask: Mask, reason: str) -> None:
         Linear()(x, x, mask=mask)
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_wrong_arguments_are_refused() -> None:
     x = torch.ones(1, 2, 4, 2)
     with pytest.raises(ValueError, match="Linear: feature_map must be one of 'elu', 'relu', 'squared_relu'"):
         Linear("gelu")

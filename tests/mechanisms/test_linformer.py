@@ -105,7 +105,7 @@ def test_padding_changes_nothing_whatever_it_holds(share: str) -> None:
     torch.testing.assert_close((placed.mT @ x)[1:, :, :7], alone.mT @ x[1:, :, :7])
 
 
-def test_slots_that_hold_no_key_are_attended_to_by_nobody() -> None:
+def test_no_query_attends_to_slots_without_keys() -> None:
     q, k, v = _inputs()
     module = Linformer(12, 6)
     matrix = module(q, k, mask=Padding([12, 5]))
@@ -152,7 +152,7 @@ def test_masks_that_cannot_be_had(mask: Mask) -> None:
         Linformer(4, 2)(x, x, mask=mask)
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_wrong_arguments_are_refused() -> None:
     x = torch.ones(1, 2, 4, 2)
     with pytest.raises(ValueError, match="Linformer: rank must be at most kv_len 4; got 5"):
         Linformer(4, 5)

@@ -147,7 +147,7 @@ def test_an_item_without_keys_is_zero() -> None:
     assert out[0].any()
 
 
-def test_what_everyone_sees_reaches_everyone() -> None:
+def test_a_key_that_all_see_reaches_all() -> None:
     q, k, v = (x.detach() for x in _inputs())
     k[0, 0, 3, 1] = math.nan
     out = Nystrom(3, iterations=None)(q, k) @ v
@@ -187,7 +187,7 @@ def test_masks_that_cannot_be_had(mask: Mask) -> None:
         MultiHeadAttention(4, 2, mechanism=Nystrom(2))(torch.ones(1, 4, 4), mask=Padding([3]) & mask)
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_wrong_arguments_are_refused() -> None:
     x = torch.ones(1, 1, 4, 2)
     with pytest.raises(ValueError, match="Nystrom: num_landmarks must be an int of at least 1; got 0"):
         Nystrom(0)

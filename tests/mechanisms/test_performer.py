@@ -323,7 +323,7 @@ def test_distributions_or_not() -> None:
         matrix.entropy()
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="Performer: num_features must be an int of at least 1; got 0"):
         Performer(0)
     with pytest.raises(TypeError, match="Performer: num_features must be an int of at least 1; got True"):
@@ -388,7 +388,7 @@ def test_states_of_given_directions_go_on_with_equal_ones_only() -> None:
     torch.testing.assert_close(torch.cat([first, last], 2), full)
 
 
-def test_what_else_would_say_which_directions_is_refused() -> None:
+def test_conflicting_sources_of_directions_are_refused() -> None:
     omega = torch.randn(8, D)
     with pytest.raises(ValueError, match="Performer: num_features must be 8, as many as directions, or None; got 256"):
         Performer(256, directions=omega)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from tests.mechanisms.recurrences import RULES, dense
+from tests.mechanisms.recurrence_definitions import RULES, dense
 from torch.nn import functional as F
 
 from saccade import masks, mechanisms, statistics
@@ -202,7 +202,7 @@ def test_more_queries_than_keys_and_more_gates_than_keys():
     assert memory.state.shape == (BATCH, 4, WIDTH, VALUE)
 
 
-def test_what_gates_say():
+def test_effects_of_gates():
     query, key, value = (x.detach() for x in inputs())
     unit = F.normalize(key, dim=-1)
     nothing, one = torch.zeros(BATCH, HEADS, 91), torch.ones(BATCH, HEADS, 91)
@@ -302,7 +302,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_such_matrix_is_refused(name):
+def test_inputs_without_such_a_matrix_are_refused(name):
 
     query, key, _ = inputs()
     wrong, words = REFUSED[name]

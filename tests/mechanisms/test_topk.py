@@ -11,10 +11,10 @@ from torch import Tensor
 from saccade import masks, mechanisms
 from saccade.engine.block_sparse.by_key import ByBlock
 from saccade.engine.block_sparse.gather import Gathered
-from saccade.engine.block_sparse.selected_blocks import Chosen
+from saccade.engine.block_sparse.selected_blocks import SelectedBlocks
+from saccade.engine.block_sparse.selection import stable_topk
 from saccade.engine.kernels.kernel import Kernel
-from saccade.engine.tiles.stable_topk import strongest
-from saccade.mechanisms.scorers import BlockMeans, DotProducts, LightningIndexer, Scorer
+from saccade.scorers import BlockBounds, BlockMeans, DotProducts, LightningIndexer, Scorer
 from saccade.support.errors import UnsupportedError
 
 TORCH = torch.float64
@@ -108,7 +108,27 @@ def test_a_bias_goes_with_the_chosen_keys() -> None:
     torch.testing.assert_close(matrix @ v, scores.softmax(-1) @ v)
 
 
-@pytest.mark.parametrize("scorer", [DotProducts(), BlockMeans()], ids=repr)
+@pytest.mark.parametrize("scorer", [BlockMeans(), BlockBounds()], ids=repr)
+def test_block_scorers_rank_by_the_keys_of_each_block_and_select_the_block_of_the_query(scorer: Scorer) -> None:
+    q, key = torch.randn(2, 4, 7, 3, dtype=TORCH), torch.randn(2, 2, 11, 3, dtype=TORCH)
+    score = scorer.on(q, key, 4)
+    found = score(range(2, 7), 11)
+    for b, h, row, block in itertools.product(range(2), range(4), range(5), range(3)):
+        if (row + 2 + 4) // 4 == block:
+            assert found[b, h, row, block] == math.inf
+            continue
+        keys = key[b, h // 2, block * 4 : block * 4 + 4]
+        exact = keys @ q[b, h, row + 2]
+        if isinstance(scorer, BlockMeans):
+            torch.testing.assert_close(found[b, h, row, block], exact.mean())
+        else:
+            channels = torch.stack([keys.amin(0), keys.amax(0)]) * q[b, h, row + 2]
+            torch.testing.assert_close(found[b, h, row, block], channels.amax(0).sum())
+            assert found[b, h, row, block] >= exact.max()
+    torch.testing.assert_close(score(range(2, 7), 8), found[..., :2])
+
+
+@pytest.mark.parametrize("scorer", [DotProducts(), BlockMeans(), BlockBounds()], ids=repr)
 @pytest.mark.parametrize(("k", "size"), [(20, 1), (5, 4), (7, 3)])
 def test_as_many_as_there_are_is_exact_softmax(scorer: Scorer, k: int, size: int) -> None:
     q, key, v = torch.randn(3, 1, 2, 20, 4)
@@ -118,17 +138,18 @@ def test_as_many_as_there_are_is_exact_softmax(scorer: Scorer, k: int, size: int
     torch.testing.assert_close(own @ v, full @ v)
 
 
-def test_of_equal_scores_the_first_are_taken_whatever_follows() -> None:
+def test_ties_choose_the_first_keys_at_any_length() -> None:
     scores = torch.randint(0, 3, (200, 40)).float()
     for k in (1, 5, 39):
         expected = scores.sort(dim=-1, descending=True, stable=True).indices[:, :k].sort(-1).values
-        torch.testing.assert_close(strongest(scores, k).sort(-1).values, expected)
+        torch.testing.assert_close(stable_topk(scores, k).sort(-1).values, expected)
     wide = torch.cat([scores, torch.full((200, 30), -1.0)], 1)
-    torch.testing.assert_close(strongest(wide, 5).sort(-1).values, strongest(scores, 5).sort(-1).values)
+    torch.testing.assert_close(stable_topk(wide, 5).sort(-1).values, stable_topk(scores, 5).sort(-1).values)
 
 
-def test_means_of_blocks_are_kept_apart_by_a_cache_too() -> None:
-    top, (q, k, v) = mechanisms.TopK(BlockMeans(), 3, 4), torch.randn(3, 2, 4, 45, 8)
+@pytest.mark.parametrize("scorer", [BlockMeans(), BlockBounds()], ids=repr)
+def test_a_cache_selects_the_blocks_of_the_full_run(scorer: Scorer) -> None:
+    top, (q, k, v) = mechanisms.TopK(scorer, 3, 4), torch.randn(3, 2, 4, 45, 8)
     full, cache = top(q, k, mask=masks.Causal()) @ v, top.new_cache()
     edges = [0, 13, 14, 15, 16, 17, 30, 45]
     parts = [slice(i, j) for i, j in itertools.pairwise(edges)]
@@ -177,12 +198,12 @@ def test_compiled_programs_break_where_keys_are_chosen() -> None:
         torch.testing.assert_close(program(q, k, v), (top(q, k, mask=masks.Causal()) @ v).sin())
 
 
-def test_what_was_chosen_is_said_and_moved() -> None:
+def test_chosen_keys_are_reported_and_moved() -> None:
     q, k, v = torch.randn(3, 1, 2, 64, 4)
     matrix = mechanisms.TopK(BlockMeans(), 2, 16)(q, k, mask=masks.Causal())
     assert "at most 2 blocks of 16 keys" in str(matrix.explain())
     assert matrix.explain().kernel == "by_block"
-    assert isinstance(matrix.inputs.rule, Chosen)
+    assert isinstance(matrix.inputs.rule, SelectedBlocks)
     torch.testing.assert_close((matrix.to(torch.float64) @ v.double()).float(), matrix @ v)
     assert mechanisms.TopK(BlockMeans(), 2, 16).new_cache().length == 0
 
@@ -198,12 +219,12 @@ def test_what_was_chosen_is_said_and_moved() -> None:
         (lambda: LightningIndexer(*torch.ones(2, 1, 3, 4, 4), torch.ones(1, 3, 4)), ValueError, "index_key must have"),
     ],
 )
-def test_what_does_not_fit_is_said(make: Callable[[], object], error: type[Exception], said: str) -> None:
+def test_inputs_that_do_not_fit_are_refused(make: Callable[[], object], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         make()
 
 
-def test_what_vmap_hides_is_refused() -> None:
+def test_values_hidden_by_vmap_are_refused() -> None:
     q = torch.randn(3, 1, 2, 12, 4)
     with pytest.raises(UnsupportedError, match="vmap hides it"):
         torch.func.vmap(lambda q: mechanisms.TopK(BlockMeans(), 2, 4)(q, q).matmul(q))(q)

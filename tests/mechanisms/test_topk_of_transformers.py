@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from saccade import masks, mechanisms
-from saccade.mechanisms.scorers import LightningIndexer
+from saccade.scorers import LightningIndexer
 
 
 @pytest.mark.parametrize("model", ["deepseek_v32", "glm_moe_dsa"])

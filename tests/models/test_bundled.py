@@ -79,7 +79,7 @@ def test_the_chinese_encoder_is_what_its_card_says():
     assert ours > neighbours > 3 * often
 
 
-def test_what_a_character_means_depends_on_both_sides():
+def test_a_character_depends_on_both_sides():
     encoder = chinese_encoder()
     with torch.no_grad():
         before, after = (

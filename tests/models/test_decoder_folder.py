@@ -131,7 +131,7 @@ def test_logits_equal_transformers_and_decoding_equals_the_full_run(tmp_path, fa
 
 @pytest.mark.ci
 @pytest.mark.parametrize("family, changes", CASES, ids=str)
-def test_what_we_write_others_load(tmp_path, family, changes):
+def test_transformers_loads_our_folders(tmp_path, family, changes):
     theirs = published(family, **changes)
     theirs.save_pretrained(tmp_path / "theirs")
     ours = Decoder.from_pretrained(tmp_path / "theirs")
@@ -261,7 +261,7 @@ def test_end_tokens_are_read_and_written(folder, tmp_path):
     ],
     ids=str,
 )
-def test_what_no_one_else_has_words_for_is_written_in_ours(tmp_path, changes):
+def test_settings_unknown_to_others_use_our_format(tmp_path, changes):
     sizes = {"vocab_size": 9, "max_len": 8, "embed_dim": 8, "num_heads": 4, "num_layers": 1, "feed_forward_dim": 8}
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     ours = Decoder(DecoderConfig(**sizes, **changes), tokenizer).eval()
@@ -364,7 +364,7 @@ def test_every_reason_is_listed(folder):
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_named(folder, changes, message):
+def test_weights_that_do_not_fit_are_named(folder, changes, message):
     rewrite_config(folder, **changes)
     with pytest.raises(ValueError, match=message):
         Decoder.from_pretrained(folder)

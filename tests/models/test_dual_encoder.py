@@ -84,7 +84,7 @@ def test_folders_old_words_and_other_dtypes(tmp_path):
 
 
 @torch.no_grad()
-def test_what_a_config_leaves_out_is_as_in_the_first_clip():
+def test_config_defaults_are_those_of_the_first_clip():
     from saccade.models.clip import DEFAULTS  # noqa: PLC0415
 
     told = CLIPConfig().to_dict()
@@ -209,7 +209,7 @@ UNREAD = {
 
 
 @pytest.mark.parametrize("name", UNREAD)
-def test_what_is_no_clip_is_refused(name):
+def test_other_checkpoints_are_refused(name):
     words, change, kind, message = UNREAD[name]
     theirs = published()
     told = theirs.config.to_dict()

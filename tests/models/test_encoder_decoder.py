@@ -192,7 +192,7 @@ def test_it_learns_to_reverse():
             "tokens must have 2 texts, as the source; got 1",
         ),
         (lambda m: m(torch.ones(1, 2), some_tokens(1, 3)), TypeError, "EncoderDecoder: source must be int64 or int32"),
-        (lambda m: m(some_tokens(1, 3), [[1]]), TypeError, "Given: tokens must be a tensor; got list"),
+        (lambda m: m(some_tokens(1, 3), [[1]]), TypeError, "ConditionedDecoder: tokens must be a tensor; got list"),
         (lambda m: m(torch.tensor([[20]]), some_tokens(1, 3)), ValueError, "source must be from 0 to 19"),
         (
             lambda m: m(some_tokens(1, 3), some_tokens(1, 3), source_positions=range(4)),
@@ -231,6 +231,8 @@ def test_a_folder_gives_the_model_back(name, tmp_path):
     assert not read.training
     source, tokens = some_tokens(2, 7), some_tokens(2, 5, seed=2)
     assert torch.equal(read(source, tokens), model(source, tokens))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert torch.equal(EncoderDecoder.from_state_dict(config, model.state_dict())(source, tokens), read(source, tokens))
     assert not list(tmp_path.glob("*.part"))
     with pytest.raises(UnsupportedError, match="saccade-encoder-decoder"):
         Decoder.from_pretrained(tmp_path)

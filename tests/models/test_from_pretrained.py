@@ -293,5 +293,7 @@ def test_a_missing_package_names_the_extra(folder, monkeypatch, package):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=rf"{package} must be installed(.|\n)*pip install 'saccade\[models\]'"):
+    with pytest.raises(
+        ImportError, match=rf"{package} must be installed(.|\n)*pip install 'saccade-attention\[models\]'"
+    ):
         Encoder.from_pretrained(folder)

@@ -100,7 +100,7 @@ def test_a_packed_text_that_is_too_long_is_refused():
 
 
 @pytest.mark.parametrize("positions", [torch.tensor([0, 1, 2, 0, 1]), torch.tensor([[0, 1, 2, 0, 1]])], ids=["", "b"])
-def test_positions_that_begin_anew_are_refused_where_texts_are_told_by_them(positions):
+def test_restarting_positions_are_refused_if_they_separate_sequences(positions):
     packed = sc.pack([torch.zeros(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)])
     model = MODELS["llama"]()
     with pytest.raises(ValueError, match="be all different, counted on the whole line"):
@@ -145,7 +145,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_model_is_refused(name):
+def test_an_argument_that_is_no_model_is_refused(name):
     wrong, kind, words = REFUSED[name]
     with pytest.raises(kind, match=re.escape(words)):
         wrong()

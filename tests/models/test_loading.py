@@ -141,7 +141,7 @@ def test_one_layer_says_what_all_are_like(form: str, tmp_path: Path, layers: lis
     assert len(layers) == 1
 
 
-def test_what_holds_no_floats_or_cannot_be_counted_is_named(tmp_path: Path) -> None:
+def test_weights_without_floats_or_sizes_are_named(tmp_path: Path) -> None:
     _llama(tmp_path / "model")
     path = tmp_path / "model" / "model.safetensors"
     weights = load_file(path)

@@ -87,7 +87,7 @@ def test_weights_of_every_head(encoder, batch):
         close(matrix.to_dense()[rows], weights[rows])
 
 
-def test_token_types_are_heard(encoder, bert):
+def test_token_types_matter(encoder, bert):
     tokens, _ = encoder.tokenize(["one sentence another"])
     types = torch.tensor([[0, 0, 0, 1, 1]])
     with torch.no_grad():

@@ -119,7 +119,7 @@ def test_a_causal_encoder_sees_nothing_later(name: str) -> None:
         torch.testing.assert_close(encoder(signal[:, :length]), out[:, :frames])
 
 
-def test_what_is_far_away_is_not_seen() -> None:
+def test_distant_frames_are_not_seen() -> None:
     encoder = SignalEncoder(1, 8, 2, 1, mask=masks.Window(2, 1)).double()
     signal = torch.randn(1, 80, 1, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(encoder(signal)[0, 10].square().sum(), signal)
@@ -197,6 +197,6 @@ def build(**changes: Any) -> SignalEncoder:
         ),
     ],
 )
-def test_what_is_refused(call: Callable[[], object], sentence: str) -> None:
+def test_wrong_arguments_are_refused(call: Callable[[], object], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         call()

@@ -204,7 +204,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_be_computed_differently_is_refused(name):
+def test_settings_that_change_the_result_are_refused(name):
     words, message = REFUSED[name]
     theirs = published(ViTModel)
     with pytest.raises(UnsupportedError, match=re.escape(message)):

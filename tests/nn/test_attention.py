@@ -125,13 +125,13 @@ def test_the_mechanism_is_called_once_and_can_be_hooked() -> None:
 
 def test_the_post_norm_block_is_its_formula() -> None:
     block = AttentionBlock(16, 4, context_dim=10, dropout_p=0.3).eval()
-    x, encoded = torch.randn(2, 5, 16), torch.randn(2, 7, 10)
+    x, context = torch.randn(2, 5, 16), torch.randn(2, 7, 10)
     expected = nn.functional.layer_norm(
-        x + block.attention(x, encoded), (16,), block.norm.weight, block.norm.bias, block.norm.eps
+        x + block.attention(x, context), (16,), block.norm.weight, block.norm.bias, block.norm.eps
     )
-    out, weights = block.with_weights(x, encoded)
+    out, weights = block.with_weights(x, context)
     torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(block(x, encoded), expected)
-    torch.testing.assert_close(weights, block.matrix(x, encoded).to_dense())
+    torch.testing.assert_close(block(x, context), expected)
+    torch.testing.assert_close(weights, block.matrix(x, context).to_dense())
     block.train()
-    assert not torch.allclose(block(x, encoded), expected)
+    assert not torch.allclose(block(x, context), expected)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade import masks, mechanisms
+from saccade import masks, mechanisms, scorers
 from saccade.nn import AttentionBlock, DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward
 from saccade.nn import MultiHeadAttention as Attention
 from saccade.positions import ALiBi
@@ -95,7 +95,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_added_is_refused(name):
+def test_a_bias_of_wrong_shape_is_refused(name):
     wrong, words = REFUSED[name]
     with pytest.raises((TypeError, ValueError, UnsupportedError), match=re.escape(words)):
         wrong(*inputs())
@@ -105,7 +105,7 @@ def test_what_cannot_be_added_is_refused(name):
     "mechanism",
     [
         mechanisms.Softmax(),
-        mechanisms.TopK(mechanisms.scorers.DotProducts(), 3),
+        mechanisms.TopK(scorers.DotProducts(), 3),
         mechanisms.Differential(2),
     ],
     ids=lambda x: type(x).__name__,
@@ -120,7 +120,7 @@ def test_a_recording_hears_it(mechanism):
     )
 
 
-def test_who_listens_to_the_mechanism_is_called_as_it_asked_to_be():
+def test_hooks_of_the_mechanism_get_the_arguments_they_requested():
     mha, x, bias = Attention(16, 4), torch.randn(2, 6, 16), torch.randn(4, 6, 6)
     heard = []
     mha.mechanism.register_forward_hook(

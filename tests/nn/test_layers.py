@@ -72,7 +72,7 @@ def test_layers_are_their_formulas(norm, norm_first):
     layer = scattered(DecoderLayer(attention, feed_forward, cross_attention=cross, **options))
     encoder_layer = EncoderLayer(attention, feed_forward, **options).double().eval()
     encoder_layer.load_state_dict({k: v for k, v in layer.state_dict().items() if "cross" not in k})
-    x, encoded = torch.randn(2, 5, 8).double(), torch.randn(2, 7, 5).double()
+    x, context = torch.randn(2, 5, 8).double(), torch.randn(2, 7, 5).double()
 
     def add(x, name, part):
         own = getattr(layer, f"{name}_norm")
@@ -82,8 +82,8 @@ def test_layers_are_their_formulas(norm, norm_first):
 
     attended = add(x, "attention", attention)
     torch.testing.assert_close(encoder_layer(x), add(attended, "feed_forward", feed_forward))
-    expected = add(attended, "cross_attention", lambda x: cross(x, encoded))
-    torch.testing.assert_close(layer(x, encoded), add(expected, "feed_forward", feed_forward))
+    expected = add(attended, "cross_attention", lambda x: cross(x, context))
+    torch.testing.assert_close(layer(x, context), add(expected, "feed_forward", feed_forward))
 
 
 def decoder(num_layers=2, *, cross=False, norm_first=True, mask=None):
@@ -106,15 +106,15 @@ def decoder(num_layers=2, *, cross=False, norm_first=True, mask=None):
 def test_any_split_equals_the_full_run(cross, mask, norm_first):
     stack = decoder(cross=cross, mask=mask, norm_first=norm_first)
     x = torch.randn(2, 9, 8).double()
-    encoded = torch.randn(2, 7, 5).double() if cross else None
-    facts = {"encoded_mask": masks.Window(4, 2) & masks.Padding([7, 5])} if cross else {}
+    context = torch.randn(2, 7, 5).double() if cross else None
+    facts = {"context_mask": masks.Window(4, 2) & masks.Padding([7, 5])} if cross else {}
     with torch.no_grad():
-        full = stack(x, encoded, **facts)
+        full = stack(x, context, **facts)
         cache = stack.new_cache()
         parts, start = [], 0
         for length in (4, 1, 3, 1):
             # What was looked across to is known after the first call.
-            own = encoded if start == 0 else None
+            own = context if start == 0 else None
             parts.append(stack(x[:, start : start + length], own, cache=cache, **facts))
             start += length
     torch.testing.assert_close(torch.cat(parts, 1), full)
@@ -137,18 +137,18 @@ def test_positions_reach_the_attention():
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_matrices_are_those_that_forward_multiplies_by(norm_first):
     stack = decoder(cross=True, norm_first=norm_first)
-    x, encoded = torch.randn(1, 4, 8).double(), torch.randn(1, 6, 5).double()
-    facts = {"mask": masks.Window(2, 0), "encoded_mask": masks.Padding([5])}
+    x, context = torch.randn(1, 4, 8).double(), torch.randn(1, 6, 5).double()
+    facts = {"mask": masks.Window(2, 0), "context_mask": masks.Padding([5])}
     seen, across = [], []
     for layer in stack.layers:
         layer.attention.mechanism.register_forward_hook(lambda m, args, matrix: seen.append(matrix.to_dense()))
         layer.cross_attention.mechanism.register_forward_hook(lambda m, args, matrix: across.append(matrix.to_dense()))
     with torch.no_grad():
-        stack(x, encoded, **facts)
+        stack(x, context, **facts)
         expected, expected_across = list(seen), list(across)
-        for matrix, own in zip(stack.matrices(x, encoded, **facts), expected, strict=True):
+        for matrix, own in zip(stack.matrices(x, context, **facts), expected, strict=True):
             torch.testing.assert_close(matrix.to_dense(), own)
-        torch.testing.assert_close(stack.layers[0].cross_matrix(x, encoded, **facts).to_dense(), expected_across[0])
+        torch.testing.assert_close(stack.layers[0].cross_matrix(x, context, **facts).to_dense(), expected_across[0])
 
 
 def test_encoder_stacks_run_their_layers_in_order():
@@ -170,9 +170,9 @@ def test_dropout_in_training_only_and_on_every_part():
     layer = DecoderLayer(
         MultiHeadAttention(8, 2), FeedForward(8, 8), cross_attention=MultiHeadAttention(8, 2), dropout_p=0.999999
     )
-    x, encoded = torch.randn(1, 4, 8), torch.randn(1, 4, 8)
-    torch.testing.assert_close(layer(x, encoded), x)  # all that the parts add is dropped
-    assert not torch.allclose(layer.eval()(x, encoded), x)
+    x, context = torch.randn(1, 4, 8), torch.randn(1, 4, 8)
+    torch.testing.assert_close(layer(x, context), x)  # all that the parts add is dropped
+    assert not torch.allclose(layer.eval()(x, context), x)
     layer = EncoderLayer(MultiHeadAttention(8, 2), FeedForward(8, 8), norm_first=False, dropout_p=0.999999)
     torch.testing.assert_close(layer(x), layer.feed_forward_norm(layer.attention_norm(x)))
 
@@ -224,8 +224,8 @@ def part(**options):
             lambda: DecoderStack([decoder(1).layers[0], decoder(1, cross=True).layers[0]]),
             "layers must all have cross_attention, or none; got some with and some without",
         ),
-        (lambda: decoder(1)(torch.zeros(1, 1, 8).double(), torch.zeros(1, 1, 5).double()), "encoded must be None in a"),
-        (lambda: decoder(1, cross=True)(torch.zeros(1, 1, 8).double()), "encoded must be given to a layer with"),
+        (lambda: decoder(1)(torch.zeros(1, 1, 8).double(), torch.zeros(1, 1, 5).double()), "context must be None in a"),
+        (lambda: decoder(1, cross=True)(torch.zeros(1, 1, 8).double()), "context must be given to a layer with"),
         (
             lambda: decoder(2)(torch.zeros(1, 1, 8).double(), cache=Cache([KVCache()])),
             "DecoderStack: cache must hold the caches of 2 layers; got 1",

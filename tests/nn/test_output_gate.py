@@ -8,7 +8,7 @@ from saccade.caches import CrossCache, KVCache
 from saccade.nn import MultiHeadAttention, to_torch
 
 
-def test_what_heads_found_is_scaled_before_the_output_projection() -> None:
+def test_the_gate_scales_heads_before_the_output_projection() -> None:
     torch.manual_seed(0)
     gated = MultiHeadAttention(16, 4, mask=masks.Causal(), output_gate=True).double().eval()
     plain = MultiHeadAttention(16, 4, mask=masks.Causal()).double().eval()
@@ -41,7 +41,7 @@ def test_the_gate_reads_queries_where_a_context_is_looked_at() -> None:
     torch.testing.assert_close(layer(x, context), layer.output_projection.bias.expand(1, 5, 16))
 
 
-def test_what_has_no_gate_takes_none() -> None:
+def test_a_gate_has_no_counterpart_in_torch() -> None:
     with pytest.raises(NotImplementedError, match="it has an output_gate; torch's module has none"):
         to_torch(MultiHeadAttention(8, 2, output_gate=True))
     assert MultiHeadAttention(8, 2).gate_projection is None

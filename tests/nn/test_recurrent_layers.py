@@ -150,7 +150,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_state_cannot_do_is_refused(name):
+def test_arguments_that_a_state_cannot_support_are_refused(name):
     wrong, words = REFUSED[name]
 
     with pytest.raises((TypeError, ValueError, UnsupportedError), match=re.escape(words)):

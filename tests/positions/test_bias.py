@@ -320,6 +320,6 @@ def test_printing_tells_the_sizes() -> None:
 
 
 @pytest.mark.parametrize("flag", ["no", 1, None, []])
-def test_what_is_no_switch_is_refused(flag: object) -> None:
+def test_a_wrong_flag_is_refused(flag: object) -> None:
     with pytest.raises(TypeError, match=r"T5: bidirectional must be True or False; got "):
         positions.T5(2, bidirectional=flag)

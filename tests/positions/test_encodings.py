@@ -25,7 +25,7 @@ def test_sinusoids_are_the_definition_to_the_last_digit_at_a_million(base: float
 
 
 @pytest.mark.parametrize("make", [lambda: Sinusoidal(6), lambda: Learned(40, 6)], ids=["sinusoidal", "learned"])
-def test_what_both_promise(make: object) -> None:
+def test_promises_of_both_encodings(make: object) -> None:
     encoding = make()
     row = encoding(torch.arange(5, 9))
     assert row.shape == (4, 6)

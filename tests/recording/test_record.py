@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.integrations import model_zoo as zoo
-from tests.recording.expected import close, ids_of, weights_of
+from tests.recording.eager_weights import close, ids_of, weights_of
 from torch import nn
 
 import saccade as sc
@@ -112,7 +112,7 @@ def test_a_stream(llama):
         close(weights, expected)
 
 
-def test_what_is_kept_does_not_change_any_more(llama):
+def test_kept_results_do_not_change(llama):
     ids = ids_of()
     with record(llama, keep="qk") as recording:
         llama(ids)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from tests.recording.expected import ids_of
+from tests.recording.eager_weights import ids_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -26,7 +26,7 @@ class Fused(nn.Module):
         return F.scaled_dot_product_attention(x, x, x)
 
 
-def test_a_model_that_cannot_be_heard():
+def test_a_model_that_cannot_be_recorded():
     with (
         pytest.raises(sc.UnsupportedError, match=r"record: Own cannot run(.|\n)*no call(.|\n)*\nHint: any module can"),
         record(Own()) as _,
@@ -90,7 +90,7 @@ def test_bad_arguments_are_caught_before_anything_runs(llama, options, error, ru
 
 
 @pytest.mark.parametrize("model", [None, nn.Linear, lambda x: x])
-def test_what_is_no_model(model):
+def test_an_argument_that_is_no_model_is_refused(model):
     with pytest.raises(TypeError, match="record: model must be a torch module"):
         record(model)
 
@@ -132,5 +132,5 @@ except ImportError as error:
     assert done.stdout.splitlines() == [
         "True",
         "install: transformers must be installed; got no such package.",
-        "Hint: pip install 'saccade[transformers]'",
+        "Hint: pip install 'saccade-attention[transformers]'",
     ]

@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 import torch
-from tests.integrations import recurrent_zoo as zoo
-from tests.recording.expected import close
+from tests.integrations import recurrent_models as zoo
+from tests.recording.eager_weights import close
 from transformers.models.mamba2 import modeling_mamba2 as mamba
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
@@ -79,7 +79,7 @@ def test_all_layers_of_a_hybrid_by_default():
         f"model.layers.{i}.{one}_attn" for i, one in enumerate(("linear", "self", "linear"))
     )
     assert "first_mass" in str(recording[1].summary())
-    with pytest.raises(sc.UnsupportedError, match=r"Run.summary.*\n.*linear_attn do not sum to 1(.|\n)*layers="):
+    with pytest.raises(sc.UnsupportedError, match=r"Recording.by_head.*\n.*linear_attn do not sum to 1(.|\n)*layers="):
         recording.by_head("first_mass")
     with torch.no_grad(), record(network, layers="*self_attn") as recording:
         network(**zoo.batch())
@@ -190,7 +190,7 @@ def test_packed_documents_for_a_kernel_are_refused(monkeypatch):
         mixer(x, cu_seq_lens_q=lengths)
 
 
-def test_a_kernel_that_does_all_at_once_is_not_heard_and_said(monkeypatch):
+def test_a_fused_kernel_is_reported_as_not_recorded(monkeypatch):
     network = zoo.model("bamba").train()
     kernel = lambda *args, **kwargs: torch.zeros(2, 21, 32)  # noqa: E731
     monkeypatch.setattr("transformers.models.bamba.modeling_bamba.mamba2_split_conv1d_scan_combined", kernel)
@@ -200,7 +200,7 @@ def test_a_kernel_that_does_all_at_once_is_not_heard_and_said(monkeypatch):
     assert mamba.mamba2_chunk_scan.__name__ == "mamba2_chunk_scan"
 
 
-def test_what_is_heard_is_not_warned_of():
+def test_recorded_layers_raise_no_warning():
     network = zoo.model("kimi_linear")
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error", UnheardLayersWarning)

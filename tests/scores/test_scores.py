@@ -157,6 +157,6 @@ def test_a_sink_is_one_more_score_without_a_value():
 
 
 @pytest.mark.parametrize("make", [lambda: scores.Dot(scaled="no"), lambda: scores.Gaussian(trainable="no")])
-def test_what_is_no_switch_is_refused(make):
+def test_a_wrong_flag_is_refused(make):
     with pytest.raises(TypeError, match=r"(scaled|trainable) must be True or False; got 'no'"):
         make()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from tests.sampled import sampled
-from tests.statistics.dense import EVERY, dense_of, lags_of, matrix_of
+from tests.statistics.dense_matrices import EVERY, dense_of, lags_of, matrix_of
 from torch import Tensor
 
 import saccade as sc

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saccade import masks, mechanisms
-from saccade.mechanisms.scorers import LightningIndexer
+from saccade.scorers import LightningIndexer
 from saccade.statistics import Entropy, IndexerLoss, MatrixInfo
 from saccade.support.errors import UnsupportedError
 
@@ -57,7 +57,7 @@ def test_parts_are_merged():
     torch.testing.assert_close(statistic.finish(statistic.merge(*states)), matrix.compute(statistic)[0])
 
 
-def test_what_it_does_not_take():
+def test_wrong_arguments_are_refused():
     x = torch.randn(1, 2, 4, 8)
     with pytest.raises(ValueError, match="scores must have shape"):
         mechanisms.Softmax()(x, x).compute(IndexerLoss(torch.zeros(1, 2, 4, 4)))

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.sampled import sampled
-from tests.statistics.dense import EVERY, dense_of, matrix_of
+from tests.statistics.dense_matrices import EVERY, dense_of, matrix_of
 
 import saccade as sc
 from saccade import masks
@@ -41,7 +41,7 @@ def test_it_is_its_definition(case, kinds, entries, monkeypatch):
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=12), st.data())
-def test_of_any_text_beside_any_cache(tokens, data):
+def test_any_tokens_with_any_cache(tokens, data):
     kv_len = len(tokens)
     q_len = data.draw(st.integers(1, kv_len))
     q, k = torch.randn(1, 2, q_len, 4, dtype=torch.float64), torch.randn(1, 1, kv_len, 4, dtype=torch.float64)
@@ -53,7 +53,7 @@ def test_of_any_text_beside_any_cache(tokens, data):
 
 
 @pytest.mark.parametrize("mechanism", [Linear(), Delta()], ids=["linear", "delta"])
-def test_of_other_matrices(mechanism):
+def test_other_matrices(mechanism):
     q, k = torch.randn(1, 2, 20, 4), torch.nn.functional.normalize(torch.randn(1, 2, 20, 4), dim=-1)
     options = {"beta": torch.rand(1, 2, 20)} if isinstance(mechanism, Delta) else {}
     matrix, tokens = mechanism(q, k, mask=masks.Causal(), **options), repeated(20, 4)
@@ -137,5 +137,5 @@ def test_tokens_that_do_not_fit():
     x = torch.randn(1, 1, 4, 4)
     with pytest.raises(ValueError, match=r"InductionMass: tokens must be one for each of 4 keys; got 3"):
         sc.AttentionMatrix(x, x).compute(InductionMass((1, 2, 3)))
-    with pytest.raises(ValueError, match=r"InductionMass: queries must be the last of the keys; got 4 beside 2 keys"):
+    with pytest.raises(ValueError, match=r"queries must be the last of the keys; got 4 beside 2 keys"):
         sc.AttentionMatrix(x, x[:, :, :2]).compute(InductionMass((1, 2)))

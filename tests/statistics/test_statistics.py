@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.sampled import sampled
-from tests.statistics.dense import EVERY, dense_of, matrix_of
+from tests.statistics.dense_matrices import EVERY, dense_of, matrix_of
 from torch import Tensor
 
 import saccade as sc
@@ -185,7 +185,7 @@ def test_steps_of_decoding_add_up_to_the_whole_run() -> None:
             torch.testing.assert_close(got, part)
 
 
-def test_what_the_numbers_must_add_up_to() -> None:
+def test_statistics_add_up() -> None:
     matrix = matrix_of(next(case for case in CASES if case.name == "padding-empty-item"))
     seeing = (matrix.to_dense().sum(-1) > 0).sum(-1).double()
     torch.testing.assert_close(matrix.received().sum(-1), seeing)

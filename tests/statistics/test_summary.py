@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.statistics.dense import EVERY, dense_of, lags_of, matrix_of
+from tests.statistics.dense_matrices import EVERY, dense_of, lags_of, matrix_of
 from torch import Tensor
 
 import saccade as sc
@@ -92,7 +92,7 @@ def test_a_summary_is_what_its_measures_are_defined_to_be(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in EVERY if not case.sink], ids=str)
-def test_what_is_seen_is_known_without_a_mask_too(case: Case) -> None:
+def test_visible_keys_are_counted_without_a_mask(case: Case) -> None:
     matrix, dense = matrix_of(case), dense_of(case)
     check(summary_of(matrix), dense, *lags_of(case))
 
@@ -122,7 +122,7 @@ def test_float32_is_close_too() -> None:
 
 
 @pytest.mark.usefixtures("either_way")
-def test_a_head_in_which_nobody_sees_anything_has_no_statistics() -> None:
+def test_a_head_whose_queries_see_nothing_has_no_statistics() -> None:
     x = torch.randn(2, 2, 5, 4)
     mask = torch.ones(2, 1, 5, 5, dtype=torch.bool)
     mask[1] = False

@@ -47,7 +47,7 @@ def test_each_question_has_one_answer_which_stands_in_the_context(name: str) -> 
             assert text[place + 1] == target
 
 
-def test_what_is_copied_is_said_in_order() -> None:
+def test_copied_tokens_are_in_order() -> None:
     task = OTHERS["selective copying"](5)
     for text, targets in zip(task.tokens.tolist(), task.targets.tolist(), strict=True):
         assert text[task.context_len :] == [1] * 5
@@ -145,6 +145,6 @@ def test_a_needle_is_as_strong_as_was_said() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(make: Callable[[], object], match: str) -> None:
+def test_inputs_that_do_not_fit_are_refused(make: Callable[[], object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make()

@@ -90,7 +90,7 @@ def mask_says(problem, case):
 
 
 @pytest.mark.parametrize("case", testing.CASES, ids=str)
-def test_what_is_made_of_a_problem_has_the_truth_that_follows_from_it(case):
+def test_derived_problems_have_the_derived_truth(case):
     problem = case.problem()
     out, lse = truth = problem.truth()
     for index in range(case.batch):
@@ -111,7 +111,7 @@ def test_what_is_made_of_a_problem_has_the_truth_that_follows_from_it(case):
 
 
 @pytest.mark.parametrize("case", testing.CASES, ids=str)
-def test_what_is_made_of_a_problem_has_the_rule_that_follows_from_it(case):
+def test_derived_problems_have_the_derived_rule(case):
     problem = case.problem()
     made = [problem.heads_reversed(), problem.ungrouped(), problem.part("even"), problem.part("late")]
     made += [problem.item(index) for index in range(case.batch)]

@@ -67,7 +67,7 @@ def test_report_and_exit_status(arguments, status, last_line, capsys):
         (["mine:attention", "--laws", "gravity"], "invalid choice: 'gravity'"),
     ],
 )
-def test_wrong_usage_is_told_apart_from_a_broken_law(arguments, message, capsys):
+def test_wrong_usage_has_another_exit_status_than_a_broken_law(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert message in capsys.readouterr().err

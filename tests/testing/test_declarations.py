@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from saccade import UnsupportedError, testing
-from saccade.testing.mutants import Stepwise
+from saccade.testing import Stepwise
 
 LAWS = [law for law in testing.LAWS if law.name in ("declined", "offered")]
 STEPWISE = Stepwise()
@@ -26,7 +26,7 @@ def plain_without_options(query, key, value, mask):
     return STEPWISE(query, key, value, mask)
 
 
-def test_what_a_signature_lacks_is_refused_by_python_itself():
+def test_options_missing_from_a_signature_are_refused_by_python():
     found = verdicts(plain_without_options)
     assert found["declined"] == ("kept", "")
     assert found["offered"] == ("not applicable", "it is not said beforehand what is answered")

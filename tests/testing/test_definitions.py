@@ -9,8 +9,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from saccade import positions, scores
 from saccade.testing import definitions, oracle
+from saccade.testing.case import seeded
 from saccade.testing.problem import ReversedHeads
-from saccade.testing.seeded import seeded
 
 GENERATOR = torch.Generator().manual_seed(5)
 QUERY, KEY = (torch.randn(2, 2, length, 3, generator=GENERATOR, dtype=torch.float64) for length in (4, 5))
@@ -131,7 +131,7 @@ def test_heads_are_reversed_in_what_is_added_and_in_what_is_read():
         assert torch.equal(values, bias.values(distances, QUERY, 1.0).flip(1))
 
 
-def test_what_has_no_definition_is_refused():
+def test_parts_without_a_definition_are_refused():
     class Mine(scores.Score):
         def prepare(self, query, key):
             raise NotImplementedError

@@ -19,7 +19,7 @@ from saccade.text.labels import display_width, legible
         ("می\u200cخواهم", "می\u200cخواهم"),
     ],
 )
-def test_what_cannot_be_seen_is_escaped(text, expected):
+def test_invisible_characters_are_escaped(text, expected):
     assert visible(text) == expected
 
 

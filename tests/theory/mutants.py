@@ -4,7 +4,7 @@ import math
 from functools import partial
 
 import torch
-from tests.theory.mistaken import (
+from tests.theory.mutant_functions import (
     Blind,
     Gate,
     Mixing,

@@ -31,7 +31,7 @@ from saccade.theory.measurement import apart, at_least, at_most, equal, estimate
         (apart("x", math.nan, 1.0, 0.5), False),
     ],
 )
-def test_what_agrees(measurement, agrees):
+def test_measurements_that_agree(measurement, agrees):
     assert measurement.agrees is agrees
 
 

@@ -151,6 +151,6 @@ def test_scikit_image_differs_by_its_cutoff_alone() -> None:
         ),
     ],
 )
-def test_what_is_refused(image: Any, options: dict[str, Any], error: type[Exception], match: str) -> None:
+def test_wrong_arguments_are_refused(image: Any, options: dict[str, Any], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         vision.non_local_means(image, **options)

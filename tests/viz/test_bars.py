@@ -59,7 +59,7 @@ def test_more_channels_than_pixels_keep_the_largest_of_each_group():
     assert figure.axes[0].get_xlim() == (-0.5, 4999.5)
 
 
-def test_what_is_not_finite_has_no_bar():
+def test_nonfinite_values_have_no_bar():
     heights = [bar.get_height() for bar in bars(viz.channel_weights([0.5, float("nan"), float("inf")]))]
     assert heights[0] == 0.5
     assert np.isnan(heights[1:]).all()

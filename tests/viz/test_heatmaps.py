@@ -137,7 +137,7 @@ def test_everything_stands_inside_the_figure(shape):
     assert max(size) < 20
 
 
-def test_what_is_not_finite_is_grey_and_takes_no_part_in_the_scale():
+def test_nonfinite_cells_are_grey_and_outside_the_scale():
     figure = viz.heatmap([[1.0, float("nan")], [float("-inf"), 3.0]], annotate=True)
     image = figure.axes[0].images[0]
     assert image.get_clim() == (0.0, 3.0)
@@ -251,5 +251,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"heatmap: matplotlib must be installed(.|\n)*pip install 'saccade\[viz\]'"):
+    with pytest.raises(
+        ImportError, match=r"heatmap: matplotlib must be installed(.|\n)*pip install 'saccade-attention\[viz\]'"
+    ):
         viz.heatmap(np.eye(2))

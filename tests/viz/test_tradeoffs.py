@@ -31,7 +31,7 @@ def test_a_point_for_each_mechanism_that_has_an_error(tmp_path):
     assert viz.save(figure, tmp_path / "tradeoff.png").is_file()
 
 
-def test_what_is_wrong_is_said():
+def test_wrong_arguments_are_refused():
     with pytest.raises(TypeError, match=r"tradeoff: comparison must be what saccade\.compare returns; got list"):
         viz.tradeoff([])
     with pytest.raises(ValueError, match="tradeoff: comparison must hold a mechanism with an error; got none"):

@@ -15,7 +15,7 @@ _ROUNDED = 1e-2  # errors below it are those of rounded keys; others mean anothe
 
 
 def _caches_by_mechanism(language: str) -> str:
-    head = {"en": ("cache", "runs with"), "zh": ("缓存", "可以配")}[language]
+    head = {"en": ("cache", "supports"), "zh": ("缓存", "支持")}[language]
     rows = []
     for name, row in caches_run().items():
         runs = [one for one, said in row.items() if not isinstance(said, str) and said < _ROUNDED]
@@ -34,7 +34,7 @@ def _refusals_of_caches(language: str) -> str:
                 subjects, own = found.setdefault(rest, ({}, {}))
                 subjects |= {subject: None} if subject else {}
                 own[name] = None
-    head = {"en": ("refused", "why", "by"), "zh": ("拒绝的", "理由", "谁")}[language]
+    head = {"en": ("not supported", "reason", "caches"), "zh": ("不支持", "理由", "缓存")}[language]
     rows = []
     for rest, (subjects, own) in found.items():
         told = joined(list(subjects), language) if subjects else WORDS[language]["mechanism"]
@@ -43,7 +43,7 @@ def _refusals_of_caches(language: str) -> str:
 
 
 def _dense_runs(language: str) -> str:
-    head = {"en": ("cache", "equals", "measured"), "zh": ("缓存", "等于", "测得")}[language]
+    head = {"en": ("cache", "equals", "measured"), "zh": ("缓存", "等于", "实测")}[language]
     limit, words, rows = tolerance(torch.float64, "output"), WORDS[language], []
     for name, row in caches_run().items():
         errors = {one: said for one, said in row.items() if not isinstance(said, str)}
@@ -51,7 +51,7 @@ def _dense_runs(language: str) -> str:
         others = [one for one, wrong in errors.items() if wrong >= _ROUNDED]
         told = words["yes"] if worst <= limit else words["off"].format(f"{worst:.0e}")
         told += words["not with"].format(joined(others, language)) if others else ""
-        equals = getattr(caches, name).equals
+        equals = getattr(caches, name).equivalent_run
         rows.append((code(CACHES[name]), equals if language == "en" else EQUALS[equals], told))
     return table(head, *rows)
 

@@ -13,9 +13,9 @@ import saccade as sc
 from answers.examples import CACHES, FEW, LONG, MECHANISMS, SHORT, WIDTH
 from answers.making import cache_named, mechanism_named, tokens
 from answers.mechanisms import mechanisms_told
-from saccade import masks, mechanisms
+from saccade import masks, mechanisms, scorers
 from saccade.masks import Mask
-from saccade.mechanisms import Mechanism, scorers
+from saccade.mechanisms import Mechanism
 from saccade.testing import error
 
 # Which mask is joined with the causal one in the dense run that a cache names; no mask at all for a context.

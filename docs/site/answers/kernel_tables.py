@@ -34,7 +34,7 @@ def _masks_by_kernel(language: str) -> str:
 def _inputs_by_kernel(language: str) -> str:
     names = [getattr(one, language) for one in inputs()]
     return _yes_or_no(
-        {"en": "beside query and key", "zh": "查询和键之外"}[language], kernels_of_inputs(), names, language
+        {"en": "besides query and key", "zh": "查询和键之外"}[language], kernels_of_inputs(), names, language
     )
 
 

@@ -18,7 +18,7 @@ from answers.making import mask_named
 from saccade.engine.dispatch import KERNELS
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import native
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.masks import Mask
 
 
@@ -50,7 +50,7 @@ def kernels_of_masks() -> dict[str, dict[str, tuple[str, ...]]]:
     with anywhere() as kernels:
         for name in MASKS:
             wide, half = (ingredients_of(TOKENS, dtype, mask_named(name)) for dtype in (torch.float32, torch.bfloat16))
-            found[name] = {one.name: min(one.reasons(wide, 0.0), one.reasons(half, 0.0), key=len) for one in kernels}
+            found[name] = {one.name: min((_reasons(one, given) for given in (wide, half)), key=len) for one in kernels}
     return found
 
 
@@ -64,6 +64,10 @@ def kernels_of_inputs() -> dict[str, dict[str, tuple[str, ...]]]:
     return found
 
 
+def _reasons(kernel: Kernel, given: AttentionInputs, **request: Any) -> tuple[str, ...]:
+    return kernel.verdict(given, Request(impl=kernel.name, **request)).cannot
+
+
 def _reasons_of_input(kernel: Kernel, one: Input) -> tuple[str, ...]:
     answers = []
     for dtype in (torch.float32, torch.bfloat16) if one.dtype is None else (one.dtype,):
@@ -72,7 +76,7 @@ def _reasons_of_input(kernel: Kernel, one: Input) -> tuple[str, ...]:
             asked: list[tuple[str, ...]] = []
 
             def ask(x: Tensor, given: AttentionInputs = given, asked: list[tuple[str, ...]] = asked) -> Tensor:
-                asked.append(kernel.reasons(given, 0.0))
+                asked.append(_reasons(kernel, given))
                 return x
 
             with warnings.catch_warnings():
@@ -80,8 +84,7 @@ def _reasons_of_input(kernel: Kernel, one: Input) -> tuple[str, ...]:
                 torch.func.jvp(ask, (torch.zeros(1),), (torch.ones(1),))
             reasons = asked[0]
         else:
-            reasons = kernel.reasons(given, one.dropout_p)
-        if one.needs_lse or given.sink_logit is not None:
-            reasons += kernel.reasons_of_lse(given)
+            needs_lse = one.needs_lse or given.sink_logit is not None
+            reasons = _reasons(kernel, given, dropout_p=one.dropout_p, needs_lse=needs_lse)
         answers.append(reasons)
     return min(answers, key=len)

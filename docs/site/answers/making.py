@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from answers.examples import CACHES, FEW, MASKS, MECHANISMS
-from saccade import caches, masks, mechanisms
+from saccade import caches, masks, mechanisms, scorers
 from saccade.masks import Mask
-from saccade.mechanisms import scorers
 
 
 class ShortKeys(caches.EvictingCache):
     """The rule of one's own that an `EvictingCache` wants: tokens with the longest keys go."""
 
-    judges = 0
+    voting_queries = 0
 
     def score(self, held: caches.Held) -> Tensor:
         return -held.key.norm(dim=-1)

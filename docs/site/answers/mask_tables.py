@@ -13,8 +13,8 @@ from answers.words import WORDS
 
 def _costs_of_masks(language: str) -> str:
     head = {
-        "en": ("mask", "allowed", "`fused`", "`native`", "tiles", "looked at"),
-        "zh": ("掩码", "允许", "`fused`", "`native`", "分块", "查看"),
+        "en": ("mask", "allowed", "`fused`", "`native`", "tiles", "evaluated"),
+        "zh": ("掩码", "允许", "`fused`", "`native`", "分块", "求值"),
     }[language]
     rows = [
         (
@@ -36,8 +36,8 @@ def _share(part: float) -> str:
 
 def _known_of_masks(language: str) -> str:
     head = {
-        "en": ("mask", "causal", "distances only", "hides keys only", "plan kept"),
-        "zh": ("掩码", "因果", "只看距离", "只隐藏键", "计划可保留"),
+        "en": ("mask", "causal", "distances only", "hides keys only", "plan cached"),
+        "zh": ("掩码", "因果", "只取决于距离", "只隐藏键", "计划可缓存"),
     }[language]
     words, rows = WORDS[language], []
     for name, shown in MASKS.items():

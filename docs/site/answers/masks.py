@@ -11,6 +11,7 @@ import torch
 from answers.examples import MASKS, TOKENS
 from answers.kernels import anywhere, ingredients_of
 from answers.making import mask_named
+from saccade.engine.kernels.kernel import Request
 
 
 class MaskCost(NamedTuple):
@@ -32,12 +33,12 @@ def costs_of_masks() -> dict[str, MaskCost]:
         for name in MASKS:
             given = ingredients_of(TOKENS, torch.float32, mask_named(name))
             pieces = {
-                strip.residual: tile.height * len(strip.keys)
+                strip.partial: tile.height * len(strip.keys)
                 for tile in given.plan.tiles
                 for strip in tile.columns
-                if strip.residual is not True
+                if strip.partial is not True
             }
-            runs = not by_name["native"].reasons(given, 0.0)
+            runs = not by_name["native"].verdict(given, Request(impl="native")).cannot
             shares = [
                 by_name[one].pairs(given) / math.prod(given.shape) if runs or one == "fused" else math.nan
                 for one in ("fused", "native")

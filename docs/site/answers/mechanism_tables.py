@@ -27,7 +27,7 @@ def _masks_of_mechanisms(language: str) -> str:
     for name, one in mechanisms_told().items():
         alike.setdefault((one.taken, one.reason), []).append(name.partition(" ")[0])
     head = {
-        "en": ("mechanism", "takes", "does not take, for instance"),
+        "en": ("mechanism", "accepts", "does not accept, for example"),
         "zh": ("机制", "接受", "不接受的，例如"),
     }[language]
     rows = []
@@ -40,7 +40,7 @@ def _masks_of_mechanisms(language: str) -> str:
 
 
 def _statistics(language: str) -> str:
-    head = {"en": ("asked of", "questions"), "zh": ("可以问", "问题")}[language]
+    head = {"en": ("matrix", "statistics"), "zh": ("矩阵", "统计量")}[language]
     kinds = {"en": ("every matrix", "rows that sum to 1"), "zh": ("任何矩阵", "每行之和为 1 的矩阵")}[language]
     rows = [(kind, joined(questions()[needs], language)) for kind, needs in zip(kinds, (False, True), strict=True)]
     return table(head, *rows)

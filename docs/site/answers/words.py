@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 REASONS = {
-    "its mask calls a function": "它的掩码要调用函数",
-    "it compiles masks, and a user's function may not compile": "它要编译掩码，而用户的函数未必能编译",
-    "it takes full masks, and causal ones of as many rows as keys": "只收全掩码，以及行数与键数相同的因果掩码",
+    "its mask calls a function": "掩码要调用函数",
+    "it compiles masks, and a user's function may not compile": "掩码要编译，而用户的函数未必能编译",
+    "it takes full masks, and causal ones of as many rows as keys": "只接受全掩码，以及行数与键数相同的因果掩码",
     "it takes windows of whole texts, in Documents or alone, over as many rows as keys": (
-        "只收整段文本上的窗口，单独的或在 Documents 之内，行数与键数相同"
+        "只接受整个序列上的窗口，单独的或在 Documents 之内，行数与键数相同"
     ),
-    "it gives no lse, and the lse is asked for": "它不给 lse，而这里要 lse",
-    "its lse has no gradient": "它的 lse 没有梯度",
-    "it has no softcap": "它没有 softcap",
-    "it has no softcap and no bias": "它没有 softcap，也没有偏置",
-    "it has no dropout": "它没有 dropout",
-    "its dropout is not a function of positions": "它的 dropout 不是位置的函数",
-    "it gets no bias: written out, that would take memory for every pair": "不给它偏置：写出来的话，每一对都要占内存",
-    "it has no gradient for bias": "它没有偏置的梯度",
-    "it has dot products only, and maps that end in one": "它只有点积，以及最后归为点积的映射",
-    "it calls no function of scores": "它不调用改变得分的函数",
-    "its derivatives are taken backwards, and here they are taken forwards": "它的导数是反向求的，这里要前向求",
-    "it is not run inside transforms of torch.func": "它不在 torch.func 的变换里运行",
-    "it has no float64": "它没有 float64",
-    "it has no float32": "它没有 float32",
-    "it has no float64 on this processor": "它在这个处理器上没有 float64",
-    "it has no float16 on this processor": "它在这个处理器上没有 float16",
-    "it brings no index keys": "它不带索引键",
+    "it gives no lse, and the lse is asked for": "不返回 lse，而这里需要 lse",
+    "its lse has no gradient": "lse 没有梯度",
+    "it has no softcap": "不支持软上限",
+    "it has no softcap and no bias": "不支持软上限和偏置",
+    "it has no dropout": "不支持 dropout",
+    "its dropout is not a function of positions": "dropout 不是位置的函数",
+    "it gets no bias: written out, that would take memory for every pair": "不支持偏置：展开后每个查询-键对都要占内存",
+    "it has no gradient for bias": "没有偏置的梯度",
+    "it has dot products only, and maps that end in one": "只支持点积，以及最后归为点积的映射",
+    "it calls no function of scores": "不支持改变得分的函数",
+    "its derivatives are taken backwards, and here they are taken forwards": "只支持反向求导，而这里需要前向求导",
+    "it is not run inside transforms of torch.func": "不能在 torch.func 的变换里运行",
+    "it has no float64": "不支持 float64",
+    "it has no float32": "不支持 float32",
+    "it has no float64 on this processor": "在这个处理器上不支持 float64",
+    "it has no float16 on this processor": "在这个处理器上不支持 float16",
+    "it brings no index keys": "没有索引键",
     "index tensors must hold items, queries and keys, as the matrix does": "索引张量的项、查询和键要与矩阵一样多",
-    "is not causal: a token reads what those before it have written": "不是因果的：词元读的是前面的词元写下的",
-    "is not causal: a state knows what came before": "不是因果的：状态只知道前面的",
-    "is not causal: a segment is read after it was written": "不是因果的：一段写完之后才读",
+    "is not causal: a token reads what those before it have written": "不是因果的：词元读取的是前面的词元写入的内容",
+    "is not causal: a state knows what came before": "不是因果的：状态只包含前面的内容",
+    "is not causal: a segment is read after it was written": "不是因果的：一段写完之后才读取",
     "is none of Causal, Padding and Documents: a sum over keys is all that is kept of them, so queries cannot choose "
-    "among them": "不是 Causal、Padding、Documents 之一：键只留下一个和，查询无从挑选",
+    "among them": "不是 Causal、Padding、Documents 之一：键只保留一个和，查询无法从中挑选",
     "lets queries see different keys: a slot mixes keys of the whole sequence, some of which a query would not see": (
         "让各查询看到不同的键：一个槽位混合整个序列的键，其中有些是查询看不到的"
     ),
@@ -41,21 +41,21 @@ REASONS = {
     "is neither Causal nor Padding: a memory holds whole segments of one text": (
         "既不是 Causal 也不是 Padding：记忆保存的是一段文本的各个整段"
     ),
-    "is no softmax, of which the largest terms could be chosen": "不是 softmax，挑不出最大的项",
-    "is no sum over keys that could be carried on": "不是能接着加下去的键之和",
-    "is no sum over segments that could be carried on": "不是能接着加下去的各段之和",
+    "is no softmax, of which the largest terms could be chosen": "不是 softmax，无法挑出最大的项",
+    "is no sum over keys that could be carried on": "不是可以继续累加的键之和",
+    "is no sum over segments that could be carried on": "不是可以继续累加的各段之和",
 }
 EQUALS = {
-    "the full run": "完整的一遍",
-    "the dense run with masks.streaming(sink_tokens, window)": "带 masks.streaming(sink_tokens, window) 的稠密一遍",
-    "the dense run with masks.Segments(segment, memory)": "带 masks.Segments(segment, memory) 的稠密一遍",
+    "the full run": "完整运行",
+    "the dense run with masks.streaming(sink_tokens, window)": "带 masks.streaming(sink_tokens, window) 的稠密运行",
+    "the dense run with masks.Segments(segment, memory)": "带 masks.Segments(segment, memory) 的稠密运行",
     "within the budget the full run, and after that the dense run of each step in which other blocks are hidden": (
-        "预算之内是完整的一遍；之后每一步是隐藏其余各块的稠密一遍"
+        "预算之内是完整运行；之后每一步是隐藏其余各块的稠密运行"
     ),
     "the dense run in which the tokens that a key head let go before a call are hidden from it": (
-        "稠密的一遍，其中每个键头在这次调用之前放走的词元对它隐藏"
+        "稠密运行，其中每个键头在这次调用之前淘汰的词元对它隐藏"
     ),
-    "the run with a KVCache that holds rounded keys and values": "KVCache 的一遍，其中的键和值是舍入过的",
+    "the run with a KVCache that holds rounded keys and values": "KVCache 的运行，其中的键和值是舍入过的",
 }
 WORDS = {
     "en": {

@@ -31,17 +31,15 @@ from saccade.auditing.reachability import Reach
 from saccade.auditing.report import DRAWN, Report, reached_by_gradient
 from saccade.auditing.rounding_noise import FACTOR, jitter, relative, undisturbed
 from saccade.masks import Mask, parse
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["audit"]
 
-
-@answers({}, mask="rule=, which the model is held against", attention_mask="padding=")
+@argument_hints({}, mask="rule=, which the model is held against", attention_mask="padding=")
 def audit(
     model: Callable[..., Any],
     rule: Declared | str | None = None,

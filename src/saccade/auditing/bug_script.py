@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from saccade.auditing.equivalence_script import claim_lines, run_lines
 from saccade.auditing.finding import Finding, Judged
 
-__all__ = ["script_of", "script_of_leak", "script_of_way"]
-
 
 def script_of(
     model: object,

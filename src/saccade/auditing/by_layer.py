@@ -24,8 +24,6 @@ from saccade.auditing.rounding_noise import row_differences
 from saccade.auditing.token_axes import tensors_of
 from saccade.auditing.zero_gradients import Doubts, Probe, Unseen, looked_at_again
 
-__all__ = ["ByLayer", "mixers"]
-
 # A second run must not find the first one's keys.
 _CACHES = ("past_key_values", "past_key_value", "cache", "cache_params")
 _ROUNDING = 64  # units; below, gradients tell: experts sum in another order if other tokens come, and mix nothing

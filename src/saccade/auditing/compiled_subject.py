@@ -18,8 +18,6 @@ from saccade.support.errors import value_error
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["CompiledSubject", "bare", "eagerly", "is_compiled"]
-
 
 def bare(model: Callable[..., Any]) -> Any:
     """The module that ``torch.compile`` was given, with its own type and ``forward``; others as they are."""

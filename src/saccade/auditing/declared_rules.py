@@ -11,8 +11,6 @@ from saccade.masks import Mask
 from saccade.models import DecoderConfig, EncoderConfig
 from saccade.support.errors import type_error, value_error
 
-__all__ = ["Declared", "from_config", "is_causal", "rules_of"]
-
 Declared = Mask | Sequence[Mask] | Mapping[str, Mask | Sequence[Mask]]
 """A rule for all layers, one for each, or rules by patterns of module names ("*.layers.0.*").
 

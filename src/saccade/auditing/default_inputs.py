@@ -14,8 +14,6 @@ from saccade.auditing.model_under_test import can_cache
 from saccade.support.errors import value_error
 from saccade.support.validation import check_type
 
-__all__ = ["check_still", "rows_judged", "texts", "without_cache"]
-
 
 def check_still(model: object) -> None:
     """Raise if a model drops at random: then no two runs of it agree."""

@@ -15,8 +15,6 @@ from saccade.masks import Mask
 from saccade.models import EncoderDecoder
 from saccade.support.errors import shown, type_error, value_error
 
-__all__ = ["joint_rules", "pair_from_config"]
-
 _NAMES = ("encoder", "decoder", "cross")
 _WHOLE = ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus", "m2m_100", "blenderbot", "blenderbot-small")
 

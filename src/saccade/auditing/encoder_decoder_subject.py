@@ -16,8 +16,6 @@ from saccade.auditing.model_under_test import Subject, depth_of, rows_of
 from saccade.models import EncoderDecoder
 from saccade.support.errors import value_error
 
-__all__ = ["PairSubject", "is_pair"]
-
 _SOURCE, _TARGET = "input_ids", "decoder_input_ids"
 _DEEP = 1 << 20  # more layers than any model has
 

@@ -16,8 +16,6 @@ from saccade.auditing.reachability import Reach
 from saccade.auditing.rounding_noise import row_differences
 from saccade.auditing.zero_gradients import Doubts, Probe, Unseen, looked_at_again
 
-__all__ = ["EndToEnd"]
-
 
 class EndToEnd:
     """The probes of one model on one input, and what they found.

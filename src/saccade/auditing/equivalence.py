@@ -16,11 +16,9 @@ from saccade.auditing.float64 import TrueFloat64, float64_copy, said
 from saccade.auditing.rounding_noise import FACTOR, jitter, relative, row_differences, undisturbed
 from saccade.auditing.runner import Outputs, Runner, Unanswered, WrongArgument
 from saccade.auditing.runners import runner_of
-from saccade.models.token_inputs import check_tokens
+from saccade.models.inputs import check_tokens
 from saccade.support.errors import shown, type_error, value_error
 from saccade.support.validation import check_bool, check_int, check_number
-
-__all__ = ["Pair", "sameness"]
 
 _TOLERANCE = 1e-11  # in true float64: right pairs are within 1e-14, the smallest break seen was 8e-3
 _UNSURE = 0.1  # a model that one rounding moves so far, a router that flips for instance, hides what is sought

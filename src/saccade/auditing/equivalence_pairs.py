@@ -10,8 +10,6 @@ from torch import Tensor
 
 from saccade.auditing.runner import Beside, Runner, Side
 
-__all__ = ["Way", "Whole", "remedied", "ways"]
-
 _PAD, _SHIFT = 8, 13
 
 

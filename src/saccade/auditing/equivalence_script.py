@@ -16,8 +16,6 @@ from saccade.auditing.declared_rules import is_causal
 from saccade.auditing.model_under_test import can_cache
 from saccade.auditing.transformers_runner import TransformersRunner
 
-__all__ = ["claim_lines", "run_lines"]
-
 
 class _Told(NamedTuple):
     """A claim of a model, and how the model is called."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "drawn"]
-
 Kinds = npt.NDArray[np.int_]
 
 COLOURS = {"allowed": "#ffffff", "hidden": HIDDEN, "leak": "#d55e00", "blind": INKS[0]}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-__all__ = ["Finding", "Judged", "Kind", "Verdict"]
-
 Verdict = Literal["held", "broken", "not answered"]
 Kind = Literal["leak", "blind", "differs"]
 

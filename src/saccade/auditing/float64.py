@@ -12,8 +12,6 @@ from torch.overrides import TorchFunctionMode
 
 from saccade.text import visible
 
-__all__ = ["TrueFloat64", "float64_copy", "said"]
-
 Model = TypeVar("Model", bound=Callable[..., Any])
 
 

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from saccade.support.errors import shown, type_error, value_error
 from saccade.support.validation import check_bool, check_type
 
-__all__ = ["InputFormat", "found_tokens", "is_turned"]
-
 _KNOWN = ("inputs_embeds", "input_ids", "tokens")
 
 

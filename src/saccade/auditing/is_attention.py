@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-__all__ = ["attends", "reaching_others"]
-
 _WEIGHTS = ("SoftmaxBackward", "SafeSoftmaxBackward", "ScaledDotProduct", "FlexAttention")
 _PRODUCTS = ("BmmBackward", "MmBackward", "BaddbmmBackward", "AddmmBackward")
 

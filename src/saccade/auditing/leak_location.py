@@ -12,8 +12,6 @@ from saccade.auditing.model_under_test import Subject
 from saccade.auditing.reachability import Reach
 from saccade.auditing.token_axes import row_sums, tensors_of
 
-__all__ = ["first_module"]
-
 Sums = tuple[list[Tensor], list[Tensor]]
 
 

@@ -12,8 +12,6 @@ from torch import nn
 
 from saccade.support.errors import missing_extra, value_error
 
-__all__ = ["model_of", "quiet_transformers"]
-
 _HEADS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")
 
 

@@ -17,11 +17,10 @@ from saccade.auditing.inputs import InputFormat, found_tokens, is_turned
 from saccade.auditing.multi_process import agreed, check_same, shared
 from saccade.auditing.token_axes import is_time_first, names_time_first
 from saccade.support.errors import type_error, value_error
+from saccade.support.torch_modes import is_tracing
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-__all__ = ["NoGradientError", "Subject", "can_cache", "depth_of", "rows_of"]
 
 
 def depth_of(name: str, layers: int) -> int:
@@ -217,7 +216,7 @@ class Subject:
             if self.table is None:
                 own = out.reshape(*(self.shape[::-1] if turned else self.shape), -1)
                 self.table, self.vectors = module, (own.transpose(0, 1) if turned else own).detach().clone()
-            is_traced.append(torch.compiler.is_compiling())
+            is_traced.append(is_tracing())
             if vectors is None:
                 return None
             changed = vectors.transpose(0, 1) if turned else vectors

@@ -18,8 +18,6 @@ from saccade.support.errors import value_error
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["agreed", "check_same", "replicated", "shared"]
-
 
 def replicated(model: Callable[..., Any]) -> Callable[..., Any]:
     """The model itself, of one that DistributedDataParallel replicates: what that adds are messages between processes.

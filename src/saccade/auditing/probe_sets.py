@@ -12,8 +12,6 @@ from torch import Tensor
 
 from saccade.auditing.reachability import Reach
 
-__all__ = ["LONG", "PULLED", "Rows", "combs", "separating"]
-
 LONG = 512
 """Tokens above which a pass takes its time: pairs are not counted any more, and few gradients are taken."""
 PULLED = 2

@@ -13,8 +13,6 @@ from saccade.masks import Mask
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import check_int
 
-__all__ = ["Reach"]
-
 _LONGEST = 16_384  # a rule is written out once, one byte for each pair: 256 MB
 _BLOCK = 128  # rows that are written out, or read, at a time: hardly anything is held beside the rule
 

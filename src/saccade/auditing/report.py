@@ -18,8 +18,6 @@ from saccade.text.labels import shorten
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["DRAWN", "SCHEMA", "Report", "reached_by_gradient"]
-
 SCHEMA = "saccade.audit/1"
 """Name and version of the form that `Report.to_json` returns."""
 DRAWN = 64

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from saccade.support.validation import check_int
 
-__all__ = ["FACTOR", "jitter", "relative", "row_differences", "undisturbed"]
-
 FACTOR = 4.0
 """How many times its rounding two right ways of running a model may differ by; in some 500 pairs it was 1.2 at most."""
 

@@ -13,8 +13,6 @@ from saccade.auditing.float64 import said
 from saccade.auditing.model_under_test import rows_of
 from saccade.support.errors import kind, value_error
 
-__all__ = ["Beside", "Outputs", "PlainRunner", "Runner", "Side", "Unanswered", "WrongArgument", "without_dropout"]
-
 Side = Literal["left", "right"]
 Beside = Literal["positions", "a cache", "a mask of ones", "a mask of four dimensions"]
 Outputs = Callable[[Any], Tensor]

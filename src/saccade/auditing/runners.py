@@ -10,8 +10,6 @@ from saccade.auditing.transformers_runner import TransformersRunner
 from saccade.models import Decoder, Encoder
 from saccade.support.errors import kind, type_error
 
-__all__ = ["runner_of"]
-
 
 def runner_of(model: object, outputs: Outputs | None = None) -> Runner:
     """The runner that knows a model; a `Runner` is its own.

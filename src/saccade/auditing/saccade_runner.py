@@ -11,10 +11,8 @@ from torch import Tensor
 from saccade.auditing.runner import Beside, Runner, Side, Unanswered
 from saccade.caches import padded_positions
 from saccade.masks import Documents, Padding
+from saccade.masks.convert.patterns import window_size
 from saccade.models import Decoder, Encoder
-from saccade.models.checkpoint_format import window_of
-
-__all__ = ["SaccadeRunner"]
 
 
 class SaccadeRunner(Runner):
@@ -24,7 +22,7 @@ class SaccadeRunner(Runner):
 
     @property
     def window(self) -> int | None:
-        return window_of(self.model.config) if isinstance(self.model, Decoder) else None
+        return window_size(self.model.config.causal_mask) if isinstance(self.model, Decoder) else None
 
     @property
     def vocab_size(self) -> int | None:

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["is_time_first", "names_time_first", "row_sums", "tensors_of"]
-
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -18,8 +18,6 @@ from saccade.integrations.transformers import install
 from saccade.masks import Documents
 from saccade.support.errors import value_error
 
-__all__ = ["TransformersRunner"]
-
 
 class TransformersRunner(Runner):
     """A model of transformers, called with ``input_ids=`` and whatever else its ``forward`` has parameters for."""

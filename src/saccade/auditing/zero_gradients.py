@@ -17,8 +17,6 @@ from saccade.auditing.finding import Finding
 from saccade.auditing.float64 import TrueFloat64
 from saccade.auditing.model_under_test import Subject
 
-__all__ = ["Doubts", "Probe", "Pull", "Unseen", "looked_at_again"]
-
 
 class Probe(NamedTuple):
     """What is pulled: a row of what a module gives in one of its calls; or, end to end, a set of rows by its number."""

@@ -1,16 +1,14 @@
-"""What a layer remembers of the tokens it has seen, so that the next ones need not begin anew."""
+"""Caches: what a layer stores of earlier tokens, so that new ones need not recompute it."""
 
 from saccade.caches.attend_call import Call, MakesMatrix, Traffic
-from saccade.caches.block_scorers import BlockScorer, BoundScorer, MeanScorer
 from saccade.caches.block_select import BlockSelectCache
-from saccade.caches.cache import LayerCache, Leaf
+from saccade.caches.cache import LayerCache
 from saccade.caches.compressive_cache import CompressiveCache
 from saccade.caches.cross_cache import CrossCache
-from saccade.caches.eviction import EvictingCache, Held
-from saccade.caches.files.fingerprint import fingerprint
-from saccade.caches.files.prefix_store import PrefixStore
+from saccade.caches.eviction import EvictingCache, HeavyHitterCache, Held, SnapKVCache
+from saccade.caches.files.prefix_store import PrefixStore, fingerprint
+from saccade.caches.files.record import Leaf
 from saccade.caches.files.serialize import load_cache, save_cache
-from saccade.caches.heavy_hitter import HeavyHitterCache
 from saccade.caches.indexed_cache import IndexedCache
 from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
@@ -18,9 +16,8 @@ from saccade.caches.latent_cache import LatentCache
 from saccade.caches.model_cache import Cache
 from saccade.caches.padded_positions import padded_positions
 from saccade.caches.recurrent import RecurrentCache
-from saccade.caches.segment_cache import SegmentCache
+from saccade.caches.ring_buffer import SegmentCache
 from saccade.caches.sink_window import SinkWindowCache
-from saccade.caches.snap_kv import SnapKVCache
 
 __all__ = [
     "LayerCache",
@@ -37,9 +34,6 @@ __all__ = [
     "HeavyHitterCache",
     "SnapKVCache",
     "Int8Cache",
-    "BlockScorer",
-    "BoundScorer",
-    "MeanScorer",
     "RecurrentCache",
     "CompressiveCache",
     "CrossCache",

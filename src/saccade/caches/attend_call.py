@@ -1,4 +1,4 @@
-"""Call: what a cache is asked, checked; and what it needs of those who ask."""
+"""Call: one checked call of a cache, and what a cache requires of a mechanism."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from saccade.masks import Causal, Mask
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import GivenPositions, Positions
 
-__all__ = ["Call", "Like", "MakesMatrix", "Traffic"]
-
 
 class MakesMatrix(Protocol):
-    """What a cache needs of a mechanism: to be called. It knows no mechanism, one is passed in.
+    """A mechanism as a cache sees it: a function from queries and keys to a matrix.
 
     One that declares ``treats_heads_alike``, as `saccade.mechanisms.Mechanism` does, may be faster.
     """
@@ -23,7 +21,7 @@ class MakesMatrix(Protocol):
     def __call__(
         self, query: Tensor, key: Tensor, *, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
     ) -> Matrix:
-        """The matrix of these queries and keys."""
+        """Return the matrix of these queries and keys."""
         ...
 
 
@@ -43,10 +41,10 @@ class Call(NamedTuple):
     """One call of `LayerCache.attend`, checked.
 
     Args:
-        mechanism, query, key, value, dropout_p: as they were given.
-        mask: the rule on positions; None for no rule.
-        positions: where the new tokens stand.
-        kv_positions: where all tokens so far stand, in a cache that keeps their order; else the new ones.
+        mechanism, query, key, value, dropout_p: as passed.
+        mask: on positions; None for no mask.
+        positions: of the new tokens.
+        kv_positions: of all tokens so far, in a cache that keeps their order; else of the new ones.
     """
 
     mechanism: MakesMatrix
@@ -60,27 +58,29 @@ class Call(NamedTuple):
 
     @property
     def table(self) -> Tensor:
-        """Where the new tokens stand, int64 ``[batch | 1, q_len]`` on the device of the keys."""
+        """The positions of the new tokens, int64 ``[batch | 1, q_len]`` on the device of the keys."""
         return self.positions.on(self.key.device)
 
     @property
     def treats_heads_alike(self) -> bool:
-        """Whether the mechanism declares that products and the mask alone matter to it, the same in every head."""
+        """True if the mechanism declares that its result depends on dot products and the mask alone, alike in every
+        head.
+        """
         return getattr(self.mechanism, "treats_heads_alike", False)
 
     @property
     def sees_all_before(self) -> bool:
-        """Whether a query sees every token that came before it."""
+        """True if a query sees every token before it."""
         return self.mask is None or type(self.mask) is Causal
 
     @property
     def tells_heads_apart(self) -> bool:
-        """Whether the rule may say something else for another head or batch item."""
+        """True if the mask may differ between heads or batch items."""
         return self.mask is not None and (self.mask.shape != (1, 1) or self.mask.asks_functions)
 
     @property
     def needs_graph(self) -> bool:
-        """Whether autograd will record the product."""
+        """True if autograd will record the product."""
         if not torch.is_grad_enabled():
             return False
         if any(x.requires_grad for x in (self.query, self.key, self.value)):
@@ -89,12 +89,12 @@ class Call(NamedTuple):
         return isinstance(module, torch.nn.Module) and any(x.requires_grad for x in module.parameters())
 
     def product(self, matrix: Matrix, value: Tensor) -> tuple[Tensor]:
-        """The product with values, as the only result."""
+        """Return the product with values, as a tuple of one."""
         return (matrix.matmul(value, dropout_p=self.dropout_p),)
 
 
-class Like(NamedTuple):
-    """What keys and values are like: those that come must be like those held."""
+class KeyValueSpec(NamedTuple):
+    """Sizes, dtype and device of keys and values: new ones must match those stored."""
 
     batch: int
     kv_heads: int
@@ -104,7 +104,7 @@ class Like(NamedTuple):
     device: torch.device
 
     @classmethod
-    def of(cls, key: Tensor, value: Tensor) -> Like:
-        """Of keys and values that fit together."""
+    def of(cls, key: Tensor, value: Tensor) -> KeyValueSpec:
+        """Return the spec of keys and values that fit together."""
         batch, kv_heads, _, head_dim = key.shape
         return cls(batch, kv_heads, head_dim, value.shape[3], key.dtype, key.device)

@@ -1,4 +1,4 @@
-"""Reading: the columns that a step over chosen blocks reads, and which of them its token may see."""
+"""BlockRead: the columns that a step over selected blocks reads. VisibleColumns: those that its token may see."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from saccade.caches.attend_call import Call
 from saccade.caches.buffers import reused
 from saccade.masks.rules.key_ranges import KeyRanges
 
-__all__ = ["Reading", "Seen"]
-
-_AT_ONCE = 1 << 23  # bytes of keys that are gathered at once: they are read again while still in a core's cache
+_AT_ONCE = 1 << 23  # bytes of keys that are gathered at once: small enough that they stay in a core's cache
 
 
-class Reading:
+class BlockRead:
     """The columns that a step reads: whole blocks, and all of the unfinished one.
 
     Args:
         keys, values: of all tokens, ``[batch, kv_heads, room, width]``, with room for whole blocks.
         chosen: finished blocks, int64 ``[batch, kv_heads, blocks]``.
-        spare: which of these are not to be seen, bool of the same shape; None if none is.
+        spare: which of these are hidden, bool of the same shape; None if none is.
         unfinished: columns of the unfinished block.
         size: columns of a block.
     """
@@ -35,24 +33,24 @@ class Reading:
         start, stop = unfinished.start, unfinished.stop
         self.newest: tuple[Tensor, Tensor] | None = None  # with gradients, in place of the last column
         self._start, self._stop, self._size = start, stop, size
-        # A block is a row. Sizes are written out: of no elements, none could be told from the others.
+        # A block is a row. Sizes are explicit, since -1 is ambiguous for tensors without elements.
         count = keys.shape[:3].numel() // size
         self._blocks = keys.view(count, size * keys.shape[3]), values.view(count, size * values.shape[3])
-        held = keys.shape[2] // size  # blocks allocated for each key head
+        per_head = keys.shape[2] // size  # blocks allocated for each key head
         rows = torch.arange(chosen.shape[0] * chosen.shape[1], device=chosen.device)[:, None]
-        # The unfinished block is read as a whole one, and what stands behind its last column is cut off.
+        # The unfinished block is read as a whole one, and the columns behind its last one are cut off.
         read = F.pad(chosen, (0, 1), value=start // size) if stop > start else chosen
-        self._index = rows * held + read.flatten(0, 1)
+        self._index = rows * per_head + read.flatten(0, 1)
         self.count = chosen.shape[2] * size + stop - start
 
     @property
     def column_bytes(self) -> int:
-        """Bytes of one key and its value, in one key head."""
+        """The bytes of one key and its value, in one key head."""
         return sum(x.shape[1] // self._size * x.element_size() for x in self._blocks)
 
     @property
     def ranges(self) -> KeyRanges:
-        """The columns, as what each key head of each item sees of all."""
+        """The columns as key ranges: one row for each key head of each item."""
         stop = self._stop
         first = self.chosen.flatten(0, 1).sort(1).values * self._size
         last = first + self._size
@@ -63,17 +61,17 @@ class Reading:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values read."""
+        """The bytes of keys and values that are read."""
         return self.chosen.shape[0] * self.chosen.shape[1] * self.count * self.column_bytes
 
     def portions(self) -> list[slice]:
-        """Key heads of all items, as many at once as the memory takes that is used again."""
+        """Return slices of key heads of all items, each as large as the reused memory allows."""
         each = self.count * self._blocks[0].shape[1] // self._size * self._blocks[0].element_size()
         step = max(1, _AT_ONCE // max(1, each))
         return [slice(i, i + step) for i in range(0, len(self._index), step)]
 
     def read(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[rows, columns, width]`` of these key heads."""
+        """Return keys and values ``[rows, columns, width]`` of these key heads."""
         k, v = (self._gathered(name, table, rows) for name, table in zip(("keys", "values"), self._blocks, strict=True))
         if self.newest is None:
             return k, v
@@ -81,7 +79,7 @@ class Reading:
         return torch.cat([k[:, :-1], new_k], 1), torch.cat([v[:, :-1], new_v], 1)
 
     def columns(self, rows: slice) -> Tensor:
-        """Which columns these are, int64 ``[rows, columns]``."""
+        """Return the indices of the columns, int64 ``[rows, columns]``."""
         device = self.chosen.device
         blocks = self.chosen.flatten(0, 1)[rows]
         whole = (blocks[:, :, None] * self._size + torch.arange(self._size, device=device)).flatten(1)
@@ -89,7 +87,7 @@ class Reading:
         return torch.cat([whole, rest], 1)
 
     def is_spare(self, rows: slice) -> Tensor | None:
-        """Which of the columns are not to be seen, bool ``[rows, columns]``; None if none is."""
+        """Return which of the columns are hidden, bool ``[rows, columns]``; None if none is."""
         if self._spare is None:
             return None
         spare = self._spare.flatten(0, 1)[rows].repeat_interleave(self._size, 1)
@@ -98,18 +96,18 @@ class Reading:
     def _gathered(self, name: str, table: Tensor, rows: slice) -> Tensor:
         index = self._index[rows]
         shape = (index.numel(), table.shape[1])
-        # A graph keeps what it has seen: then the memory is not used again.
+        # A graph keeps its inputs: with one, the memory is not reused.
         out = reused(name, shape, table) if self.newest is None else table.new_empty(shape)
         torch.index_select(table, 0, index.flatten(), out=out)
         return out.view(len(index), index.shape[1] * self._size, table.shape[1] // self._size)[:, : self.count]
 
 
-class Seen(NamedTuple):
-    """Which columns the new token of a step may see, and where they stand.
+class VisibleColumns(NamedTuple):
+    """The columns that the new token of a step may see, and their positions.
 
     Args:
         allowed: bool ``[batch | 1, heads | 1, 1, columns]``; None if all are.
-        real: where a token stands, bool ``[batch | 1, columns]``.
+        real: bool ``[batch | 1, columns]``, False at padding.
         is_all_real: whether there is no padding.
         kv_positions: a range, or int64 ``[batch, columns]``.
     """
@@ -120,11 +118,13 @@ class Seen(NamedTuple):
     kv_positions: range | Tensor
 
     @classmethod
-    def of(cls, call: Call) -> Seen:
-        """Of the only token of a call."""
-        device, rule, held = call.query.device, call.mask, call.kv_positions.given
-        if isinstance(held, range) and call.sees_all_before:
-            return cls(None, torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, len(held)), True, held)
+    def of(cls, call: Call) -> VisibleColumns:
+        """Return the columns that the only token of a call sees."""
+        device, rule, kv_positions = call.query.device, call.mask, call.kv_positions.given
+        if isinstance(kv_positions, range) and call.sees_all_before:
+            return cls(
+                None, torch.ones(1, 1, dtype=torch.bool, device=device).expand(1, len(kv_positions)), True, kv_positions
+            )
         kv = call.kv_positions.on(device)
         real = kv >= 0
         allowed = real[:, None, None]
@@ -133,19 +133,19 @@ class Seen(NamedTuple):
             b = torch.arange(batch, device=device)[:, None, None, None]
             h = torch.arange(heads, device=device)[None, :, None, None]
             allowed = allowed & rule.allows(b, h, call.table[:, None, :, None], kv[:, None, None, :])
-        return cls(allowed, real, isinstance(held, range) or bool(real.all()), held)
+        return cls(allowed, real, isinstance(kv_positions, range) or bool(real.all()), kv_positions)
 
     def tokens(self, blocks: int, size: int) -> Tensor:
-        """How many tokens the first blocks hold, int64 ``[batch | 1, blocks]``."""
+        """Return the number of tokens in each of the first blocks, int64 ``[batch | 1, blocks]``."""
         return self.real[:, : blocks * size].unflatten(1, (blocks, size)).sum(2)
 
-    def positions(self, reading: Reading, rows: slice) -> Tensor:
-        """Where the columns stand that some key heads read, int64 ``[rows, columns]``; -1 for those not to be seen."""
-        columns = reading.columns(rows)
+    def positions(self, read: BlockRead, rows: slice) -> Tensor:
+        """Return the positions of columns that some key heads read, int64 ``[rows, columns]``; -1 for hidden ones."""
+        columns = read.columns(rows)
         if isinstance(self.kv_positions, range):
             return columns + self.kv_positions.start
-        batch, kv_heads = reading.chosen.shape[:2]
+        batch, kv_heads = read.chosen.shape[:2]
         items = torch.arange(batch, device=columns.device).repeat_interleave(kv_heads)[rows]
         where = self.kv_positions[items].gather(1, columns)
-        spare = reading.is_spare(rows)
+        spare = read.is_spare(rows)
         return where if spare is None else where.masked_fill(spare, -1)

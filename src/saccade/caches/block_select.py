@@ -1,54 +1,52 @@
-"""BlockSelectCache: all keys are held, and each step reads the blocks that matter for its query."""
+"""BlockSelectCache: all keys are stored, and each step reads the blocks that matter for its query."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from saccade.caches.attend_call import Call, Traffic
-from saccade.caches.block_read import Reading, Seen
-from saccade.caches.block_scorers import BlockScorer, BoundScorer
-from saccade.caches.cache import Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.block_read import BlockRead, VisibleColumns
+from saccade.caches.files.record import Contents, Leaf
 from saccade.caches.kv_cache import KVCache, check_softmax
 from saccade.caches.per_head import attend_by_head
-from saccade.caches.sparse_prefill import Selecting, blocks_of_prompt, check_prompt, set_against
 from saccade.engine.kernels import native
-from saccade.engine.kernels.native_plan import PANEL
-from saccade.engine.tiles.stable_topk import strongest
+from saccade.engine.kernels.native_arguments import PANEL
+from saccade.masks import Causal
 from saccade.masks.rules.key_ranges import KeyRanges
 from saccade.matrix import Matrix
-from saccade.support.errors import value_error
-from saccade.support.numerics import wide_dtype
+from saccade.matrix.block_sparse import restrict_to_blocks, stable_topk
+from saccade.scorers.block_scorers import BlockBounds, BlockScorer, score_rows, summarize_blocks
+from saccade.support.errors import unsupported, value_error
+from saccade.support.numerics import is_finite, wide_dtype
 from saccade.support.torch_modes import is_plain as is_plain_tensor
-from saccade.support.validation import ShapeSpec, check_choice, check_int, check_type
+from saccade.support.validation import check_choice, check_int, check_type
 
-__all__ = ["BlockSelectCache"]
-
-_SUMMARY, _SCORES = ShapeSpec("summary [batch, kv_heads, blocks, width]"), ShapeSpec("scores [batch, heads, blocks]")
+_ENTRIES = 1 << 21  # scores of blocks at a time
 
 
 class BlockSelectCache(KVCache):
     r"""Keys and values of all tokens; a step reads the first blocks, the last ones, and those that matter to its query.
 
     Columns are cut into blocks of ``block_size``. A call with several tokens (a prompt, a further question) reads
-    everything and is exact, unless ``prompt="sparse"``: then each of its tokens reads what a step would. A call with
-    one token reads ``budget`` tokens for each key head: the ``sink_blocks`` first
-    blocks, the ``local_blocks`` last ones, the unfinished one included, and as many *anchor blocks* as fit: the blocks
-    in between that score highest for this query. Softmax then runs over what was read, with its own scores.
+    everything and is exact, unless ``prompt="sparse"``: then each of its tokens reads the blocks that a step would. A
+    call with one token reads ``budget`` tokens for each key head: the ``sink_blocks`` first blocks, the
+    ``local_blocks`` last ones, the unfinished one included, and as many *anchor blocks* as fit: the blocks in between
+    that score highest for this query. The softmax of the mechanism then runs over these tokens.
 
-    Equals the run with a `KVCache` as long as no more than ``budget`` tokens are held; after that, the dense run of
-    each step in which all other blocks are hidden. Nothing is forgotten: what one step leaves out the next may read.
+    Equals the run with a `KVCache` while at most ``budget`` tokens are stored; after that, the dense run of each step
+    in which all other blocks are hidden. Nothing is forgotten: the next step may read what this one leaves out.
 
-    In a ragged batch both hold for each item: the budget counts its tokens and no padding, and blocks of nothing but
-    its padding count as no blocks, neither first nor last nor in between. Blocks are cut at the batch's columns, so
-    that padding may put an item's tokens into other blocks than those of its text alone.
+    In a ragged batch both hold for each item: the budget counts its tokens and no padding, and blocks that hold only
+    its padding do not count as first, last or other blocks. Blocks are cut at the batch's columns, so that padding may
+    put an item's tokens into other blocks than those of its sequence alone.
 
-    Heads that share keys share blocks: for each head the scores are set against one another by a softmax over blocks,
-    and a block counts by the head that wants it most.
+    Heads that share keys share blocks: each head's scores are normalised by a softmax over blocks, and a block counts
+    with the largest of its heads.
 
     Args:
         block_size: tokens in a block, at least 1.
@@ -56,21 +54,21 @@ class BlockSelectCache(KVCache):
             and last blocks.
         sink_blocks: blocks at the beginning that are always read.
         local_blocks: blocks at the end that are always read, at least 1.
-        scorer: ranks the blocks between; `BoundScorer` when None.
-        rescore_every: steps from one ranking of the blocks to the next; in between, the last ranking counts, in which
-            newer blocks come last.
-        prompt: "dense", or "sparse": tokens that come together read no more than each would by itself, so that any
-            split of a text gives the same; with a causal mask, without padding, and ``rescore_every=1``.
-        max_len: as of `KVCache`; rounded up to whole blocks.
+        scorer: ranks the other blocks; `saccade.scorers.BlockBounds` when None.
+        rescore_every: steps from one ranking of the blocks to the next; the steps in between use the last ranking, in
+            which newer blocks come last.
+        prompt: "dense", or "sparse": tokens of one call read no more than each would by itself, so that any split of
+            a sequence gives the same; requires a causal mask, no padding, and ``rescore_every=1``.
+        max_len: see `KVCache`; rounded up to whole blocks.
 
     Raises:
-        ValueError: sizes that do not fit together, or what a `KVCache` refuses.
+        ValueError: sizes that do not fit together, or an argument that a `KVCache` refuses.
         UnsupportedError: a mechanism whose matrix is not a softmax; a sparse prompt with padding or another mask.
 
     Cost: memory of a `KVCache`, and a summary for each finished block. A step reads ``budget`` keys and values and all
-    summaries, for each key head; where padding leaves blocks half empty, as many blocks as the item that needs most of
-    them. With a bias, a score of its own, a sink logit, or a mask that tells heads apart, the
-    arithmetic of a step (not what is read) is repeated for each key head.
+    summaries, for each key head; if padding leaves blocks half empty, as many blocks as the item that needs most of
+    them. With a bias, a custom score, a sink logit, or a mask that differs between heads, the arithmetic of a step
+    (not the reading) is repeated for each key head.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -78,7 +76,7 @@ class BlockSelectCache(KVCache):
         >>> q, k, v = (torch.randn(1, 2, 101, 8) for _ in range(3))
         >>> prompt = cache.attend(softmax, q[:, :, :100], k[:, :, :100], v[:, :, :100], mask=causal)
         >>> step = cache.attend(softmax, q[:, :, 100:], k[:, :, 100:], v[:, :, 100:], mask=causal)
-        >>> cache.traffic.bytes_read, 101 * 2 * 16 * 4  # of all keys and values
+        >>> cache.traffic.bytes_read, 101 * 2 * 16 * 4  # bytes of all keys and values
         (4864, 12928)
 
     Reference: Tang et al. 2024, arXiv:2406.10774 (Quest); blocks at both ends: Xiao et al. 2024, arXiv:2402.04617.
@@ -88,15 +86,15 @@ class BlockSelectCache(KVCache):
     leaves = (
         *KVCache.leaves,
         Leaf("summary", "batch kv_heads blocks width", is_optional=True, is_saved=False),
-        Leaf("ranking", "batch kv_heads ranked", "wide", is_optional=True),  # the last one, if it is to be used again
+        Leaf("ranking", "batch kv_heads ranked", "wide", is_optional=True),  # the last one, if a later step uses it
     )
     numbers = ("exact_until", "age")
-    equals = (
+    equivalent_run = (
         "within the budget the full run, and after that the dense run of each step in which other blocks are hidden"
     )
-    hands_on_all, needs_softmax = False, True
+    exposes_all_keys, needs_softmax = False, True
 
-    exact_until: int | None  # columns before the first step that left something out
+    exact_until: int | None  # columns before the first step that left blocks out
     age: int  # steps for which the ranking has been used
     _summarized: int  # blocks
 
@@ -120,16 +118,16 @@ class BlockSelectCache(KVCache):
         self.rescore_every = check_int("rescore_every", rescore_every)
         self.prompt = check_choice("prompt", prompt, ("dense", "sparse"))
         if prompt == "sparse" and rescore_every > 1:
-            hint = "a ranking that is used again depends on how the text was split"
+            hint = "a ranking that is used again depends on how the sequence was split"
             raise value_error("rescore_every", 'be 1 with prompt="sparse"', rescore_every, hint=hint)
         if budget % block_size:
             raise value_error("budget", f"be a multiple of block_size {block_size}", budget)
         if budget < (sink_blocks + local_blocks) * block_size:
             rule = f"hold {sink_blocks} first and {local_blocks} last blocks of {block_size}"
             raise value_error("budget", rule, budget, hint="tokens for each key head, those blocks included")
-        hint = "saccade.caches.MeanScorer(), BoundScorer(), or a BlockScorer of one's own"
-        given = BoundScorer() if scorer is None else scorer
-        self.scorer = check_type("scorer", given, BlockScorer, "be a BlockScorer or None", hint=hint)
+        hint = "saccade.scorers.BlockMeans(), BlockBounds(), or a subclass of BlockScorer"
+        scorer = BlockBounds() if scorer is None else scorer
+        self.scorer = check_type("scorer", scorer, BlockScorer, "be a BlockScorer or None", hint=hint)
 
     @property
     def exact_len(self) -> int:
@@ -137,71 +135,71 @@ class BlockSelectCache(KVCache):
 
     @property
     def summary(self) -> Tensor | None:
-        """What the scorer remembers of finished blocks, ``[batch, kv_heads, blocks, width]``; made when first asked."""
+        """The scorer's summaries of finished blocks, ``[batch, kv_heads, blocks, width]``; None before the first."""
         return self._state["summary"][:, :, : self._summarized] if "summary" in self._state else None
 
     def advance(self, call: Call) -> Tensor:
         start, size = self.length, self.block_size
         if self.prompt == "sparse" and call.key.shape[2] > 1:
-            return self._sparse(call)
+            return self._advance_sparse(call)
         if call.key.shape[2] != 1 or not len(call.key) or start // size < self.budget // size:
             return super().advance(call)
-        keys, _ = self._written("key", start, call.key), self._written("value", start, call.value)
+        keys, _ = self._write_columns("key", start, call.key), self._write_columns("value", start, call.value)
         summary = self._summary_of(keys, call.kv_positions.table, start // size)
-        seen = Seen.of(call)
-        ranking, age, bytes_ranked = self._ranked(call, summary, seen)
-        chosen, spare = self._chosen(ranking, seen)
+        visible = VisibleColumns.of(call)
+        ranking, age, bytes_ranked = self._rank(call, summary, visible)
+        blocks, hidden = self._select(ranking, visible)
         unfinished = range(start // size * size, start + 1)
-        reading = Reading(self._state["key"], self._state["value"], chosen, spare, unfinished, size)
+        read = BlockRead(self._state["key"], self._state["value"], blocks, hidden, unfinished, size)
         if call.needs_graph:
-            reading.newest = (call.key, call.value)  # gradients reach the new token; what is remembered is a constant
+            read.newest = (call.key, call.value)  # gradients reach the new token; stored keys are constants
 
-        def stand(rows: slice) -> Tensor:
-            return seen.positions(reading, rows)
+        def positions(rows: slice) -> Tensor:
+            return visible.positions(read, rows)
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor]:
             check_softmax(matrix, call)
             return call.product(matrix, v)
 
-        if seen.allowed is None and size % PANEL == 0 and self._is_read_in_place(call):
-            (out,) = self._in_place(call, reading.ranges, finish)
+        if visible.allowed is None and size % PANEL == 0 and self._is_read_in_place(call):
+            (out,) = self._read_in_place(call, read.ranges, finish)
         else:
-            kv_heads, portions, sees_all = chosen.shape[1], reading.portions(), seen.allowed is None
-            (out,) = attend_by_head(call, kv_heads, reading.read, stand, finish, portions=portions, sees_all=sees_all)
+            kv_heads, portions, sees_all = blocks.shape[1], read.portions(), visible.allowed is None
+            (out,) = attend_by_head(call, kv_heads, read.read, positions, finish, portions=portions, sees_all=sees_all)
         self._state.pop("ranking", None)
         if self.rescore_every > 1:
             self._state["ranking"], self.age = ranking, age
         self.exact_until = start if self.exact_until is None else self.exact_until
-        self._traffic = Traffic(reading.nbytes + bytes_ranked, call.key.nbytes + call.value.nbytes)
+        self._traffic = Traffic(read.nbytes + bytes_ranked, call.key.nbytes + call.value.nbytes)
         return out
 
-    def _sparse(self, call: Call) -> Tensor:
-        """Several tokens, of which each reads what a step would read."""
+    def _advance_sparse(self, call: Call) -> Tensor:
+        """Attend with several tokens, each of which reads the blocks that a step would read."""
         start, stop = self.length, self.length + call.key.shape[2]
 
-        def index_of(query: Tensor, keys: Tensor) -> Tensor:
+        def select(query: Tensor, keys: Tensor) -> Tensor:
             summary = self._summary_of(keys, None, stop // self.block_size)
-            return blocks_of_prompt(self, query, summary, range(start, stop))
+            return self._select_for_prompt(query, summary, start)
 
-        check_prompt(call)
+        _check_sparse_prompt(call)
         if stop <= self.budget:  # everything is read, and no block may be finished yet
             return super().advance(call)
-        out = super().advance(call._replace(mechanism=Selecting(call, index_of, self.block_size)))
+        out = super().advance(call._replace(mechanism=_BlockSparseMechanism(call, select, self.block_size)))
         if self.exact_until is None:
             self.exact_until = max(start, self.budget)
         return out
 
     @staticmethod
     def _is_read_in_place(call: Call) -> bool:
-        """Whether a kernel will take blocks from where they lie, which spares a copy of them."""
+        """Return whether a kernel can read the blocks in place, without a copy."""
         query = call.query
         is_plain = call.treats_heads_alike and not call.needs_graph and is_plain_tensor(query)
         return is_plain and query.is_cpu and native.is_on() and native.reads(query.dtype)
 
-    def _in_place(
+    def _read_in_place(
         self, call: Call, ranges: KeyRanges, finish: Callable[[Matrix, Tensor], tuple[Tensor]]
     ) -> tuple[Tensor]:
-        """The product, with the key heads of all items as items."""
+        """Return the product, computed with the key heads of all items as batch items."""
         batch, heads, q_len, _ = call.query.shape
         keys, values = (self._state[name][:, :, : ranges.columns].flatten(0, 1)[:, None] for name in ("key", "value"))
         query = call.query.reshape(len(keys), -1, q_len, call.query.shape[3])
@@ -221,7 +219,7 @@ class BlockSelectCache(KVCache):
             self.exact_until = None
 
     def _summary_of(self, keys: Tensor, table: Tensor | None, finished: int) -> Tensor:
-        """Summaries of the finished blocks; each is made once."""
+        """Return the summaries of the finished blocks; each is computed once."""
         size, done = self.block_size, self._summarized
         if done < finished:
             blocks = keys[:, :, done * size : finished * size].unflatten(2, (finished - done, size))
@@ -229,62 +227,134 @@ class BlockSelectCache(KVCache):
             if table is not None:
                 real = table[:, done * size : finished * size] >= 0
             with torch.no_grad():
-                new = self.scorer.summarize(blocks, real.view(-1, 1, finished - done, size, 1))
-            batch, kv_heads, count = blocks.shape[:3]
-            _SUMMARY.check(new, batch=batch, kv_heads=kv_heads, blocks=count)
-            self._written("summary", done, new)
+                new = summarize_blocks(self.scorer, blocks, real.view(-1, 1, finished - done, size, 1))
+            self._write_columns("summary", done, new)
             self._summarized = finished
         return self._state["summary"][:, :, :finished]
 
-    def _ranked(self, call: Call, summary: Tensor, seen: Seen) -> tuple[Tensor, int, int]:
-        """How high each finished block ranks, ``[batch, kv_heads, blocks]``; the age of this, and bytes read for it."""
+    def _rank(self, call: Call, summary: Tensor, visible: VisibleColumns) -> tuple[Tensor, int, int]:
+        """Return the rank of each finished block, ``[batch, kv_heads, blocks]``, its age, and the bytes read for it."""
         batch, kv_heads, blocks, _ = summary.shape
-        held, query = self._state.get("ranking"), call.query[:, :, 0]
-        if held is not None and self.age < self.rescore_every:
-            newer = held.new_full((batch, kv_heads, blocks - held.shape[2]), -torch.inf)
-            return torch.cat([held, newer], 2), self.age + 1, held.nbytes
+        last = self._state.get("ranking")
+        if last is not None and self.age < self.rescore_every:
+            newer = last.new_full((batch, kv_heads, blocks - last.shape[2]), -torch.inf)
+            return torch.cat([last, newer], 2), self.age + 1, last.nbytes
+        scores = self._scores(call.query, summary)[:, :, 0]
+        if not visible.is_all_real:  # blocks of padding take no share of the softmax over blocks
+            scores = scores.masked_fill((visible.tokens(blocks, self.block_size) == 0)[:, None], -torch.inf)
+        return log_shares(scores).view(batch, kv_heads, -1, blocks).amax(2), 1, summary.nbytes
+
+    def _scores(self, query: Tensor, summary: Tensor) -> Tensor:
+        """Return scaled scores of blocks, ``[batch, heads, rows, blocks]``, for ``query [batch, heads, rows, dim]``."""
         with torch.no_grad():
-            scores = self.scorer.score(query, summary)
-        _SCORES.check(scores, batch=batch, heads=query.shape[1], blocks=blocks)
-        scores = scores.to(wide_dtype(query.dtype)) * query.shape[2] ** -0.5
-        if not seen.is_all_real:  # blocks of padding are none that others are set against
-            scores = scores.masked_fill((seen.tokens(blocks, self.block_size) == 0)[:, None], -torch.inf)
-        relative = set_against(scores)
-        return relative.view(batch, kv_heads, -1, blocks).amax(2), 1, summary.nbytes
+            return score_rows(self.scorer, query, summary).to(wide_dtype(query.dtype)) * query.shape[3] ** -0.5
 
-    def _chosen(self, ranking: Tensor, seen: Seen) -> tuple[Tensor, Tensor | None]:
-        """Blocks to read besides the unfinished one, int64 ``[batch, kv_heads, blocks]``, in any order.
+    def _select(self, ranking: Tensor, visible: VisibleColumns) -> tuple[Tensor, Tensor | None]:
+        """Return the blocks to read besides the unfinished one, int64 ``[batch, kv_heads, blocks]``, in any order.
 
-        The second, bool of the same shape or None, says which of them only fill the table up and are not to be seen.
+        The second result, bool of the same shape or None, marks blocks that only fill the table up and are hidden.
         """
         blocks, size = ranking.shape[2], self.block_size
         order = ranking.clone()
-        if seen.allowed is None:
+        if visible.allowed is None:
             order[..., : self.sink_blocks] = order[..., blocks - (self.local_blocks - 1) :] = torch.inf
             few = self.budget // size - 1
-            return strongest(order, few) if self.prompt == "sparse" else order.topk(few, 2, sorted=False).indices, None
-        tokens = seen.tokens(blocks, size)
+            return stable_topk(order, few) if self.prompt == "sparse" else order.topk(
+                few, 2, sorted=False
+            ).indices, None
+        tokens = visible.tokens(blocks, size)
         has_some = tokens > 0
         before, after = has_some.cumsum(1), has_some.flip(1).cumsum(1).flip(1)
         at_ends = has_some & ((before <= self.sink_blocks) | (after <= self.local_blocks - 1))
         order = order.clamp(min=torch.finfo(order.dtype).min).masked_fill(at_ends[:, None], torch.inf)
-        some = seen.allowed[..., : blocks * size].unflatten(-1, (blocks, size)).any(-1)[:, :, 0]
+        some = visible.allowed[..., : blocks * size].unflatten(-1, (blocks, size)).any(-1)[:, :, 0]
         if some.shape[1] > 1:
             some = some.view(some.shape[0], ranking.shape[1], -1, blocks).any(2)
         order = order.masked_fill(~some, -torch.inf)
-        if seen.is_all_real:
-            # Of blocks that none may see there may be too few others: what is then read besides is hidden by the mask.
+        if visible.is_all_real:
+            # If fewer blocks are visible than fit the budget, hidden ones are read as well; the mask hides them.
             return order.topk(self.budget // size - 1, 2, sorted=False).indices, None
-        # Padding fills no budget: an item reads more blocks where they hold fewer tokens.
+        # Padding takes no budget: an item reads more blocks if they hold fewer tokens.
         rank, index = order.sort(dim=2, descending=True)
         counted = tokens[:, None].expand_as(index).gather(2, index).cumsum(2)
-        left = self.budget - seen.real[:, blocks * size :].sum(1)
+        left = self.budget - visible.real[:, blocks * size :].sum(1)
         is_read = (counted <= left[:, None, None]) & (rank > -torch.inf)
         width = int(is_read.sum(2).max())
         return index[..., :width], ~is_read[..., :width]
+
+    def _select_for_prompt(self, query: Tensor, summary: Tensor, start: int) -> Tensor:
+        """Return the blocks that each of several tokens reads, int32 ``[batch, kv_heads, tokens, blocks]``, ascending.
+
+        Args:
+            query: ``[batch, heads, tokens, head_dim]``.
+            summary: of all finished blocks, ``[batch, kv_heads, blocks, width]``.
+            start: the column of the first token.
+        """
+        batch, heads, tokens, _ = query.shape
+        kv_heads, finished, size = summary.shape[1], summary.shape[2], self.block_size
+        few, unused = self.budget // size - 1, -(-(start + tokens) // size)
+        number = torch.arange(finished, device=query.device)
+        parts = []
+        step = max(1, _ENTRIES // max(1, batch * heads * finished))
+        for first in range(0, tokens, step):
+            part = query[:, :, first : first + step]
+            before = torch.arange(first, first + part.shape[2], device=query.device) + start
+            before = before.div_(size, rounding_mode="floor")[:, None]  # finished blocks: the number of the token's own
+            scores = self._scores(part, summary).masked_fill(number >= before, -torch.inf)
+            order = log_shares(scores).unflatten(1, (kv_heads, -1)).amax(2)
+            at_ends = (number < self.sink_blocks) | (number >= before - (self.local_blocks - 1))
+            order = order.masked_fill(at_ends, torch.inf).masked_fill(number >= before, -torch.inf)
+            order = F.pad(order, (0, max(0, few - finished)), value=-torch.inf)
+            index = stable_topk(order, few)
+            index = index.masked_fill(order.gather(-1, index) == -torch.inf, unused)
+            parts.append(torch.cat([index, before.expand(*index.shape[:3], 1)], -1).int().sort(-1).values)
+        return torch.cat(parts, 2)
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         super()._check_restored(contents, state)
         self.age, self.exact_until = contents.count("age"), contents.count_or_none("exact_until", 0, self.length)
         if "ranking" in state and state["ranking"].shape[2] > self.length // self.block_size:
             raise contents.misfit("ranking")
+
+
+class _BlockSparseMechanism(nn.Module):
+    """The mechanism of a call, restricted to the blocks that are selected for each query.
+
+    Args:
+        call: the call.
+        select: selects blocks from queries and all keys; see `saccade.matrix.block_sparse`.
+        size: keys of a block.
+    """
+
+    def __init__(self, call: Call, select: Callable[[Tensor, Tensor], Tensor], size: int):
+        super().__init__()
+        self.mechanism, self.call, self._select, self._size = call.mechanism, call, select, size
+
+    def forward(self, query: Tensor, key: Tensor, **options: Any) -> Matrix:
+        """Return the matrix of the selected blocks."""
+        matrix: Any = self.mechanism(query, key, **options)
+        check_softmax(matrix, self.call)
+        with torch.no_grad():
+            index = self._select(query, key)
+        return restrict_to_blocks(matrix, index, self._size)
+
+
+def _check_sparse_prompt(call: Call) -> None:
+    """Raise unless the blocks of all tokens can be selected at once."""
+    reasons = []
+    if not isinstance(call.kv_positions.given, range):
+        reasons.append("it has padding, or positions of its own")
+    if type(call.mask) is not Causal:
+        reasons.append("its mask is not masks.Causal()")
+    if reasons:
+        raise unsupported('prompt="sparse"', reasons, hint='prompt="dense", or one token at a time')
+
+
+def log_shares(scores: Tensor) -> Tensor:
+    """Return the log of a softmax over blocks; a block with a NaN comes first, since the dense run reads it."""
+    shares = scores.log_softmax(-1)
+    if is_finite(shares):
+        return shares
+    is_nan = scores.isnan()
+    shares = scores.masked_fill(is_nan, -torch.inf).log_softmax(-1)
+    return shares.masked_fill(is_nan, torch.inf).masked_fill(shares.isnan() & ~is_nan, -torch.inf)

@@ -1,4 +1,4 @@
-"""Memory for caches: on huge pages where the system has them, of use in every gradient mode, or used again."""
+"""Memory for caches: on huge pages if the system has them, usable in every gradient mode, or reused."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from torch import Tensor
 
 from saccade.support.torch_modes import is_plain
 
-__all__ = ["empty", "reused", "usable"]
-
 _HUGE = 2 << 20  # bytes of a huge page, of x86-64 and of arm64 with pages of 4 KB
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux has it
-_KEPT = 1 << 26  # bytes that `reused` keeps; larger pieces are made anew
+_KEPT = 1 << 26  # bytes that `reused` stores at most; larger pieces are allocated each time
 
 
 def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Memory of a tensor's dtype and device, not filled; a copy of it is an ordinary tensor.
+    """Return uninitialised memory of a tensor's dtype and device; a copy of it is an ordinary tensor.
 
-    A step over ordinary pages, of 4 KB, spends a part of its time on looking up where the pages of keys and values are.
-    A huge page is one entry of that table for 2 MB. Torch does not ask for them; this does, for the whole huge
-    pages of a tensor on a CPU, so that no more memory is taken than the tensor has.
+    A step over ordinary pages of 4 KB spends part of its time on address translation. A huge page is one entry of the
+    page table for 2 MB. Torch does not request huge pages; this function does, for the whole huge pages of a tensor on
+    a CPU, so that it takes no more memory than the tensor.
 
     Args:
         like: gives dtype and device.
@@ -35,22 +33,22 @@ def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
     if _ADVICE is None or size < _HUGE or like.device.type != "cpu" or not is_plain(like):
         return like.new_empty(shape)
     try:
-        # Private: pages that are shared with other processes are never huge. What is not touched takes no memory.
+        # Private, since shared pages are never huge. Untouched pages take no memory.
         room = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError):
-        return like.new_empty(shape)  # torch says that there is not so much
-    held = torch.frombuffer(room, dtype=torch.uint8)
-    start = -held.data_ptr() % _HUGE
-    with contextlib.suppress(OSError):  # a system without huge pages says so here: its ordinary ones hold as much
+        return like.new_empty(shape)  # torch raises the error for too little memory
+    pages = torch.frombuffer(room, dtype=torch.uint8)
+    start = -pages.data_ptr() % _HUGE
+    with contextlib.suppress(OSError):  # a system without huge pages fails here; ordinary pages work as well
         room.madvise(_ADVICE, start, size // _HUGE * _HUGE)
-    return held[start : start + size].view(like.dtype).view(*shape)
+    return pages[start : start + size].view(like.dtype).view(*shape)
 
 
 def usable(x: Tensor) -> Tensor:
-    """The tensor, or a copy where it was made in inference mode and that is over.
+    """Return the tensor, or a copy if it is an inference tensor and inference mode has ended.
 
-    Memory that is made there may neither be written to outside of it nor be part of a graph. Whoever remembers a tensor
-    from one call to the next therefore asks here first: it costs a copy when the mode has changed, and nothing else.
+    An inference tensor may neither be written to outside of inference mode nor be part of a graph. Call this before
+    using a tensor that was stored in an earlier call: it copies if the mode has changed, and is free otherwise.
     """
     return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
 
@@ -64,17 +62,18 @@ _MINE = _Kept()
 
 
 def reused(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Memory for one step, not filled, of a tensor's dtype and device; the next call of that name overwrites it.
+    """Return uninitialised memory for one step, of a tensor's dtype and device; the next call of that name overwrites
+    it.
 
     Fresh pages cost more than the copy that fills them. There is one piece for each thread and name, shared by all
-    caches; no cache holds it, and none counts it.
+    caches; no cache counts it as its memory.
     """
     size = math.prod(shape) * like.element_size()
     if size > _KEPT:
         return empty(like, shape)
     key = (name, like.device)
-    kept = _MINE.pieces.get(key)
-    if kept is None or kept.numel() < size:
+    piece = _MINE.pieces.get(key)
+    if piece is None or piece.numel() < size:
         with torch.inference_mode(False):  # memory made in inference mode could not be written to outside of it
-            kept = _MINE.pieces[key] = empty(torch.empty(0, dtype=torch.uint8, device=like.device), (size,))
-    return kept[:size].view(like.dtype).view(shape)
+            piece = _MINE.pieces[key] = empty(torch.empty(0, dtype=torch.uint8, device=like.device), (size,))
+    return piece[:size].view(like.dtype).view(shape)

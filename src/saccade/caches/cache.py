@@ -1,85 +1,68 @@
-"""LayerCache: what one attention layer remembers, as settings and a state from which everything else follows."""
+"""LayerCache: the memory of one attention layer, as settings and a state."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, Like, MakesMatrix, Traffic
-from saccade.caches.replays import OUTSIDE, Region, refuse_replay
-from saccade.caches.validation import check_call, check_crop, check_tensors, checked_rows
+from saccade.caches.attend_call import Call, KeyValueSpec, MakesMatrix, Traffic
+from saccade.caches.files.record import Contents, Leaf
+from saccade.caches.validation import (
+    OUTSIDE,
+    Region,
+    check_call,
+    check_crop,
+    check_tensors,
+    checked_rows,
+    refuse_replay,
+)
 from saccade.masks import Mask, as_mask
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_int
-
-if TYPE_CHECKING:
-    from saccade.caches.files.record import Contents
-
-__all__ = ["LayerCache", "Leaf"]
 
 _NO_TOKENS = Positions(range(0))
 
 
-class Leaf(NamedTuple):
-    """One tensor of a cache's state, as the class declares it.
-
-    Args:
-        name: in the state, and in files.
-        axes: names of its sizes, ``"batch kv_heads columns head_dim"``; ``batch|1`` where items may share a row, and
-            ``columns`` where only the first `LayerCache.length` count.
-        dtype: ``float`` (that of the keys), ``wide`` (float32, or float64 with float64 keys), ``positions`` (int64, -1
-            where no token stands), ``int8`` or ``bool``.
-        is_optional: whether a cache may go without it.
-        is_saved: whether files hold it.
-    """
-
-    name: str
-    axes: str
-    dtype: str = "float"
-    is_optional: bool = False
-    is_saved: bool = True
-
-
-class LayerCache(AnswersCalls):
+class LayerCache(ArgumentHints):
     """What one attention layer remembers. An object of its own, handed from call to call; no module holds one.
 
     The law of every cache: a prefill, then extend and decode steps of any sizes, equal the full run, for every causal
-    mask. A cache that forgets says in ``equals`` which other run it equals.
+    mask. A cache that forgets says in ``equivalent_run`` which other run it equals.
 
-    A cache of one's own names its ``settings`` and ``leaves``, and says in `advance` what comes out of a call and what
-    stays of it. `fork`, `reorder`, ``crop(0)``, `nbytes`, ``repr`` and `state` follow.
+    A custom cache names its ``settings`` and ``leaves``; its `advance` returns the output of a call and stores what
+    later calls need. `fork`, `reorder`, ``crop(0)``, `nbytes`, ``repr`` and `state` follow.
 
     Attributes:
-        settings: arguments of the constructor, kept as attributes of the same names.
-        leaves: the tensors of the state, batch first; they are in ``_state``, by name, as soon as something is held.
+        settings: arguments of the constructor, stored as attributes of the same names.
+        leaves: the tensors of the state, batch first; they are in ``_state``, by name, once the cache has tokens.
         numbers: attributes that belong to the state as well, ints and bools.
-        keeps_order: whether columns are held in the order in which they came, so that positions may be anything.
-        hands_on_all: whether the mechanism is handed the keys of all tokens so far, in their order.
+        keeps_order: whether columns are stored in the order in which they came, so that any positions are allowed.
+        exposes_all_keys: whether the mechanism gets the keys of all tokens so far, in their order.
         max_len: most columns; None for any number.
-        equals: the run without a cache that this one equals.
+        equivalent_run: the run without a cache that this one equals.
     """
 
     settings: ClassVar[tuple[str, ...]] = ()
     leaves: ClassVar[tuple[Leaf, ...]] = ()
     numbers: ClassVar[tuple[str, ...]] = ()
     keeps_order: ClassVar[bool] = False
-    hands_on_all: ClassVar[bool] = False
-    equals: ClassVar[str] = "the full run"
+    exposes_all_keys: ClassVar[bool] = False
+    equivalent_run: ClassVar[str] = "the full run"
     max_len: int | None = None
 
     _state: dict[str, Tensor]
     _shared: set[str]  # leaves whose memory a fork may hold as well: nobody writes there
     _length: int
     _tokens: Positions  # of all columns; without `keeps_order`, the last position of each item
-    _like: Like | None
+    _spec: KeyValueSpec | None
     _traffic: Traffic
-    _region: Region = OUTSIDE  # in which it was made, forked or emptied
+    _region: Region = OUTSIDE  # in which the cache was constructed, forked or emptied
 
     def __init__(self) -> None:
         self._forget()
@@ -91,16 +74,16 @@ class LayerCache(AnswersCalls):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held, spare room included; memory shared with a fork counts in both."""
+        """The bytes of memory in use, spare room included; memory shared with a fork counts in both."""
         return sum(x.nbytes for x in self._state.values()) + self._tokens.nbytes
 
     @property
     def traffic(self) -> Traffic:
-        """What the last `attend` read and appended; nothing before the first."""
+        """The bytes that the last `attend` read and appended; 0 before the first."""
         return self._traffic
 
     def positions(self, q_len: int) -> range | Tensor | None:
-        """Where the next ``q_len`` tokens will stand: a range, or int64 ``[batch, q_len]`` where items differ."""
+        """Return the positions of the next ``q_len`` tokens: a range, or int64 ``[batch, q_len]`` if items differ."""
         self.check_not_replayed()
         return self._tokens.following(check_int("q_len", q_len, 0)).given
 
@@ -115,15 +98,15 @@ class LayerCache(AnswersCalls):
         positions: GivenPositions = None,
         dropout_p: float = 0.0,
     ) -> Tensor:
-        """Remember new keys and values, and attend to all that is remembered.
+        """Store new keys and values, and attend to all stored ones.
 
         Args:
-            mechanism: makes the matrix of queries and keys.
+            mechanism: returns the matrix of queries and keys.
             query: ``[batch, heads, q_len, head_dim]``.
             key: ``[batch, kv_heads, q_len, head_dim]``, of the new tokens only.
             value: ``[batch, kv_heads, q_len, value_dim]``.
-            mask: who may attend to whom, read at positions.
-            positions: where the new tokens stand; `positions` of the cache when None; -1 means no token.
+            mask: which pairs may attend, evaluated at positions.
+            positions: of the new tokens; `positions` of the cache when None; -1 means padding.
             dropout_p: of the weights in this product.
 
         Returns:
@@ -148,12 +131,12 @@ class LayerCache(AnswersCalls):
             tokens, held = self._advanced(new, batch, key.device), new
         out = self.advance(Call(mechanism, query, key, value, mask, new, held, dropout_p))
         self._tokens, self._length = tokens, self._length + q_len  # only now do the new columns count
-        if self._like is None and self._state:
-            self._like = Like.of(key, value)
+        if self._spec is None and self._state:
+            self._spec = KeyValueSpec.of(key, value)
         return out
 
     def advance(self, call: Call) -> Tensor:
-        """What comes out of a call, ``[batch, heads, q_len, value_dim]``; keeps of it what later calls need.
+        """Return the output of a call, ``[batch, heads, q_len, value_dim]``, and store what later calls need.
 
         If it fails, it has changed nothing that counts. Columns are counted by `attend`, after it.
         """
@@ -161,7 +144,7 @@ class LayerCache(AnswersCalls):
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
         """Keep these batch items, in this order; they may repeat, and be fewer or more than before."""
-        like = self._like
+        like = self._spec
         index = checked_rows(rows, None if like is None else like.batch)
         if like is None or index.tolist() == list(range(like.batch)):
             return
@@ -170,11 +153,11 @@ class LayerCache(AnswersCalls):
             if x is not None:
                 is_one = leaf.axes.startswith("batch|1") and len(x) == 1
                 self._state[leaf.name] = x.clone() if is_one else self._selected(x, index.to(x.device))
-        self._tokens, self._like = self._tokens.reordered(index), like._replace(batch=len(index))
+        self._tokens, self._spec = self._tokens.reordered(index), like._replace(batch=len(index))
         self._shared.clear()
 
     def crop(self, length: int) -> None:
-        """Forget all columns but the first ``length``; a cache that cannot says why, and goes back to 0 at least."""
+        """Forget all columns but the first ``length``; raise if that is not possible. 0 always is."""
         check_crop(length, self.length)
         if length == 0:
             self._empty()
@@ -188,7 +171,7 @@ class LayerCache(AnswersCalls):
         self._length = length
 
     def fork(self) -> Self:
-        """An independent copy: what happens to one does not show in the other. Memory is shared until one writes."""
+        """Return an independent copy: a change of one does not affect the other. Memory is shared until one writes."""
         other = copy.copy(self)
         other._state, other._traffic = dict(self._state), Traffic(0, 0)
         self._shared, other._shared = set(self._state), set(self._state)
@@ -196,7 +179,7 @@ class LayerCache(AnswersCalls):
         return other
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Numbers and tensors that say all that is held: what a file holds beside the settings."""
+        """Return the numbers and tensors that describe the contents: what a file stores beside the settings."""
         tokens, tensors = self._tokens, {}
         for leaf in self.leaves:
             if leaf.is_saved and leaf.name in self._state and self.length:
@@ -214,7 +197,7 @@ class LayerCache(AnswersCalls):
         return numbers, tensors
 
     def restore(self, contents: Contents) -> None:
-        """Take up the state of another cache with the same settings; nothing that a file says is believed unseen."""
+        """Take over the state of another cache with the same settings; everything in a file is checked."""
         if contents.is_empty(self.leaves):
             return
         state, sizes, like = contents.state(self.leaves, self._sizes(contents))
@@ -229,11 +212,11 @@ class LayerCache(AnswersCalls):
         if self.max_len is not None and self.length > self.max_len:
             raise contents.misfit("max_len")
         self._check_restored(contents, state)
-        self._state, self._like = state, like
+        self._state, self._spec = state, like
 
     def __repr__(self) -> str:
-        told = [f"{name}={getattr(self, name)!r}" for name in (*self.settings, "length", "nbytes")]
-        return f"{type(self).__name__}({', '.join(told)})"
+        settings = [f"{name}={getattr(self, name)!r}" for name in (*self.settings, "length", "nbytes")]
+        return f"{type(self).__name__}({', '.join(settings)})"
 
     def check_not_replayed(self) -> None:
         """Raise where gradient checkpointing replays a change of this cache."""
@@ -243,7 +226,7 @@ class LayerCache(AnswersCalls):
     def _forget(self) -> None:
         """Hold nothing."""
         self._region = Region.current()
-        self._state, self._shared, self._like, self._traffic = {}, set(), None, Traffic(0, 0)
+        self._state, self._shared, self._spec, self._traffic = {}, set(), None, Traffic(0, 0)
         self._tokens, self._length = _NO_TOKENS, 0
 
     def _empty(self) -> None:
@@ -254,11 +237,11 @@ class LayerCache(AnswersCalls):
         """Forget all columns but the first ``length``: at least 1, and fewer than there are."""
 
     def _why_not_cropped(self, length: int) -> str | None:
-        """Why there is no way back to so many columns; None if there is."""
+        """Return why `crop` cannot go back to ``length`` columns; None if it can."""
         return "what later tokens did to it cannot be undone"
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Raise where new keys and values do not fit together, those before, or ``max_len``."""
+        """Raise if new keys and values do not match each other, those before, or ``max_len``."""
         if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
             check_tensors(query, key, value)
         q, k, v = query.shape, key.shape, value.shape
@@ -266,8 +249,8 @@ class LayerCache(AnswersCalls):
         if not is_alike or not query.dtype == key.dtype == value.dtype:
             check_tensors(query, key, value)
         like = (k[0], k[1], k[3], v[3], key.dtype, key.device)
-        if self._like is not None and self._like != like:
-            self._check_like(self._like, Like(*like))
+        if self._spec is not None and self._spec != like:
+            self._check_spec(self._spec, KeyValueSpec(*like))
         if self.max_len is not None and self.length + k[2] > self.max_len:
             got, hint = f"{self.length} held and {k[2]} new", f"{type(self).__name__}() grows; crop(length) forgets"
             raise value_error("tokens", f"fit in max_len {self.max_len}", got, hint=hint)
@@ -282,22 +265,22 @@ class LayerCache(AnswersCalls):
         return tokens
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
-        """These batch items of a leaf, in memory of their own."""
+        """Return these batch items of a leaf, in new memory."""
         return x[rows]
 
-    def _check_like(self, held: Like, new: Like) -> None:
-        """Raise where new keys and values cannot stand beside those held, which are unlike them."""
+    def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:
+        """Raise if new keys and values do not match those stored."""
         hint = "a cache belongs to one layer and one batch: make a new one, or reorder(rows)"
-        for name, old, own in zip(Like._fields, held, new, strict=True):
-            if old != own:
-                was, got = (str(x).removeprefix("torch.") for x in (old, own))
+        for name, old, received in zip(KeyValueSpec._fields, stored, new, strict=True):
+            if old != received:
+                was, got = (str(x).removeprefix("torch.") for x in (old, received))
                 what = f"{name} of {'value' if name == 'value_dim' else 'key'}"
                 error = type_error if name == "dtype" else value_error
                 raise error(what, f"be {was}, as in the cache", got, hint=hint)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
-        """Sizes of leaves that are known before these are read."""
+        """Return the sizes of leaves that are known before the leaves are read."""
         return {}
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        """Raise where a file says what no such cache could have written; reads the cache's own numbers."""
+        """Raise if no such cache could have written the file; reads the cache's numbers."""

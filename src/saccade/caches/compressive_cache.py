@@ -1,4 +1,4 @@
-"""CompressiveCache: one sum over all segments that are over, and the tokens of the open one."""
+"""CompressiveCache: one sum over all finished segments, and the tokens of the open one."""
 
 from __future__ import annotations
 
@@ -9,45 +9,43 @@ from torch import Tensor
 
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.buffers import usable
-from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.record import Contents, Leaf
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int
 
-__all__ = ["CompressiveCache", "RemembersSegments"]
-
 
 @runtime_checkable
 class RemembersSegments(Protocol):
-    """A matrix of the open segment's tokens and new ones, to which a memory stands for all segments before."""
+    """A matrix of the open segment's tokens and new ones, which continues from a memory of all segments before."""
 
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """The product; the memory after these tokens; where it holds a NaN or inf; and who is to be held."""
+        """Return the product, the memory after these tokens, where it has a NaN or inf, and which tokens to store."""
         ...
 
 
 class CompressiveCache(LayerCache):
-    """What `saccade.mechanisms.CompressiveMemory` needs of the past: constant memory, however long the text.
+    """The memory of `saccade.mechanisms.CompressiveMemory`: constant size for sequences of any length.
 
-    It holds the sum that stands for all segments that are over, and the keys and values of the open segment, since a
+    It stores the sum over all finished segments, and the keys and values of the open segment, since a
     segment is written as a whole. Equals the run with a `saccade.caches.KVCache`, and the full run; in a ragged batch
-    each item has segments of its own. A sum cannot be taken apart again: `crop` goes back to nothing or nowhere; `fork`
-    before a guess costs nothing.
+    each item has its own segments. Tokens cannot be subtracted from a sum: `crop` goes back to 0 only; `fork` before a
+    guess costs nothing.
 
-    Gradients flow to the keys and values of the call itself; what is remembered is a constant.
+    Gradients flow to the keys and values of the call itself; stored ones are constants.
 
     Args:
         max_len: most tokens; None for any number. The memory is the same.
 
     Raises:
-        ValueError: tokens that stand before earlier ones, or another batch than before.
-        UnsupportedError: a mechanism without segments, a crop to somewhere, or dropout.
+        ValueError: tokens at positions before earlier ones, or another batch than before.
+        UnsupportedError: a mechanism without segments, a crop to anything but 0, or dropout.
 
     Cost: memory of ``batch * kv_heads * (head_dim * (value_dim + 1) + segment * (head_dim + value_dim))`` elements at
-    most, and 8 bytes for each token held. A step reads and copies the open segment.
+    most, and 8 bytes for each stored token. A step reads and copies the open segment.
 
     Example:
         >>> import torch
@@ -77,7 +75,7 @@ class CompressiveCache(LayerCache):
 
     @property
     def kv_positions(self) -> Tensor:
-        """Where the tokens of the open segment stand, int64 ``[batch | 1, open]``; -1 where none does."""
+        """The positions of the tokens of the open segment, int64 ``[batch | 1, open]``; -1 for padding."""
         return self._state["table"] if self._state else torch.empty(1, 0, dtype=torch.int64)
 
     def advance(self, call: Call) -> Tensor:
@@ -85,24 +83,24 @@ class CompressiveCache(LayerCache):
         if call.dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
             raise unsupported(kind, [reason], hint="KVCache() keeps the tokens themselves")
-        held = {name: usable(x) for name, x in self._state.items()}
+        stored = {name: usable(x) for name, x in self._state.items()}
         keys, values, where = call.key, call.value, call.positions
-        if held:
-            keys, values = torch.cat([held["keys"], keys], 2), torch.cat([held["values"], values], 2)
-            where = _joined(held["table"], call.table)
+        if stored:
+            keys, values = torch.cat([stored["keys"], keys], 2), torch.cat([stored["values"], values], 2)
+            where = _joined(stored["table"], call.table)
         matrix = call.mechanism(call.query, keys, mask=call.mask, q_positions=call.positions, kv_positions=where)
         if not isinstance(matrix, RemembersSegments):
             reason = f"{type(matrix).__name__} is no sum over segments that could be carried on"
             raise unsupported(kind, [reason], hint="KVCache() fits every mechanism")
-        out, memory, tainted, is_open = matrix.advance_segments(values, held.get("memory"), held.get("tainted"))
+        out, memory, tainted, is_open = matrix.advance_segments(values, stored.get("memory"), stored.get("tainted"))
         self._traffic = Traffic(
             sum(x.nbytes for x in (keys, values, memory) if x is not None), call.key.nbytes + call.value.nbytes
         )
         if call.key.shape[2]:
-            kept = {"keys": keys.detach(), "values": values.detach(), "table": where.on(keys.device)}
-            self._state = _of_open(kept, is_open)
-            found = {"memory": memory, "tainted": tainted}
-            self._state |= {name: x.detach() for name, x in found.items() if x is not None}
+            tokens = {"keys": keys.detach(), "values": values.detach(), "table": where.on(keys.device)}
+            self._state = _of_open(tokens, is_open)
+            sums = {"memory": memory, "tainted": tainted}
+            self._state |= {name: x.detach() for name, x in sums.items() if x is not None}
         return out
 
     def _why_not_cropped(self, length: int) -> str:
@@ -117,22 +115,22 @@ class CompressiveCache(LayerCache):
             raise contents.misfit("table")
 
 
-def _joined(held: Tensor, new: Tensor) -> Positions:
-    """Where tokens stand that are held, and new ones behind them; as a run where that is one."""
-    rows = max(len(held), len(new))
-    table = torch.cat([held.expand(rows, -1), new.expand(rows, -1)], 1)
+def _joined(stored: Tensor, new: Tensor) -> Positions:
+    """Return the positions of stored tokens followed by new ones; as a range if they are one."""
+    rows = max(len(stored), len(new))
+    table = torch.cat([stored.expand(rows, -1), new.expand(rows, -1)], 1)
     first = Positions(None, table).one_by_one()
     return Positions(None, table) if first is None else Positions(range(first, first + table.shape[1]))
 
 
-def _of_open(held: dict[str, Tensor], is_open: Tensor) -> dict[str, Tensor]:
-    """Only the tokens of the open segment of each item, in their order, and behind them nobody."""
+def _of_open(tokens: dict[str, Tensor], is_open: Tensor) -> dict[str, Tensor]:
+    """Return the tokens of the open segment of each item, in their order, followed by padding."""
     count = int(is_open.sum(1).amax()) if len(is_open) else 0
     order = (~is_open).to(torch.uint8).sort(dim=1, stable=True).indices[:, :count]
     if len(order) == 1:
-        return {name: x.index_select(1 if name == "table" else 2, order[0]) for name, x in held.items()}
-    table = held["table"].expand(len(order), -1).gather(1, order).masked_fill(~is_open.gather(1, order), -1)
-    wide = {name: held[name] for name in ("keys", "values")}
+        return {name: x.index_select(1 if name == "table" else 2, order[0]) for name, x in tokens.items()}
+    table = tokens["table"].expand(len(order), -1).gather(1, order).masked_fill(~is_open.gather(1, order), -1)
+    wide = {name: tokens[name] for name in ("keys", "values")}
     index = order[:, None, :, None]
-    found = {name: x.gather(2, index.expand(*x.shape[:2], -1, x.shape[3])) for name, x in wide.items()}
-    return found | {"table": table}
+    gathered = {name: x.gather(2, index.expand(*x.shape[:2], -1, x.shape[3])) for name, x in wide.items()}
+    return gathered | {"table": table}

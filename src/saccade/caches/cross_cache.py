@@ -7,28 +7,25 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Like, MakesMatrix, Traffic
+from saccade.caches.attend_call import KeyValueSpec, MakesMatrix, Traffic
 from saccade.caches.buffers import usable
-from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.record import Contents, Leaf
 from saccade.caches.validation import check_call
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error
 from saccade.support.validation import ShapeSpec
 
-__all__ = ["CrossCache"]
-
 _CONTEXT = ShapeSpec("key [batch, kv_heads, len, head_dim]", "value [batch, kv_heads, len, value_dim]")
 
 
 class CrossCache(LayerCache):
-    """What cross-attention remembers: the projected context, from the first call on.
+    """The memory of cross-attention: the projected context, from the first call on.
 
     ``mha(x, context, cache=cache)`` projects the context in the first call only; from then on the context may be left
     out, and if given must have the same shape. Its contents are not compared.
 
-    The cache does not count queries: where they stand matters only to masks and rotations, and is then told with
-    ``positions``.
+    The cache does not count queries: their positions matter only to masks and rotations; pass ``positions`` then.
 
     Example:
         >>> import torch
@@ -46,19 +43,19 @@ class CrossCache(LayerCache):
         Leaf("value", "batch kv_heads columns value_dim"),
         Leaf("kv_positions", "batch|1 columns", "positions", is_optional=True),
     )
-    hands_on_all = True
+    exposes_all_keys = True
 
-    _run: range | None  # where the context stands, if that is a range
+    _run: range | None  # positions of the context, if they are a range
     _is_new: bool
 
     @property
     def is_filled(self) -> bool:
-        """Whether the context is known."""
+        """True once the context is stored."""
         return bool(self._state)
 
     @property
     def length(self) -> int:
-        """Tokens of the context, padding included."""
+        """The number of tokens of the context, padding included."""
         return self._state["key"].shape[2] if self._state else 0
 
     @property
@@ -73,14 +70,14 @@ class CrossCache(LayerCache):
 
     @property
     def kv_positions(self) -> range | Tensor | None:
-        """Where the tokens of the context stand; None for one by one from 0."""
+        """The positions of the context's tokens; None if they are 0, 1, 2, …"""
         return self._state.get("kv_positions", self._run)
 
     def positions(self, q_len: int) -> None:
-        """None: the tokens that ask are not those that are remembered."""
+        """Return None: the cache counts no queries."""
 
     def fill(self, key: Tensor, value: Tensor, *, kv_positions: GivenPositions = None) -> None:
-        """Remember a context: ``key [batch, kv_heads, len, head_dim]`` and ``value [batch, kv_heads, len, value_dim]``.
+        """Store a context: ``key [batch, kv_heads, len, head_dim]`` and ``value [batch, kv_heads, len, value_dim]``.
 
         Raises:
             ValueError: it is filled already, or the shapes do not fit.
@@ -90,17 +87,17 @@ class CrossCache(LayerCache):
             hint = "a new context: a new cache"
             raise value_error("cache", "be empty", f"one of {self.length} keys", hint=hint)
         _CONTEXT.check(key, value)
-        stands = None
+        checked = None
         if kv_positions is not None:
             batch, _, length, _ = key.shape
-            stands = Positions.of(kv_positions, "kv_positions", length=length, batch=batch).given
-        # As they are where gradients must reach the context; else copies, so that nothing is shared with the caller.
+            checked = Positions.of(kv_positions, "kv_positions", length=length, batch=batch).given
+        # Not copied if gradients must reach the context; else copies, so that nothing is shared with the caller.
         self._state = {name: x if x.requires_grad else x.clone() for name, x in (("key", key), ("value", value))}
-        if isinstance(stands, Tensor):
-            self._state["kv_positions"] = torch.atleast_2d(stands).clone()
+        if isinstance(checked, Tensor):
+            self._state["kv_positions"] = torch.atleast_2d(checked).clone()
         else:
-            self._run = stands
-        self._like = Like.of(key, value)
+            self._run = checked
+        self._spec = KeyValueSpec.of(key, value)
         self._is_new = True
 
     def attend(
@@ -119,7 +116,7 @@ class CrossCache(LayerCache):
         Args:
             mechanism, query, mask, dropout_p: see `LayerCache.attend`.
             key, value: of the context, in the first call (or `fill`); None after that.
-            positions: where the queries stand, if the mask asks.
+            positions: of the queries, if the mask needs them.
 
         Raises:
             ValueError: no context yet, or a second one.
@@ -135,12 +132,12 @@ class CrossCache(LayerCache):
             kv_positions = range(self.length)
         matrix = mechanism(query, keys, mask=mask, q_positions=positions, kv_positions=kv_positions)
         out = matrix.matmul(values, dropout_p=dropout_p)
-        held = keys.nbytes + values.nbytes
-        self._traffic, self._is_new = Traffic(held, held if self._is_new else 0), False
+        nbytes = keys.nbytes + values.nbytes
+        self._traffic, self._is_new = Traffic(nbytes, nbytes if self._is_new else 0), False
         return out
 
     def crop(self, length: int) -> None:
-        """Nothing to forget: the context stays, whatever is taken back of the tokens that ask."""
+        """Do nothing: the context stays, however many queries are taken back."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         run = self._run
@@ -150,12 +147,12 @@ class CrossCache(LayerCache):
         if not contents.has("key"):
             return
         state, _, _ = contents.state(self.leaves, {})
-        run, told = None, contents.value("kv_positions")
-        if "kv_positions" not in state and told is not None:
-            is_range = isinstance(told, list) and len(told) == 3 and all(type(x) is int for x in told)
-            if not is_range or not told[2] or max(map(abs, told)) > 1 << 40:
+        run, saved = None, contents.value("kv_positions")
+        if "kv_positions" not in state and saved is not None:
+            is_range = isinstance(saved, list) and len(saved) == 3 and all(type(x) is int for x in saved)
+            if not is_range or not saved[2] or max(map(abs, saved)) > 1 << 40:
                 raise contents.misfit("kv_positions")
-            run = range(*told)
+            run = range(*saved)
         self.fill(state["key"], state["value"], kv_positions=state.get("kv_positions", run))
         self._is_new = False
 

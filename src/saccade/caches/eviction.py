@@ -1,37 +1,40 @@
-"""EvictingCache: memory that does not grow, as tokens are let go by what they are worth; one method says how much."""
+"""Caches of a fixed size: each key head evicts the tokens with the lowest score."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from saccade.caches.attend_call import Call, Traffic
-from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.record import Contents, Leaf
 from saccade.caches.per_head import attend_by_head
-from saccade.caches.recent_rows import MOST, GivenByEach, by_kv_head, with_rows
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import Positions
-from saccade.statistics import Received, Statistic
+from saccade.statistics import Block, Received, Statistic
+from saccade.statistics.row_block import as_slice
+from saccade.statistics.statistic import MatrixInfo
 from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import ShapeSpec, check_int
 
-__all__ = ["EvictingCache", "Held"]
-
 _SCORES = ShapeSpec("scores [batch, kv_heads, columns]")
+_MOST_ROWS = 32  # last queries whose weights are stored one by one, so that `crop` can subtract them
 _RECENT = (("earlier", "columns"), ("rows", "queries columns"))
 
 
 class Held(NamedTuple):
-    """The tokens that each key head holds, oldest first, and padding before them.
+    """The tokens that each key head stores, oldest first, with padding before them.
 
     Args:
         key, value: ``[batch, kv_heads, columns, width]``.
-        table: where the tokens stand, int64 ``[batch, kv_heads, columns]``; -1 for nobody.
-        received: attention that each token has got from the queries that judge, summed over the heads that share the
+        table: positions of the tokens, int64 ``[batch, kv_heads, columns]``; -1 for padding.
+        received: attention that each token received from the voting queries, summed over the heads that share the
             keys, float32 or float64 ``[batch, kv_heads, columns]``.
     """
 
@@ -42,48 +45,48 @@ class Held(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all four."""
+        """The bytes of all four tensors."""
         return sum(x.nbytes for x in self)
 
     def at(self, index: Tensor) -> Held:
-        """Of these columns, int64 ``[batch, kv_heads, columns]``."""
+        """Return these columns, int64 ``[batch, kv_heads, columns]``."""
         wide = [x.gather(2, index[..., None].expand(-1, -1, -1, x.shape[3])) for x in (self.key, self.value)]
         return Held(wide[0], wide[1], self.table.gather(2, index), self.received.gather(2, index))
 
 
 class EvictingCache(LayerCache):
-    r"""Keeps for each key head the last ``recent`` tokens and, of the others, those with the highest `score`.
+    r"""A cache of the last ``recent`` tokens of each key head and, of the others, those with the highest `score`.
 
-    A rule of one's own defines `score` alone. After every call, whatever exceeds ``budget`` goes. A call reads what was
-    held before it and its own tokens, so that a prompt is exact. Padding, wherever it stands, takes no token's place.
+    A custom rule defines `score` alone. After every call, tokens beyond ``budget`` are evicted. A call reads the tokens
+    stored before it and its own, so that a prompt is exact. Padding, at any position, takes no token's place.
 
-    Equals, call by call, the dense run in which the tokens that its key head let go before are hidden; as long as no
-    more than ``budget`` tokens came, the run with a `KVCache`. What goes is gone.
+    Equals, call by call, the dense run in which the tokens that the key head evicted before are hidden; while at most
+    ``budget`` tokens came, the run with a `KVCache`. Evicted tokens cannot be read again.
 
-    `crop` goes on as if the last tokens had never come. It is possible as long as nothing was let go (where
-    ``evicts_once``, for all tokens after the first call), for as many tokens as did not judge, or for the last 32.
+    `crop` continues as if the last tokens had never come. It is possible while nothing was evicted (with
+    ``evict_once``, for all tokens after the first call), for tokens that did not vote, or for the last 32.
 
     Args:
-        budget: tokens that each key head holds after a call.
+        budget: tokens that each key head stores after a call.
         recent: last tokens that stay; half of the budget when None.
 
     Attributes:
-        judges: how many of a call's last queries count in what tokens received; None for all, 0 for none: then
-            nothing is summed up, and ``received`` is 0.
-        evicts_once: whether tokens go after the first call only.
+        voting_queries: how many of a call's last queries count in ``received``; None for all, 0 for none: then nothing
+            is summed, and ``received`` is 0.
+        evict_once: whether tokens are evicted after the first call only.
 
     Raises:
-        ValueError: sizes out of range, tokens that stand before earlier ones, or another batch than before.
-        UnsupportedError: a crop that is not possible, or, if somebody judges, a matrix whose rows are no distributions.
+        ValueError: sizes out of range, tokens at positions before earlier ones, or another batch than before.
+        UnsupportedError: an impossible crop, or, with voting queries, a matrix whose rows are no distributions.
 
-    Cost: memory ``batch * kv_heads * budget`` keys and values, and 12 bytes for each (16 in float64); as long as
-    nothing was let go, and all calls judge, 132 bytes more. A call sweeps its weights a second time, a prompt of n
-    tokens so n²/2 of them, in O(n) memory.
+    Cost: memory ``batch * kv_heads * budget`` keys and values, and 12 bytes for each (16 in float64); while
+    nothing was evicted and all queries vote, 132 bytes more. A call computes its weights a second time, n²/2 of them
+    for a prompt of n tokens, in O(n) memory.
 
     Example:
         >>> from saccade import masks, mechanisms
         >>> class SmallestKeys(EvictingCache):
-        ...     judges = 0
+        ...     voting_queries = 0
         ...     def score(self, held):
         ...         return -held.key.norm(dim=-1)
         >>> cache, x = SmallestKeys(4), torch.arange(5.0, 0.0, -1.0).view(1, 1, 5, 1)
@@ -100,9 +103,9 @@ class EvictingCache(LayerCache):
         Leaf("received", "batch kv_heads columns", "wide"),
         *(Leaf(name, f"batch kv_heads {axes}", "wide", is_optional=True, is_saved=False) for name, axes in _RECENT),
     )
-    equals = "the dense run in which the tokens that a key head let go before a call are hidden from it"
-    judges: int | None = None
-    evicts_once: ClassVar[bool] = False
+    equivalent_run = "the dense run in which the tokens that a key head let go before a call are hidden from it"
+    voting_queries: int | None = None
+    evict_once: ClassVar[bool] = False
 
     _in_order_from: int  # columns whose order is not known any more, since padding was moved before tokens
 
@@ -114,16 +117,18 @@ class EvictingCache(LayerCache):
             raise value_error("recent", f"be at most the budget {budget}", recent)
 
     def score(self, held: Held) -> Tensor:
-        """What each token is worth, ``[batch, kv_heads, columns]``; those with the highest scores stay.
+        """Return the score of each token, ``[batch, kv_heads, columns]``; tokens with the highest scores stay.
 
         Args:
-            held: all that is held, before something is let go; what stands at -1 goes first, whatever its score.
+            held: all stored tokens, before the eviction; padding is evicted first, whatever its score.
         """
         raise NotImplementedError(f"{type(self).__name__} must define score(held)")
 
     @property
     def kv_positions(self) -> Tensor | None:
-        """Where the tokens held stand, int64 ``[batch, kv_heads, columns]``, -1 for nobody; None before the first."""
+        """The positions of the stored tokens, int64 ``[batch, kv_heads, columns]``, -1 for padding; None before the
+        first.
+        """
         return self._state.get("table")
 
     def advance(self, call: Call) -> Tensor:
@@ -132,33 +137,33 @@ class EvictingCache(LayerCache):
         if before:
             pairs = zip((before["key"], before["value"], before["table"]), (keys, values, table), strict=True)
             keys, values, table = (torch.cat(pair, 2) for pair in pairs)
-        judging = None if before and self.evicts_once else _judging(call, self.judges)
-        is_recent = judging is call and not self.evicts_once and 0 < q_len <= MOST
-        is_recent &= table.shape[2] == self.length + q_len <= self.budget  # nothing was let go
-        question = GivenByEach() if is_recent else Received() if judging is call else None
-        out, *received = self._asked(call, keys, values, table, question)
+        judging = None if before and self.evict_once else _voting_call(call, self.voting_queries)
+        is_recent = judging is call and not self.evict_once and 0 < q_len <= _MOST_ROWS
+        is_recent &= table.shape[2] == self.length + q_len <= self.budget  # nothing was evicted
+        question = _AllWeights() if is_recent else Received() if judging is call else None
+        out, *received = self._product_and_statistic(call, keys, values, table, question)
         if judging is not None and judging is not call:
-            received = list(self._asked(judging, keys, values, table, Received(), product=False))
+            received = list(self._product_and_statistic(judging, keys, values, table, Received(), product=False))
         summed = torch.zeros(table.shape, dtype=wide_dtype(keys.dtype), device=keys.device)
         if before:
             summed[..., : -q_len or None] = before["received"]
         recent = {name: x for name, x in before.items() if name in dict(_RECENT) and not q_len}
         if is_recent:
-            recent = with_rows(before, summed, by_kv_head(received[0], keys.shape[1]))
+            recent = _with_rows(before, summed, _by_kv_head(received[0], keys.shape[1]))
             summed = recent["earlier"] + recent["rows"].sum(2)
         elif received:
-            summed += by_kv_head(received[0], keys.shape[1])
+            summed += _by_kv_head(received[0], keys.shape[1])
         held = Held(keys.detach(), values.detach(), table, summed)
         is_padding = table < 0
         if bool((is_padding[..., 1:] & ~is_padding[..., :-1]).any()):
             held, recent, self._in_order_from = held.at(_padding_first(table)), {}, self.length + q_len
         self._traffic = Traffic(held.nbytes, held.nbytes // max(1, table.shape[2]) * q_len)
-        if before or q_len:  # a call of no tokens before all others is no prompt
-            goes = table.shape[2] > self.budget and not (before and self.evicts_once)
+        if before or q_len:  # an empty first call is no prompt
+            goes = table.shape[2] > self.budget and not (before and self.evict_once)
             self._state = (self._best(held) if goes else held)._asdict() | recent
         return out
 
-    def _asked(
+    def _product_and_statistic(
         self,
         call: Call,
         keys: Tensor,
@@ -168,19 +173,21 @@ class EvictingCache(LayerCache):
         *,
         product: bool = True,
     ) -> tuple[Tensor, ...]:
-        """Return the product of a call's queries with all keys, and the answer to a question about their weights."""
+        """Return the product of a call's queries with all keys, and a statistic of their weights."""
 
         def finish(matrix: Matrix, v: Tensor) -> tuple[Tensor, ...]:
             return (*(call.product(matrix, v) if product else ()), *(matrix.compute(question) if question else ()))
 
-        if not self._state:  # all heads hold the same tokens yet
+        if not self._state:  # all heads still store the same tokens
             where = {"q_positions": call.positions, "kv_positions": call.kv_positions}
             return finish(call.mechanism(call.query, keys, mask=call.mask, **where), values)
-        k, v, stand = (x.flatten(0, 1) for x in (keys, values, table))
-        return attend_by_head(call, keys.shape[1], lambda own: (k[own], v[own]), lambda own: stand[own], finish)
+        k, v, positions = (x.flatten(0, 1) for x in (keys, values, table))
+        return attend_by_head(
+            call, keys.shape[1], lambda rows: (k[rows], v[rows]), lambda rows: positions[rows], finish
+        )
 
     def _best(self, held: Held) -> Held:
-        """The last ``recent`` columns, and those of the others that score highest; ``budget`` in all."""
+        """Return the last ``recent`` columns, and the others with the highest scores; ``budget`` in all."""
         scores, (batch, kv_heads, columns) = self.score(held), held.table.shape
         _SCORES.check(scores, batch=batch, kv_heads=kv_heads, columns=columns)
         order = scores.masked_fill(held.table < 0, -torch.inf)
@@ -193,20 +200,20 @@ class EvictingCache(LayerCache):
 
     def _why_not_cropped(self, length: int) -> str | None:
         columns, gone = self._state["table"].shape[2], self.length - length
-        if columns < self.length and (not self.evicts_once or gone > columns - self.budget):
+        if columns < self.length and (not self.evict_once or gone > columns - self.budget):
             return "tokens were let go, and others weighed, by the attention of those that would be taken back"
         if length < self._in_order_from:
             return "padding came behind tokens and was moved before them, so that it is not known which came last"
         recent = self._state["rows"].shape[2] if "rows" in self._state else 0
-        if self.judges == 0 or self.evicts_once or gone <= recent:
+        if self.voting_queries == 0 or self.evict_once or gone <= recent:
             return None
         return f"tokens were weighed by the attention of more than the last {recent}, whose part alone is known"
 
     def _crop(self, length: int) -> None:
         gone = self.length - length
-        kept = self._state["table"].shape[2] - gone
+        columns = self._state["table"].shape[2] - gone
         self._state = {
-            name: x[:, :, :kept].clone() if name != "rows" else x[:, :, : x.shape[2] - gone, :kept].clone()
+            name: x[:, :, :columns].clone() if name != "rows" else x[:, :, : x.shape[2] - gone, :columns].clone()
             for name, x in self._state.items()
         }
         if "rows" in self._state:
@@ -218,27 +225,141 @@ class EvictingCache(LayerCache):
         table, length = state["table"], contents.position("length")
         earlier, later = table[..., :-1], table[..., 1:]
         is_wrong = bool(((earlier >= 0) & (later <= earlier)).any())  # padding, and then one behind the other
-        is_large = not self.evicts_once and table.shape[2] > self.budget
+        is_large = not self.evict_once and table.shape[2] > self.budget
         if is_wrong or is_large or length < max(1, table.shape[2]):
             raise contents.misfit("table")
         self._in_order_from = length if bool((table < 0).any()) else 0
 
 
-def _judging(call: Call, judges: int | None) -> Call | None:
-    """The call with the queries that judge: the last ones of each item, and no padding; None where there are none."""
+def _voting_call(call: Call, voting_queries: int | None) -> Call | None:
+    """Return the call with its voting queries: the last ones of each item, without padding; None if there are none."""
     query, where = call.query, call.positions
-    if judges == 0:
+    if voting_queries == 0:
         return None
-    if judges is None or query.shape[2] <= judges:
+    if voting_queries is None or query.shape[2] <= voting_queries:
         return call
     if where.run is not None:
-        return call._replace(query=query[:, :, -judges:], positions=Positions(where.run[-judges:]))
+        return call._replace(query=query[:, :, -voting_queries:], positions=Positions(where.run[-voting_queries:]))
     table = where.on()
-    order = _padding_first(table)[..., -judges:]
+    order = _padding_first(table)[..., -voting_queries:]
     rows = order[:, None, :, None].to(query.device).expand(*query.shape[:2], -1, query.shape[3])
     return call._replace(query=query.gather(2, rows), positions=Positions(None, table.gather(1, order)))
 
 
 def _padding_first(table: Tensor) -> Tensor:
-    """An order of the last axis in which padding stands before all tokens, and these as they stood."""
+    """Return an order of the last axis that puts padding before all tokens and keeps their order."""
     return (table >= 0).to(torch.uint8).sort(dim=-1, stable=True).indices
+
+
+class HeavyHitterCache(EvictingCache):
+    r"""A cache of the tokens that received most attention, and the last ones, for each key head.
+
+    After every call, tokens beyond ``budget`` are evicted: of the tokens before the last ``recent``, those that
+    received least attention from all queries so far, summed over the heads that share the keys. A sum favours early
+    tokens, which more queries have seen. A fact that a late question needs may have been evicted.
+
+    Equivalent run, errors and cost are those of an `EvictingCache` in which all queries vote.
+
+    Args:
+        budget, recent: see `EvictingCache`.
+
+    Example:
+        >>> from saccade import masks, mechanisms
+        >>> cache, x = HeavyHitterCache(4, recent=2), torch.randn(1, 2, 10, 8)
+        >>> out = cache.attend(mechanisms.Softmax(), x, x, x, mask=masks.Causal())
+        >>> cache.kv_positions.shape, cache.kv_positions[0, :, -2:].tolist()
+        (torch.Size([1, 2, 4]), [[8, 9], [8, 9]])
+
+    Reference: Zhang et al. 2023, arXiv:2306.14048, section 4 (H2O).
+    """
+
+    def score(self, held: Held) -> Tensor:
+        return held.received
+
+
+class SnapKVCache(EvictingCache):
+    r"""A cache of the tokens of a prompt that its last tokens attended to, and all tokens after it.
+
+    Once, after the first call, each key head keeps the last ``window`` tokens and, of those before, the
+    ``budget - window`` that received most attention from these last ones: summed over them and over the heads that
+    share the keys, then averaged over ``pool`` neighbouring tokens, so that they keep some context. Padding
+    neither votes nor takes a token's place; an item of padding alone in the first call keeps all tokens.
+
+    Equals the dense run, and after the first call the dense run in which the tokens that a key head evicted are hidden.
+    It relies on the question being at the end of the prompt: tokens that only a later question needs may be gone.
+
+    Args:
+        budget: tokens of the first call that each key head keeps.
+        window: last tokens of the first call, which vote and are kept; at most the budget.
+        pool: neighbouring tokens that are averaged, an odd number.
+
+    Raises:
+        ValueError: sizes that do not fit together, or what an `EvictingCache` refuses.
+        UnsupportedError: a crop into a first call after an eviction, or a matrix whose rows are no distributions.
+
+    Cost: memory ``batch * kv_heads * (budget + later tokens)`` keys and values, and 12 bytes for each (16 in float64).
+    Voting costs one pass over ``window`` rows, once.
+
+    Example:
+        >>> from saccade import masks, mechanisms
+        >>> cache, x = SnapKVCache(6, window=2, pool=1), torch.randn(1, 2, 20, 8)
+        >>> out = cache.attend(mechanisms.Softmax(), x, x, x, mask=masks.Causal())
+        >>> cache.kv_positions.shape
+        torch.Size([1, 2, 6])
+
+    Reference: Li et al. 2024, arXiv:2404.14469, section 4 (SnapKV); here a set for each key head, not each query head.
+    """
+
+    settings = ("budget", "window", "pool")
+    evict_once = True
+
+    def __init__(self, budget: int, *, window: int = 32, pool: int = 5):
+        budget = check_int("budget", budget)
+        self.window, self.pool = check_int("window", window), check_int("pool", pool)
+        if window > budget:
+            raise value_error("window", f"be at most the budget {budget}", window)
+        if pool % 2 == 0:
+            raise value_error("pool", "be odd", pool)
+        super().__init__(budget, recent=window)
+        self.voting_queries = window
+
+    def score(self, held: Held) -> Tensor:
+        return F.avg_pool1d(held.received, self.pool, 1, self.pool // 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class _AllWeights(Statistic[Tensor, Tensor]):
+    """All weights, ``[batch, heads, q_len, kv_len]``, which `saccade.statistics.Received` sums. For few queries."""
+
+    def start(self, info: MatrixInfo) -> Tensor:
+        return torch.zeros(info.shape, dtype=info.dtype, device=info.device)
+
+    def add(self, state: Tensor, block: Block) -> Tensor:
+        for span, weights in block.by_range(block.weights):
+            state[block.batch, block.heads, as_slice(block.rows), as_slice(span)] = weights
+        return state
+
+    def merge(self, state: Tensor, other: Tensor) -> Tensor:
+        return state + other
+
+    def finish(self, state: Tensor) -> Tensor:
+        return state
+
+
+def _by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
+    """Sum ``[batch, heads, ...]`` over the heads that share keys."""
+    return x.unflatten(1, (kv_heads, x.shape[1] // kv_heads)).sum(2)
+
+
+def _with_rows(before: Mapping[str, Tensor], summed: Tensor, new: Tensor) -> dict[str, Tensor]:
+    """Return the weights of the last queries, one by one, and the sum of those of all earlier ones.
+
+    Args:
+        before: the result without the new queries; empty if earlier weights are not stored one by one.
+        summed: sums of earlier weights, ``[batch, kv_heads, columns]``, 0 for new tokens.
+        new: weights of the new queries, ``[batch, kv_heads, queries, columns]``.
+    """
+    more, rows, earlier = new.shape[2], new, summed
+    if "rows" in before:
+        rows, earlier = torch.cat([F.pad(before["rows"], (0, more)), new], 2), F.pad(before["earlier"], (0, more))
+    return {"earlier": earlier + rows[:, :, :-_MOST_ROWS].sum(2), "rows": rows[:, :, -_MOST_ROWS:]}

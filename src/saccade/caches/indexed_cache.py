@@ -1,4 +1,4 @@
-"""IndexedCache: all keys and values, and what a scorer knows of each key."""
+"""IndexedCache: all keys and values, and the index keys of a scorer."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from saccade.caches.attend_call import Call
-from saccade.caches.cache import Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.files.record import Contents, Leaf
 from saccade.caches.kv_cache import KVCache
-from saccade.engine.block_sparse.selected_blocks import Chosen
 from saccade.matrix import AttentionMatrix
+from saccade.matrix.block_sparse import SelectedBlocks
 from saccade.support.errors import unsupported
-
-__all__ = ["IndexedCache"]
 
 
 class IndexedCache(KVCache):
     """Keys and values of all tokens, and the index keys by which a scorer ranks them: exact for `TopK`.
 
     Each call brings a mechanism with the index keys of its new tokens, ``TopK(LightningIndexer(q, k, w), …)``; the
-    cache hands it on with those of all tokens so far.
+    cache passes the mechanism on with the index keys of all tokens so far.
 
     Args:
         max_len: as of `KVCache`.
@@ -34,7 +31,7 @@ class IndexedCache(KVCache):
     Example:
         >>> import torch
         >>> from saccade import masks, mechanisms
-        >>> from saccade.mechanisms.scorers import LightningIndexer
+        >>> from saccade.scorers import LightningIndexer
         >>> cache = IndexedCache()
         >>> for _ in range(2):
         ...     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
@@ -48,7 +45,7 @@ class IndexedCache(KVCache):
 
     @property
     def index_key(self) -> Tensor | None:
-        """The index keys, ``[batch, 1, length, dim]``: a view, to look at; None before the first call."""
+        """The index keys, ``[batch, 1, length, dim]``: a view, to read; None before the first call."""
         return self._state["index_key"][:, :, : self.length] if self._state else None
 
     def advance(self, call: Call) -> Tensor:
@@ -58,16 +55,16 @@ class IndexedCache(KVCache):
             reason = "it brings no index keys"
             hint = "mechanisms.TopK(scorers.LightningIndexer(...), k) brings some; KVCache() needs none"
             raise unsupported(type(mechanism).__name__, [reason], hint=hint)
-        known = self._written("index_key", len(self._tokens), new)
+        known = self._write_columns("index_key", len(self._tokens), new)
         out = super().advance(call._replace(mechanism=mechanism.with_index_key(known)))
         self._traffic = self._traffic._replace(bytes_read=self._traffic.bytes_read + known.nbytes)
         return out
 
-    def _bytes_read(self, matrix: AttentionMatrix, held: int) -> int:
+    def _bytes_read(self, matrix: AttentionMatrix, stored: int) -> int:
         rule, (_, groups, kv_len, _) = matrix.inputs.rule, matrix.inputs.key.shape
-        if not isinstance(rule, Chosen):
-            return super()._bytes_read(matrix, held)
-        return held * rule.keys_read(groups, kv_len) // (len(rule.index) * groups * kv_len)
+        if not isinstance(rule, SelectedBlocks):
+            return super()._bytes_read(matrix, stored)
+        return stored * rule.keys_read(groups, kv_len) // (len(rule.index) * groups * kv_len)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
         reason = "index keys would be missing"
@@ -76,4 +73,4 @@ class IndexedCache(KVCache):
     def restore(self, contents: Contents) -> None:
         super().restore(contents)
         if self._state:
-            self._written("index_key", 0, self._state.pop("index_key"))
+            self._write_columns("index_key", 0, self._state.pop("index_key"))

@@ -8,18 +8,16 @@ import torch
 from torch import Tensor
 
 from saccade.caches.attend_call import Call, Traffic
-from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.record import Contents, Leaf
 from saccade.caches.per_head import attend_by_head
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
 from saccade.support.numerics import is_finite, not_finite, wide_dtype
 from saccade.support.validation import check_int
 
-__all__ = ["Int8Cache", "Rounded"]
-
 _MOST = 127  # the largest code; the smallest is -127
-_AT_ONCE = 1 << 21  # bytes of keys that are made floats at once: they are read again while in a core's cache
+_AT_ONCE = 1 << 21  # bytes of keys that are converted at once: small enough that they stay in a core's cache
 
 
 class Rounded(NamedTuple):
@@ -29,8 +27,8 @@ class Rounded(NamedTuple):
         codes: int8 ``[batch, kv_heads, blocks * block_size, width]``.
         steps: float32 or float64 ``[batch, kv_heads, blocks, width]``: the difference between a code and the next, in
             each block and channel.
-        zeros: like ``steps``: the number that code 0 stands for.
-        rest: of the unfinished block, as it came, ``[batch, kv_heads, fewer than block_size, width]``.
+        zeros: like ``steps``: the number that code 0 represents.
+        rest: of the unfinished block, not rounded, ``[batch, kv_heads, fewer than block_size, width]``.
     """
 
     codes: Tensor
@@ -40,21 +38,21 @@ class Rounded(NamedTuple):
 
     @classmethod
     def empty(cls, like: Tensor) -> Rounded:
-        """Nothing, for tensors like this one."""
+        """Return an empty value for tensors like this one."""
         batch, heads, _, width = like.shape
         none = like.new_empty(batch, heads, 0, width)
         numbers = none.to(wide_dtype(like.dtype))
         return cls(none.to(torch.int8), numbers, numbers, none)
 
     def extended(self, new: Tensor, size: int) -> Rounded:
-        """With new columns; blocks that are full now are rounded."""
+        """Return this with new columns; blocks that are now full are rounded."""
         rest = torch.cat([self.rest, new], 2)
         full = rest.shape[2] // size
         if not full:
             return self._replace(rest=rest)
         blocks = rest[:, :, : full * size].unflatten(2, (full, size)).to(self.steps.dtype)
         least, most = blocks.amin(3), blocks.amax(3)
-        # Halves, since the sum or the difference may be larger than the dtype holds.
+        # Halves, since the sum or the difference may overflow the dtype.
         zeros, steps = most / 2 + least / 2, (most / 2 - least / 2) / _MOST
         levels = (blocks - zeros[:, :, :, None]) / steps.clamp(min=torch.finfo(steps.dtype).tiny)[:, :, :, None]
         codes = levels.round().clamp(-_MOST, _MOST).to(torch.int8)
@@ -66,7 +64,7 @@ class Rounded(NamedTuple):
         )
 
     def read(self, new: Tensor, rows: slice) -> Tensor:
-        """All columns of some key heads as floats, then the new ones, ``[rows, columns, width]``."""
+        """Return all columns of some key heads as floats, followed by the new ones, ``[rows, columns, width]``."""
         codes, steps, zeros, rest = (x.flatten(0, 1)[rows] for x in self)
         blocks = steps.shape[1]
         wide = codes.view(len(codes), blocks, codes.shape[1] // max(1, blocks), codes.shape[2]) * steps[:, :, None]
@@ -83,7 +81,7 @@ class Int8Cache(LayerCache):
     .. math:: |\hat x - x| \le \frac{\max_{\text{block, channel}} x - \min_{\text{block, channel}} x}{508}
 
     (and the rounding of the dtype), and no score by more than ``scale * sum(|q_i| * step_i) / 2``. The unfinished block
-    and the tokens of a call itself are read as they came. Equals the run with a `KVCache` that holds rounded keys and
+    and the tokens of a call itself are read unrounded. Equals the run with a `KVCache` of rounded keys and
     values; as long as no block is finished, the run with a `KVCache`.
 
     Args:
@@ -118,8 +116,8 @@ class Int8Cache(LayerCache):
         )
     )
     numbers = ("length",)
-    equals = "the run with a KVCache that holds rounded keys and values"
-    keeps_order = hands_on_all = True
+    equivalent_run = "the run with a KVCache that holds rounded keys and values"
+    keeps_order = exposes_all_keys = True
 
     _tokens: Positions
 
@@ -129,10 +127,10 @@ class Int8Cache(LayerCache):
 
     def advance(self, call: Call) -> Tensor:
         new = {"key": call.key, "value": call.value}
-        held = {name: self._rounded(name) if self._state else Rounded.empty(x) for name, x in new.items()}
+        stored = {name: self._rounded(name) if self._state else Rounded.empty(x) for name, x in new.items()}
 
         def read(rows: slice) -> tuple[Tensor, Tensor]:
-            return held["key"].read(call.key, rows), held["value"].read(call.value, rows)
+            return stored["key"].read(call.key, rows), stored["value"].read(call.value, rows)
 
         batch, kv_heads, q_len, width = call.key.shape
         each = max(1, _AT_ONCE // max(1, (self.length + q_len) * width * call.key.element_size()))
@@ -141,12 +139,12 @@ class Int8Cache(LayerCache):
         moved = call.key.nbytes + call.value.nbytes
         self._traffic = Traffic(sum(x.nbytes for x in self._state.values()) + moved, moved)
         for name, x in new.items() if q_len else ():
-            parts = held[name].extended(x.detach(), self.block_size)._asdict()
-            self._state |= {f"{name}.{part}": own for part, own in parts.items()}
+            parts = stored[name].extended(x.detach(), self.block_size)._asdict()
+            self._state |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
         return out
 
     def _rounded(self, name: str) -> Rounded:
-        """The keys or the values."""
+        """Return the keys or the values."""
         return Rounded(*(self._state[f"{name}.{part}"] for part in Rounded._fields))
 
     def _check_new(self, query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -168,7 +166,7 @@ class Int8Cache(LayerCache):
         self._tokens = self._tokens.cropped(length)
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
-        for name in ("key", "value"):  # in files of version 0.1, code 0 stands for 0
+        for name in ("key", "value"):  # in files of version 0.1, code 0 represents 0
             state.setdefault(f"{name}.zeros", torch.zeros_like(state[f"{name}.steps"]))
 
     def _sizes(self, contents: Contents) -> dict[str, int]:

@@ -7,31 +7,29 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, Like, Traffic
+from saccade.caches.attend_call import Call, KeyValueSpec, Traffic
 from saccade.caches.buffers import empty
-from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.record import Contents, Leaf
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_int
 
-__all__ = ["KVCache", "check_softmax"]
-
-_SMALLEST = 16  # columns that a cache which grows begins with
+_SMALLEST = 16  # columns that a growing cache begins with
 
 
 class KVCache(LayerCache):
     r"""Keys and values of all tokens so far, for every mechanism: exact.
 
-    Keys and values are held as they come, with ``kv_heads`` heads. Where nothing is said, token j stands at position
-    j. In a ragged batch the caller says where tokens stand, -1 for padding on either side, and every item continues
-    after its own last token (`padded_positions` writes such positions from lengths).
+    Keys and values are stored as they come, with ``kv_heads`` heads. By default token j is at position j. In a ragged
+    batch the caller passes positions, -1 for padding on either side, and every item continues after its last token
+    (`padded_positions` computes such positions from lengths).
 
-    Gradients flow to the keys and values of the call itself; what is remembered is a constant.
+    Gradients flow to the keys and values of the call itself; stored ones are constants.
 
     Args:
-        max_len: room for so many columns is taken at the first call, and more do not fit; None to grow, by doubling.
+        max_len: most columns; the first call allocates room for all of them. None to grow, by doubling.
 
     Raises:
         ValueError: the cache is full; or a batch, heads, width, dtype or device other than before.
@@ -58,9 +56,9 @@ class KVCache(LayerCache):
         Leaf("key", "batch kv_heads columns head_dim"),
         Leaf("value", "batch kv_heads columns value_dim"),
     )
-    keeps_order = hands_on_all = True
+    keeps_order = exposes_all_keys = True
     needs_softmax: ClassVar[bool] = False
-    block_size: int = 1  # room is taken in multiples of it
+    block_size: int = 1  # room is allocated in multiples of it
 
     _tokens: Positions
 
@@ -70,29 +68,29 @@ class KVCache(LayerCache):
 
     @property
     def key(self) -> Tensor | None:
-        """The keys, ``[batch, kv_heads, length, head_dim]``: a view, to look at; None before the first call."""
+        """The keys, ``[batch, kv_heads, length, head_dim]``: a view, to read; None before the first call."""
         return self._state["key"][:, :, : self.length] if self._state else None
 
     @property
     def value(self) -> Tensor | None:
-        """The values, ``[batch, kv_heads, length, value_dim]``: a view, to look at; None before the first call."""
+        """The values, ``[batch, kv_heads, length, value_dim]``: a view, to read; None before the first call."""
         return self._state["value"][:, :, : self.length] if self._state else None
 
     @property
     def kv_positions(self) -> range | Tensor:
-        """Where the tokens held stand: a range, or int64 ``[batch, length]``, -1 where none does."""
+        """The positions of the stored tokens: a range, or int64 ``[batch, length]``, -1 for padding."""
         return self._tokens.given
 
     @property
     def exact_len(self) -> int:
-        """How many of the columns held, from the first on, come of attention to everything that the mask allows."""
+        """The number of columns, from the first on, computed with attention to everything that the mask allows."""
         return self.length
 
     def advance(self, call: Call) -> Tensor:
         key, value, start = call.key, call.value, len(self._tokens)
-        keys, values = self._written("key", start, key), self._written("value", start, value)
+        keys, values = self._write_columns("key", start, key), self._write_columns("value", start, value)
         if torch.is_grad_enabled() and call.needs_graph:
-            # A graph must not hold views of memory that later calls write to; and new keys get their gradients.
+            # A graph must not hold views of memory that later calls write to, and new keys need gradients.
             keys = torch.cat([keys[:, :, :start], key], 2)
             values = torch.cat([values[:, :, :start], value], 2)
         matrix = call.mechanism(
@@ -109,24 +107,24 @@ class KVCache(LayerCache):
         self._traffic = Traffic(read, key.nbytes + value.nbytes)
         return out
 
-    def _bytes_read(self, matrix: AttentionMatrix, held: int) -> int:
-        """How many of the bytes held the query of a step needs. Under a causal rule several queries need nearly all."""
+    def _bytes_read(self, matrix: AttentionMatrix, stored: int) -> int:
+        """Return how many of the stored bytes the query of a step needs; several causal queries need nearly all."""
         batch, _, _, kv_len = matrix.shape
         tiles = matrix.inputs.plan.tiles
         needed = {(tile.batch.start, tile.batch.stop, strip.keys) for tile in tiles for strip in tile.columns}
         columns = sum((stop - start) * len(keys) for start, stop, keys in needed)
-        return held * min(batch * kv_len, columns) // max(1, batch * kv_len)
+        return stored * min(batch * kv_len, columns) // max(1, batch * kv_len)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> None:
-        """Remember tokens whose keys and values are known, such as those of a prefix, without attending to them.
+        """Store tokens whose keys and values are known, such as those of a prefix, without attending to them.
 
         Args:
             key: ``[batch, kv_heads, len, head_dim]``.
             value: ``[batch, kv_heads, len, value_dim]``.
-            positions: where they stand; from 0 on when None.
+            positions: of the tokens; from 0 on when None.
 
         Raises:
-            ValueError: something is held already, or the shapes do not fit.
+            ValueError: the cache is not empty, or the shapes do not fit.
         """
         self.check_not_replayed()
         if self.length:
@@ -136,56 +134,56 @@ class KVCache(LayerCache):
         given = range(length) if positions is None else positions
         tokens = Positions.of(given, length=length, batch=batch)
         tokens, _ = Positions(range(0)).extended(tokens, batch, key.device)
-        self._written("key", 0, key)
-        self._written("value", 0, value)
-        self._tokens, self._length, self._like = tokens, length, Like.of(key, value)
+        self._write_columns("key", 0, key)
+        self._write_columns("value", 0, value)
+        self._tokens, self._length, self._spec = tokens, length, KeyValueSpec.of(key, value)
         self._traffic = Traffic(0, key.nbytes + value.nbytes)
 
     def restore(self, contents: Contents) -> None:
         super().restore(contents)
         for name in [name for name in ("key", "value") if name in self._state]:
-            self._written(name, 0, self._state.pop(name))
+            self._write_columns(name, 0, self._state.pop(name))
 
-    def _written(self, name: str, start: int, new: Tensor) -> Tensor:
-        """Write columns behind the first ``start`` of a leaf; a view of all of them.
+    def _write_columns(self, name: str, start: int, new: Tensor) -> Tensor:
+        """Write columns behind the first ``start`` of a leaf; return a view of all of them.
 
         Cost: a copy of ``new``; now and then, one of everything.
         """
         x, stop = self._state.get(name), start + new.shape[2]
         is_out_of_reach = x is not None and x.is_inference() and not torch.is_inference_mode_enabled()
         if x is None or stop > x.shape[2] or name in self._shared or is_out_of_reach:
-            x = self._moved(name, start, stop, new)
+            x = self._grow(name, start, stop, new)
         x.narrow(2, start, stop - start).copy_(new.detach() if new.requires_grad else new)
         return x.narrow(2, 0, stop)
 
-    def _moved(self, name: str, start: int, stop: int, new: Tensor) -> Tensor:
-        """A leaf in memory of its own, with room for ``stop`` columns at least; the first ``start`` are kept."""
+    def _grow(self, name: str, start: int, stop: int, new: Tensor) -> Tensor:
+        """Return a leaf in new memory with room for at least ``stop`` columns; the first ``start`` are copied."""
         old = self._state.get(name)
         size, room = (self.block_size, self.max_len) if name in ("key", "value") else (1, None)
         if room is None:
             has = _SMALLEST if old is None else old.shape[2]
             room = max(stop, has if stop <= has or old is None else 2 * has)
-        made = empty(new, (*new.shape[:2], -(-room // size) * size, new.shape[3]))
+        grown = empty(new, (*new.shape[:2], -(-room // size) * size, new.shape[3]))
         if old is not None and start:
-            made[:, :, :start].copy_(old[:, :, :start])
-        self._state[name] = made
+            grown[:, :, :start].copy_(old[:, :, :start])
+        self._state[name] = grown
         self._shared.discard(name)
-        return made
+        return grown
 
     def _selected(self, x: Tensor, rows: Tensor) -> Tensor:
-        made = empty(x, (len(rows), *x.shape[1:]))
+        copy = empty(x, (len(rows), *x.shape[1:]))
         for i, row in enumerate(rows.tolist()):
-            made[i, :, : self.length].copy_(x[row, :, : self.length])
-        return made
+            copy[i, :, : self.length].copy_(x[row, :, : self.length])
+        return copy
 
     def _why_not_cropped(self, length: int) -> None:
-        """It goes back to any length."""
+        """Return None: it goes back to any length."""
 
     def _empty(self) -> None:
         self._crop(0)
 
     def _crop(self, length: int) -> None:
-        self._tokens = self._tokens.cropped(length)  # the room stays, and what is in it does not count
+        self._tokens = self._tokens.cropped(length)  # the memory stays allocated
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         key, value = state["key"], state["value"]
@@ -193,7 +191,7 @@ class KVCache(LayerCache):
 
 
 def check_softmax(matrix: Matrix, call: Call) -> None:
-    """Raise unless a matrix is a softmax, of which the largest terms can be chosen."""
+    """Raise unless a matrix is a softmax, since only its largest terms can be selected."""
     if not isinstance(matrix, AttentionMatrix):
         reason = f"a {type(matrix).__name__} is no softmax, of which the largest terms could be chosen"
         hint = "KVCache() fits every mechanism"

@@ -1,4 +1,4 @@
-"""LatentCache: of each token one short vector, which is key and value of all heads."""
+"""LatentCache: one short vector of each token, which is the key and the value of all heads."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ import torch
 from torch import Tensor
 
 from saccade.caches.attend_call import Call, Traffic
-from saccade.caches.cache import Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.files.record import Contents, Leaf
 from saccade.caches.kv_cache import KVCache
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
-__all__ = ["LatentCache"]
-
 
 class LatentCache(KVCache):
-    """Latents of all tokens so far, and the turned part of their keys: exact, and all that latent attention needs.
+    """Latents of all tokens so far, and the rotated part of their keys: exact, and all that latent attention needs.
 
-    One tensor holds both: the first ``latent_dim`` channels of a key are its value, and only keys are held. A
-    `KVCache` fits the same layers, and holds latents twice. `saccade.nn.LatentAttention.new_cache` makes one.
+    One tensor holds both: the first ``latent_dim`` channels of a key are its value, and only keys are stored. A
+    `KVCache` fits the same layers, and stores latents twice. `saccade.nn.LatentAttention.new_cache` returns one.
 
     Args:
         latent_dim: how many channels of a key, from the first on, are its value.
@@ -59,7 +56,7 @@ class LatentCache(KVCache):
 
     def advance(self, call: Call) -> Tensor:
         out, width = super().advance(call), call.key.shape[3]
-        # Values are no bytes of their own.
+        # Values are a view of the keys and take no bytes.
         self._traffic = Traffic(*(moved * width // (width + self.latent_dim) for moved in self._traffic))
         return out
 
@@ -67,9 +64,9 @@ class LatentCache(KVCache):
         if (
             key.dim() == 4
             and value.shape == (*key.shape[:3], self.latent_dim)
-            and torch.equal(value, own := self._of(key))
+            and torch.equal(value, latents := self._of(key))
         ):
-            value = own
+            value = latents
         super().fill(key, value, positions=positions)
         self._traffic = Traffic(0, key.nbytes)
 
@@ -80,9 +77,9 @@ class LatentCache(KVCache):
             got, hint = "another tensor", "KVCache() holds keys and values that differ"
             raise value_error("value", rule, got, hint=hint)
 
-    def _written(self, name: str, start: int, new: Tensor) -> Tensor:
+    def _write_columns(self, name: str, start: int, new: Tensor) -> Tensor:
         if name == "key":
-            return super()._written(name, start, new)
+            return super()._write_columns(name, start, new)
         stop = start + new.shape[2]  # written with the keys
         return self._of(self._state["key"][:, :, :stop])
 
@@ -96,5 +93,5 @@ class LatentCache(KVCache):
         super()._check_restored(contents, state | {"value": self._of(key)})
 
     def _of(self, key: Tensor) -> Tensor:
-        """The values that stand in keys."""
+        """Return the values that are part of the keys."""
         return key[..., : self.latent_dim]

@@ -1,4 +1,4 @@
-"""Cache: what a whole model remembers, layer by layer."""
+"""Cache: the caches of all layers of a model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from saccade.caches.cross_cache import CrossCache
 from saccade.caches.validation import check_crop
 from saccade.support.errors import type_error, value_error
 
-__all__ = ["Cache"]
-
 
 class Cache:
-    """The caches of a model's layers, in their order; what is done to it is done to all of them.
+    """The caches of a model's layers, in order; its methods act on all of them.
 
     A layer with two attentions has a Cache of its own: ``Cache([Cache([KVCache(), CrossCache()]), ...])``.
 
@@ -41,40 +39,40 @@ class Cache:
                 raise type_error("layers", "be caches of layers", type(layer).__name__)
         if not self._layers:
             raise value_error("layers", "be at least one", "none")
-        own = [id(layer) for layer in self.flat]
-        if len(set(own)) != len(own):
+        ids = [id(layer) for layer in self.flat]
+        if len(set(ids)) != len(ids):
             hint = "[KVCache() for _ in range(n)], not [KVCache()] * n"
             raise value_error("layers", "be different objects", "the same cache twice", hint=hint)
 
     @property
     def flat(self) -> tuple[LayerCache, ...]:
-        """The caches of all layers, those of inner Caches included."""
-        found: list[LayerCache] = []
+        """The caches of all layers, including those of inner Caches."""
+        layers: list[LayerCache] = []
         for layer in self._layers:
-            found.extend(layer.flat if isinstance(layer, Cache) else [layer])
-        return tuple(found)
+            layers.extend(layer.flat if isinstance(layer, Cache) else [layer])
+        return tuple(layers)
 
     @property
     def length(self) -> int:
-        """Columns held of the model's own tokens; what a cross-attention remembers does not count."""
-        own = self._own
-        return 0 if own is None else own.length
+        """The number of columns of the model's own tokens; a cross-attention's context does not count."""
+        layers = self._own
+        return 0 if layers is None else layers.length
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held by all layers."""
+        """The bytes of memory of all layers."""
         return sum(layer.nbytes for layer in self._layers)
 
     @property
     def traffic(self) -> Traffic:
-        """What the last pass through all layers read and appended."""
+        """The bytes that the last pass through all layers read and appended."""
         each = [layer.traffic for layer in self._layers]
         return Traffic(sum(one.bytes_read for one in each), sum(one.bytes_appended for one in each))
 
     def positions(self, q_len: int) -> range | Tensor | None:
-        """Where the next tokens will stand: a range, or int64 ``[batch, q_len]`` where batch items differ."""
-        own = self._own
-        return None if own is None else own.positions(q_len)
+        """Return the positions of the next tokens: a range, or int64 ``[batch, q_len]`` if batch items differ."""
+        layers = self._own
+        return None if layers is None else layers.positions(q_len)
 
     def reorder(self, rows: Tensor | Sequence[int]) -> None:
         """Keep these batch items, in this order; they may repeat, and be fewer or more than before."""
@@ -88,7 +86,7 @@ class Cache:
             layer.crop(length)
 
     def fork(self) -> Cache:
-        """An independent copy; memory is shared until one of the two writes."""
+        """Return an independent copy; memory is shared until one of the two writes."""
         return Cache(layer.fork() for layer in self._layers)
 
     def __len__(self) -> int:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from saccade.masks import Padding
 
-__all__ = ["padded_positions"]
-
 
 def padded_positions(
     lengths: Sequence[int] | Tensor, *, side: Literal["right", "left"] = "right", padded_len: int | None = None

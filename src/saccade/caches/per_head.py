@@ -1,4 +1,4 @@
-"""Attention in which each key head reads columns of its own."""
+"""Attention in which each key head reads its own columns."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from saccade.caches.attend_call import Call
 from saccade.matrix import Matrix
 from saccade.positions.token_positions import GivenPositions, Positions
 
-__all__ = ["attend_by_head"]
-
 
 def attend_by_head(
     call: Call,
     kv_heads: int,
     read: Callable[[slice], tuple[Tensor, Tensor]],
-    stand: Callable[[slice], Tensor] | None,
+    positions: Callable[[slice], Tensor] | None,
     finish: Callable[[Matrix, Tensor], tuple[Tensor, ...]],
     *,
     portions: Sequence[slice] = (),
     sees_all: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Run attention in which each key head reads its own columns, and put the results of all heads together.
+    """Run attention in which each key head reads its own columns, and concatenate the results of all heads.
 
-    Key heads of all items are rows of one table, ``item * kv_heads + head``. Where nothing tells heads apart, rows are
-    run as batch items, many at once. Otherwise heads are run together, if all hold the same tokens, or one by one: each
-    time with the arithmetic of all heads.
+    Key heads of all items are rows of one table, ``item * kv_heads + head``. If nothing differs between heads, rows are
+    run as batch items, many at once. Otherwise heads are run together, if all store the same tokens, or one by one,
+    each time with the arithmetic of all heads.
 
     Args:
-        call: what was asked.
+        call: the call.
         kv_heads: of each item.
         read: keys and values of such rows, ``[rows, columns, width]``.
-        stand: where these keys stand, int64 ``[rows, columns]``, -1 for nobody; None where all heads hold the same
+        positions: of these keys, int64 ``[rows, columns]``, -1 for hidden ones; None if all heads store the same
             tokens, those of the call's ``kv_positions``.
-        finish: what to compute of a matrix and its values; each result is ``[batch, heads, ...]``.
+        finish: computes results from a matrix and its values, each ``[batch, heads, ...]``.
         portions: rows to run at once, in their order; all of them when empty.
         sees_all: whether every query sees every column that is read.
     """
@@ -46,31 +44,31 @@ def attend_by_head(
     if call.treats_heads_alike and not call.tells_heads_apart:
         folded = call.query.reshape(rows, group, q_len, width)
         q_rows = _of_rows(call.positions, batch, kv_heads)
-        kv_rows = _of_rows(call.kv_positions, batch, kv_heads) if stand is None else stand
-        for own in portions or [slice(0, rows)]:
-            k, v = (x[:, None] for x in read(own))
+        kv_rows = _of_rows(call.kv_positions, batch, kv_heads) if positions is None else positions
+        for part in portions or [slice(0, rows)]:
+            k, v = (x[:, None] for x in read(part))
             if sees_all:
-                matrix = call.mechanism(folded[own], k, mask=None, q_positions=None, kv_positions=None)
+                matrix = call.mechanism(folded[part], k, mask=None, q_positions=None, kv_positions=None)
             else:
-                where = {"q_positions": q_rows(own), "kv_positions": kv_rows(own)}
-                matrix = call.mechanism(folded[own], k, mask=call.mask, **where)
+                where = {"q_positions": q_rows(part), "kv_positions": kv_rows(part)}
+                matrix = call.mechanism(folded[part], k, mask=call.mask, **where)
             parts.append(finish(matrix, v))
         return tuple(torch.cat(x).reshape(batch, heads, *x[0].shape[2:]) for x in zip(*parts, strict=True))
-    if stand is None:
+    if positions is None:
         k, v = (x.unflatten(0, (batch, kv_heads)) for x in read(slice(0, rows)))
         where = {"q_positions": call.positions, "kv_positions": call.kv_positions}
         return finish(call.mechanism(call.query, k, mask=call.mask, **where), v)
     for head in range(kv_heads):
-        own = slice(head, rows, kv_heads)
-        k, v = (x[:, None].expand(-1, kv_heads, -1, -1) for x in read(own))
-        matrix = call.mechanism(call.query, k, mask=call.mask, q_positions=call.positions, kv_positions=stand(own))
+        part = slice(head, rows, kv_heads)
+        k, v = (x[:, None].expand(-1, kv_heads, -1, -1) for x in read(part))
+        matrix = call.mechanism(call.query, k, mask=call.mask, q_positions=call.positions, kv_positions=positions(part))
         parts.append(tuple(x[:, head * group : (head + 1) * group] for x in finish(matrix, v)))
     return tuple(torch.cat(x, 1) for x in zip(*parts, strict=True))
 
 
 def _of_rows(where: Positions, batch: int, kv_heads: int) -> Callable[[slice], GivenPositions]:
-    """Positions of batch items as those of their key heads."""
+    """Return a function from rows of key heads to the positions of their batch items."""
     if where.run is not None:
-        return lambda own: where
+        return lambda part: where
     table = where.on().expand(batch, -1).repeat_interleave(kv_heads, 0)
-    return lambda own: table[own]
+    return lambda part: table[part]

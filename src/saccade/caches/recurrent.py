@@ -1,34 +1,30 @@
-"""RecurrentCache: the sum over all keys so far, and nothing else."""
+"""RecurrentCache: the sum over all keys so far."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Call, Like, Traffic
+from saccade.caches.attend_call import Call, KeyValueSpec, Traffic
 from saccade.caches.buffers import usable
-from saccade.caches.cache import LayerCache, Leaf
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.record import Contents, Leaf
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int
 
-if TYPE_CHECKING:
-    from saccade.caches.files.record import Contents
-
-__all__ = ["Memory", "Recurrent", "RecurrentCache"]
-
 
 class Memory(NamedTuple):
-    """What is left of the keys and values so far.
+    """The sums of the keys and values so far.
 
     Attributes:
         state: ``[batch, kv_heads, features, value_dim + 1]``, sums of features times values, and of features alone; or
-            that of a recurrence, which has no denominator: ``[batch, kv_heads, head_dim, value_dim]``.
+            the state of a recurrence, which has no denominator: ``[batch, kv_heads, head_dim, value_dim]``.
         peak: ``[batch, kv_heads]``, the logarithm that was taken out of the sums; None for 0.
         segment: int64 ``[batch | 1]``, the document of the last token; None without documents.
-        tainted: bool ``[batch, kv_heads]``, where a NaN or inf was remembered; None for nowhere.
+        tainted: bool ``[batch, kv_heads]``, True where a NaN or inf was added; None for nowhere.
         source: equal for states of the same features; None fits all.
     """
 
@@ -40,41 +36,41 @@ class Memory(NamedTuple):
 
     @property
     def peaks(self) -> Tensor:
-        """`peak`, written out."""
+        """`peak` as a tensor."""
         return self.state.new_zeros(self.state.shape[:2]) if self.peak is None else self.peak
 
     @property
     def taints(self) -> Tensor:
-        """`tainted`, written out."""
+        """`tainted` as a tensor."""
         whole = self.state
         return self.tainted if self.tainted is not None else whole.new_zeros(whole.shape[:2], dtype=torch.bool)
 
 
 @runtime_checkable
 class Recurrent(Protocol):
-    """A matrix of new tokens only, to which a `Memory` stands for all tokens before."""
+    """A matrix of new tokens, which continues from the `Memory` of all tokens before."""
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """The product with the values of old and new tokens, and what is to be remembered of all of them."""
+        """Return the product with the values of old and new tokens, and the memory after all of them."""
         ...
 
 
 class RecurrentCache(LayerCache):
-    """The sums that causal linear attention needs of the past: constant memory, however long the text.
+    """The sums over earlier tokens of causal linear attention: constant memory for sequences of any length.
 
-    For mechanisms whose matrix is made of features (`saccade.mechanisms.Linear`, `saccade.mechanisms.Performer`) and
-    causal masks that these take. Equals the run with a `saccade.caches.KVCache`, and the full run. The mask must be
+    For mechanisms whose matrix is a product of features (`saccade.mechanisms.Linear`, `saccade.mechanisms.Performer`)
+    and causal masks that these take. Equals the run with a `saccade.caches.KVCache`, and the full run. The mask must be
     the same in every call. A sum cannot be taken apart again: `crop` goes back to nothing or nowhere; `fork` before a
     guess costs nothing.
 
-    Gradients flow to the keys and values of the call itself; what is remembered is a constant.
+    Gradients flow to the keys and values of the call itself; stored ones are constants.
 
     Args:
         max_len: most tokens; None for any number. The memory is the same.
 
     Raises:
-        ValueError: no causal mask, tokens that stand before earlier ones, or another batch than before.
-        UnsupportedError: a mechanism without features, a crop to somewhere, or dropout.
+        ValueError: no causal mask, tokens at positions before earlier ones, or another batch than before.
+        UnsupportedError: a mechanism without features, a crop to anything but 0, or dropout.
 
     Cost: memory ``batch * kv_heads * features * (value_dim + 1)`` elements; a token costs as many multiplications.
 
@@ -105,7 +101,7 @@ class RecurrentCache(LayerCache):
         self._source: Hashable = None
 
     def advance(self, call: Call) -> Tensor:
-        """The sums are read and written as a whole, however many tokens come."""
+        """Attend with one sweep: the sums are read and written as a whole, however many tokens come."""
         if call.dropout_p:
             reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
             hint = "KVCache() keeps the tokens themselves"
@@ -119,24 +115,24 @@ class RecurrentCache(LayerCache):
             raise unsupported(type(call.mechanism).__name__, [reason], hint=hint)
         out, memory = matrix.advance(call.value, self._memory)
         if call.key.shape[2]:
-            held = memory._replace(state=memory.state.detach())._asdict()
-            self._source = held.pop("source")
-            self._state = {name: x for name, x in held.items() if x is not None}
+            state = memory._replace(state=memory.state.detach())._asdict()
+            self._source = state.pop("source")
+            self._state = {name: x for name, x in state.items() if x is not None}
         self._traffic = Traffic(memory.state.nbytes, memory.state.nbytes)
         return out
 
     @property
     def _memory(self) -> Memory | None:
-        """What is held, of use in the mode of this call."""
+        """The stored memory, usable in the current gradient mode."""
         if not self._state:
             return None
-        held = {name: usable(x) for name, x in self._state.items()}
-        return Memory(held["state"], held.get("peak"), held.get("segment"), held["tainted"], self._source)
+        stored = {name: usable(x) for name, x in self._state.items()}
+        return Memory(stored["state"], stored.get("peak"), stored.get("segment"), stored["tainted"], self._source)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         numbers, tensors = super().state()
-        if self._like is not None:
-            sizes = {"head_dim": self._like.head_dim, "value_dim": self._like.value_dim}
+        if self._spec is not None:
+            sizes = {"head_dim": self._spec.head_dim, "value_dim": self._spec.value_dim}
             numbers |= {**sizes, "source": _listed(self._source)}
         return numbers, tensors
 
@@ -145,22 +141,22 @@ class RecurrentCache(LayerCache):
 
     def _check_restored(self, contents: Contents, state: dict[str, Tensor]) -> None:
         self._source = _hashable(contents)
-        # A denominator, if there is one, is one more column.
+        # The denominator, if there is one, is one more column.
         if state["state"].shape[3] - contents.count("value_dim") not in (0, 1):
             raise contents.misfit("value_dim")
 
     def _why_not_cropped(self, length: int) -> str:
         return f"it holds one sum over {self.length} tokens, from which the last ones cannot be taken"
 
-    def _check_like(self, held: Like, new: Like) -> None:
-        # What is held are sums of features: the width of keys is the mechanism's, and narrower floats are widened.
-        is_wide = held.dtype == torch.float64, new.dtype == torch.float64
-        dtype = held.dtype if is_wide[0] == is_wide[1] else new.dtype
-        super()._check_like(held, new._replace(head_dim=held.head_dim, dtype=dtype))
+    def _check_spec(self, stored: KeyValueSpec, new: KeyValueSpec) -> None:
+        # The state sums features: keys may have any width, and narrower floats are widened.
+        is_wide = stored.dtype == torch.float64, new.dtype == torch.float64
+        dtype = stored.dtype if is_wide[0] == is_wide[1] else new.dtype
+        super()._check_spec(stored, new._replace(head_dim=stored.head_dim, dtype=dtype))
 
 
 def _listed(source: Hashable) -> Any:
-    """A source as JSON: lists for tuples.
+    """Return a source as JSON: lists for tuples.
 
     Raises:
         UnsupportedError: something else is in it than numbers, strings and None.
@@ -174,13 +170,13 @@ def _listed(source: Hashable) -> Any:
 
 
 def _hashable(contents: Contents) -> Hashable:
-    """The source that a file tells of."""
+    """Return the source in a file."""
 
-    def made(told: object) -> Hashable:
-        if isinstance(told, list):
-            return tuple(map(made, told))
-        if not isinstance(told, str | int | float | None):
+    def made(value: object) -> Hashable:
+        if isinstance(value, list):
+            return tuple(map(made, value))
+        if not isinstance(value, str | int | float | None):
             raise contents.misfit("source")
-        return told
+        return value
 
     return made(contents.value("source"))

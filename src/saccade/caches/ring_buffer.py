@@ -1,4 +1,4 @@
-"""RingCache: tokens in slots, each the place of the one that it makes forgotten; constant memory."""
+"""RingCache: tokens in slots, where a new token overwrites the one that it replaces; constant memory."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from torch import Tensor
 
 from saccade.caches.attend_call import Call, Traffic
 from saccade.caches.buffers import usable
-from saccade.caches.cache import LayerCache, Leaf
-from saccade.caches.files.record import Contents
-from saccade.masks import Mask
+from saccade.caches.cache import LayerCache
+from saccade.caches.files.record import Contents, Leaf
+from saccade.masks import Mask, Segments
 from saccade.positions.token_positions import GivenPositions, Positions
-
-__all__ = ["RingCache"]
+from saccade.support.validation import check_int
 
 _FARTHEST = 1 << 62  # beyond all positions
 Index = Tensor | slice
 
 
 class RingCache(LayerCache):
-    r"""Keys and values of the first few positions and of the last ones; equals the dense run with its own `rule`.
+    r"""Keys and values of the first few positions and of the last ones; equals the dense run with its `rule`.
 
-    A base of caches that forget by position alone: a subclass says what is kept, and its rule.
+    The base of caches that evict by position alone: a subclass passes the positions to keep, and the mask.
 
     Args:
-        rule: the mask whose dense run it equals; never asks for what is not kept.
+        rule: the mask of the equivalent dense run; it shows stored tokens only.
         kept_first: positions at the beginning that are kept, at least 0.
         kept_last: last positions that are kept, the newest included, at least 1.
 
     Cost: memory ``batch * kv_heads * (kept_first + kept_last) * (head_dim + value_dim)`` elements, taken at once, and 8
-    bytes for each token held of each item (of all, if they stand alike). A step reads what is held.
+    bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
     """
 
     leaves: ClassVar[tuple[Leaf, ...]] = (
@@ -46,11 +45,11 @@ class RingCache(LayerCache):
     def __init__(self, rule: Mask, kept_first: int, kept_last: int):
         super().__init__()
         self.rule = rule
-        self._kept_first, self._kept_last, self._slots = kept_first, kept_last, kept_first + kept_last
+        self._first_slots, self._last_slots, self._slots = kept_first, kept_last, kept_first + kept_last
 
     @property
     def kv_positions(self) -> Tensor:
-        """Where the tokens held stand, int64 ``[batch | 1, slots]``, in no order; -1 where none is."""
+        """The positions of the stored tokens, int64 ``[batch | 1, slots]``, in no order; -1 for an empty slot."""
         return self._state["table"] if self._state else torch.full((1, self._slots), -1)
 
     def advance(self, call: Call) -> Tensor:
@@ -82,31 +81,31 @@ class RingCache(LayerCache):
         self._tokens = Positions.ending_before(length)
 
     def _step(self, call: Call, table: Tensor, *, is_run: bool) -> Tensor:
-        """One token: it takes the place of the one that leaves, and attends to what is held."""
+        """Attend with one token, which replaces the token that leaves."""
         before = self._write(call, table)
         used = min(self.length + 1, self._slots) if is_run else self._slots  # slots fill up one by one
         try:
-            mask, q_positions, kv_positions = self._placed(call, table, self._state["table"][:, :used])
+            mask, q_positions, kv_positions = self._step_mask(call, table, self._state["table"][:, :used])
             keys, values = self._state["keys"], self._state["values"]
-            if call.needs_graph:  # which must not hold memory that is written to later; the new token gets gradients
+            if call.needs_graph:  # a graph must not hold memory that is written to later; the new token gets gradients
                 keys, values = keys.clone(), values.clone()
                 self._put({"keys": keys, "values": values}, call, table)
             if is_run and call.sees_all_before and call.treats_heads_alike:
-                keys, values = (self._seen(x, self.length) for x in (keys, values))
+                keys, values = (self._visible_slots(x, self.length) for x in (keys, values))
                 matrix = call.mechanism(call.query, keys, mask=None, q_positions=None, kv_positions=None)
             else:
                 keys, values = keys[:, :, :used], values[:, :, :used]
                 matrix = call.mechanism(call.query, keys, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
             out = matrix.matmul(values, dropout_p=call.dropout_p)
         except BaseException:
-            for x, index, old in before:  # a call that fails leaves no trace
+            for x, index, old in before:  # a failed call changes nothing
                 x[index] = old
             raise
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
         return out
 
     def _long(self, call: Call, table: Tensor) -> Tensor:
-        """Several tokens: each sees its own part of what is held and of the others."""
+        """Attend with several tokens, each of which sees its part of stored and new tokens."""
         keys, values, kv_positions = self._joined(call, table)
         self._traffic = Traffic(keys.nbytes + values.nbytes, call.key.nbytes + call.value.nbytes)
         mask, where = self._with_rule(call.mask), call.positions
@@ -114,39 +113,41 @@ class RingCache(LayerCache):
         return matrix.matmul(values, dropout_p=call.dropout_p)
 
     def _joined(self, call: Call, table: Tensor) -> tuple[Tensor, Tensor, GivenPositions]:
-        """Keys and values that are held, and then the new ones, and where they stand."""
+        """Return stored keys and values followed by the new ones, and their positions."""
         if not self._state:
             return call.key, call.value, call.positions
-        held = self._state["table"]
-        rows = max(len(held), len(table))
-        kv_positions = torch.cat([held.expand(rows, -1), table.expand(rows, -1)], 1)
+        stored = self._state["table"]
+        rows = max(len(stored), len(table))
+        kv_positions = torch.cat([stored.expand(rows, -1), table.expand(rows, -1)], 1)
         values = torch.cat([self._state["values"], call.value], 2)
-        return torch.cat([self._held_keys(), call.key], 2), values, kv_positions
+        return torch.cat([self._unrotated_keys(), call.key], 2), values, kv_positions
 
-    def _held_keys(self) -> Tensor:
-        """The keys that are held, as they came."""
+    def _unrotated_keys(self) -> Tensor:
+        """Return the stored keys, not rotated."""
         return self._state["keys"]
 
-    def _placed(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[Mask | None, Tensor, Tensor]:
-        """The mask of a step, and where its query and the slots stand."""
+    def _step_mask(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[Mask | None, Tensor, Tensor]:
+        """Return the mask of a step, and the positions of its query and of the slots."""
         return self._with_rule(call.mask), q_table, table
 
-    def _seen(self, x: Tensor, place: int) -> Tensor:
-        """Of keys or values in their slots those that the rule shows a query, where tokens stand at 0, 1, 2, …"""
+    def _visible_slots(self, x: Tensor, place: int) -> Tensor:
+        """Return the slots of keys or values that the mask shows a query at ``place``, if positions are 0, 1, 2, …"""
         return x[:, :, : min(place + 1, self._slots)]
 
     def _with_rule(self, rule: Mask | None) -> Mask:
         return self.rule if rule is None else self.rule & rule
 
     def _new_leaves(self, key: Tensor, value: Tensor) -> dict[str, tuple[Tensor, int]]:
-        """What has slots: its new tokens, and how many slots; fewer than all are for the first positions."""
+        """Return the new tokens of each leaf with slots, and its number of slots; fewer than all are for the first
+        positions.
+        """
         return {"keys": (key, self._slots), "values": (value, self._slots)}
 
-    def _make_own(self, call: Call, table: Tensor) -> None:
-        """Take memory that may be written to, with a row of the table for each item where items differ."""
+    def _prepare_memory(self, call: Call, table: Tensor) -> None:
+        """Allocate memory that may be written to, with a row of the table for each item if items differ."""
         key, value = call.key, call.value
         if not self._state:
-            # Zeros: what is in a slot without a token is hidden, but must not be NaN.
+            # Zeros: an empty slot is hidden, but must not be NaN.
             sizes = self._new_leaves(key, value)
             self._state = {name: x.new_zeros(*x.shape[:2], size, x.shape[3]) for name, (x, size) in sizes.items()}
             self._state["table"] = torch.full((1, self._slots), -1, dtype=torch.int64, device=key.device)
@@ -157,41 +158,43 @@ class RingCache(LayerCache):
             self._state["table"] = self._state["table"].repeat(len(table), 1)
 
     def _write(self, call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
-        """Keep of the new tokens what later ones need; returns what was overwritten, and where."""
-        self._make_own(call, table)
+        """Store what later tokens need of the new ones; return what was overwritten, and where."""
+        self._prepare_memory(call, table)
         return self._put(self._state, call._replace(key=call.key.detach(), value=call.value.detach()), table)
 
     def _put(self, leaves: dict[str, Tensor], call: Call, table: Tensor) -> list[tuple[Tensor, Any, Tensor]]:
-        """Write the new tokens that are kept into their slots; returns what was overwritten, and where."""
+        """Write the new tokens to store into their slots; return what was overwritten, and where."""
         new = {name: x for name, (x, _) in self._new_leaves(call.key, call.value).items()}
         new["table"] = table[:, None, :, None]
-        before, all_kept = [], self._kept(call.positions.run, table, _FARTHEST)
+        before, all_kept = [], self._places(call.positions.run, table, _FARTHEST)
         for name, x in leaves.items():
-            own = x[:, None, :, None] if name == "table" else x
-            # What has fewer slots is for the first positions alone.
-            has_all = own.shape[2] == self._slots
-            kept = all_kept if has_all else self._kept(call.positions.run, table, own.shape[2])
-            if kept is not None:
-                row, column, slot = kept
+            slots = x[:, None, :, None] if name == "table" else x
+            # A leaf with fewer slots stores the first positions alone.
+            has_all = slots.shape[2] == self._slots
+            places = all_kept if has_all else self._places(call.positions.run, table, slots.shape[2])
+            if places is not None:
+                row, column, slot = places
                 index = (row, slice(None), slot)
-                before.append((own, index, own[index].detach().clone()))
-                own[index] = new[name][row, :, column]
+                before.append((slots, index, slots[index].detach().clone()))
+                slots[index] = new[name][row, :, column]
         return before
 
-    def _kept(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
-        """Items, columns and slots of the new tokens before ``stop`` that later ones need; None if there is none."""
+    def _places(self, run: range | None, table: Tensor, stop: int) -> tuple[Index, Index, Index] | None:
+        """Return items, columns and slots of the new tokens before ``stop`` that later ones need; None if there is
+        none.
+        """
         if run is not None and len(run) == 1:
-            place, sinks = run[0], self._kept_first
-            slot = place if place < sinks else sinks + (place - sinks) % self._kept_last
+            place, sinks = run[0], self._first_slots
+            slot = place if place < sinks else sinks + (place - sinks) % self._last_slots
             return (slice(None), slice(None), slice(slot, slot + 1)) if place < stop else None
-        is_kept = (table < self._kept_first) | (table > table.amax(1, keepdim=True) - self._kept_last)
+        is_kept = (table < self._first_slots) | (table > table.amax(1, keepdim=True) - self._last_slots)
         rows, columns = (is_kept & (table >= 0) & (table < stop)).nonzero(as_tuple=True)
         return rows if len(table) > 1 else slice(None), columns, self._slot(table[rows, columns])
 
     def _slot(self, positions: Tensor) -> Tensor:
-        """Where a token is kept: the first ones for good, the others in turn."""
-        later = self._kept_first + (positions - self._kept_first) % self._kept_last
-        return torch.where(positions < self._kept_first, positions, later)
+        """Return the slot of each token: a fixed one for the first positions, the others in turn."""
+        later = self._first_slots + (positions - self._first_slots) % self._last_slots
+        return torch.where(positions < self._first_slots, positions, later)
 
     def _sizes(self, contents: Contents) -> dict[str, int]:
         return {"slots": self._slots}
@@ -207,8 +210,54 @@ class RingCache(LayerCache):
         slot, table = torch.arange(self._slots, device=state["table"].device), state["table"]
         is_wrong = (table >= 0) & (self._slot(table) != slot)
         if self.is_run:
-            turns = (self.length - 1 - slot).div(self._kept_last, rounding_mode="floor")
-            newest = torch.where(slot < self._kept_first, slot, slot + turns * self._kept_last)
+            turns = (self.length - 1 - slot).div(self._last_slots, rounding_mode="floor")
+            newest = torch.where(slot < self._first_slots, slot, slot + turns * self._last_slots)
             is_wrong |= table != torch.where(slot < self.length, newest, -1)
         if bool(is_wrong.any()) or (self.is_run and (contents.has("next") or self._tokens.after != self.length)):
             raise contents.misfit("table")
+
+
+class SegmentCache(RingCache):
+    r"""Keys and values of the open segment and of the ``memory`` tokens before it; all others are forgotten.
+
+    It equals the dense run with the layer's mask ``& masks.Segments(segment, memory)``: any causal mask, any split of
+    the sequence into calls, ragged batches too. Segments are counted in positions, so that each item has its own.
+
+    Gradients flow to the keys and values of the call itself; stored ones are constants. To train as the paper
+    does, pass the sequence in calls of one segment.
+
+    Args:
+        segment: positions of a segment, at least 1.
+        memory: tokens before the open segment that are kept, at least 0.
+
+    Raises:
+        ValueError: sizes out of range, tokens at positions before earlier ones, or another batch than before.
+        UnsupportedError: a crop to where tokens are missing, or a mechanism that does not take the mask.
+
+    Cost: memory ``batch * kv_heads * (segment + memory) * (head_dim + value_dim)`` elements, taken at once, and 8 bytes
+    for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
+
+    Example:
+        >>> import torch
+        >>> from saccade import masks, mechanisms
+        >>> softmax, cache = mechanisms.Softmax(), SegmentCache(4, 2)
+        >>> q, k, v = (torch.randn(1, 2, 20, 8) for _ in range(3))
+        >>> parts = [cache.attend(softmax, *(x[:, :, i : i + 1] for x in (q, k, v))) for i in range(20)]
+        >>> dense = softmax(q, k, mask=masks.Segments(4, 2)) @ v
+        >>> torch.allclose(torch.cat(parts, 2), dense, atol=1e-5), cache.nbytes
+        (True, 816)
+
+    Reference: Dai et al. 2019, arXiv:1901.02860, section 3.2 (Transformer-XL).
+    """
+
+    settings = ("segment", "memory")
+    equivalent_run = "the dense run with masks.Segments(segment, memory)"
+
+    def __init__(self, segment: int, memory: int):
+        self.segment, self.memory = check_int("segment", segment), check_int("memory", memory, 0)
+        super().__init__(Segments(self.segment, self.memory), 0, self.segment + self.memory)
+
+    def _visible_slots(self, x: Tensor, place: int) -> Tensor:
+        first = max(0, place // self.segment * self.segment - self.memory) % self._slots
+        stop = place % self._slots + 1
+        return x[:, :, first:stop] if first < stop else torch.cat([x[:, :, first:], x[:, :, :stop]], 2)

@@ -1,4 +1,4 @@
-"""SinkWindowCache: the first tokens and the last ones, and constant memory however long the text."""
+"""SinkWindowCache: the first tokens and the last ones, in constant memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from torch import Tensor
 
 from saccade import masks
 from saccade.caches.attend_call import Call, Traffic
-from saccade.caches.cache import Leaf
-from saccade.caches.files.record import Contents
+from saccade.caches.files.record import Contents, Leaf
 from saccade.caches.ring_buffer import RingCache
 from saccade.matrix import AttentionMatrix
 from saccade.positions import Rotary
@@ -18,22 +17,20 @@ from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_int, check_type
 
-__all__ = ["SinkWindowCache"]
-
 
 class SinkWindowCache(RingCache):
     r"""Keys and values of the first ``sink_tokens`` tokens and of the last ``window``; all others are forgotten.
 
     Without ``rotary`` tokens keep their positions, and it equals the dense run with the layer's mask
-    ``& masks.streaming(sink_tokens, window)``: any causal mask, any split of the text into calls, ragged batches too.
-    The first tokens then drift ever farther away from the query.
+    ``& masks.streaming(sink_tokens, window)``: any causal mask, any split of the sequence into calls, ragged batches
+    too. The first tokens then drift ever farther away from the query.
 
-    With ``rotary``, that of the layer, positions are counted inside the cache, as if the text consisted of the tokens
-    held: it equals, for each token, the dense run over these at positions 0, 1, 2, …. No distance is then larger than
-    in a text of ``sink_tokens + window`` tokens, however long the stream. Keys are held as they came and turned once,
-    on reading: the window keeps its distances, and only the first tokens are moved up to it.
+    With ``rotary``, that of the layer, positions are counted inside the cache, as if the sequence consisted of the
+    tokens stored: it equals, for each token, the dense run over these at positions 0, 1, 2, …. No distance is then
+    larger than in a sequence of ``sink_tokens + window`` tokens, however long the stream. Keys are stored unrotated and
+    rotated once, on reading: the window keeps its distances, and only the first tokens are moved up to it.
 
-    It remembers nothing in between: what leaves the window is gone.
+    It stores nothing in between: tokens that leave the window are gone.
 
     Args:
         sink_tokens: positions at the beginning that are kept, at least 0.
@@ -41,12 +38,12 @@ class SinkWindowCache(RingCache):
         rotary: the layer's own, to count positions inside the cache; None to leave them as they are.
 
     Raises:
-        ValueError: sizes out of range, tokens that stand before earlier ones, or another batch than before.
+        ValueError: sizes out of range, tokens at positions before earlier ones, or another batch than before.
         UnsupportedError: a crop to where tokens are missing; with ``rotary``, a mask that reads more than distances,
-            tokens that do not stand at 0, 1, 2, …, or a long call with anything but a softmax without a sink logit.
+            positions other than 0, 1, 2, …, or a long call with anything but a softmax without a sink logit.
 
     Cost: memory ``batch * kv_heads * (sink_tokens + window) * (head_dim + value_dim)`` elements, taken at once, and 8
-    bytes for each token held of each item (of all, if they stand alike). A step reads what is held.
+    bytes for each stored token of each item (of all, if positions are the same). A step reads all stored tokens.
 
     Example:
         >>> from saccade import masks, mechanisms
@@ -63,11 +60,11 @@ class SinkWindowCache(RingCache):
     settings = ("sink_tokens", "window", "rotary")
     leaves: ClassVar[tuple[Leaf, ...]] = (
         *RingCache.leaves[:2],
-        # With rotary the first keys as they came; in the slots they are turned.
+        # With rotary, the first keys unrotated; in the slots they are rotated.
         Leaf("sinks", "batch kv_heads sink_tokens head_dim", is_optional=True),
         *RingCache.leaves[2:],
     )
-    equals = "the dense run with masks.streaming(sink_tokens, window)"
+    equivalent_run = "the dense run with masks.streaming(sink_tokens, window)"
 
     def __init__(self, sink_tokens: int, window: int, *, rotary: Rotary | None = None):
         rule, hint = "be a saccade Rotary or None", "the layer's own, for instance mha.rotary"
@@ -80,17 +77,17 @@ class SinkWindowCache(RingCache):
             self._check_inside(call, call.table)
         return super().advance(call)
 
-    def _placed(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[masks.Mask | None, Tensor, Tensor]:
+    def _step_mask(self, call: Call, q_table: Tensor, table: Tensor) -> tuple[masks.Mask | None, Tensor, Tensor]:
         if self.rotary is None:
-            return super()._placed(call, q_table, table)
+            return super()._step_mask(call, q_table, table)
         return call.mask, *self._turn_sinks(self.rotary, q_table, table)
 
-    def _held_keys(self) -> Tensor:
+    def _unrotated_keys(self) -> Tensor:
         keys = self._state["keys"]
         return torch.cat([self._state["sinks"], keys[:, :, self.sink_tokens :]], 2) if "sinks" in self._state else keys
 
     def _long(self, call: Call, table: Tensor) -> Tensor:
-        """Several tokens: each sees its own window, of what is held and of the others."""
+        """Attend with several tokens, each of which sees its own window of stored and new tokens."""
         if self.rotary is None or not table.numel() or int(table.max()) < self._slots:
             return super()._long(call, table)
         keys, values, kv_positions = self._joined(call, table)
@@ -100,12 +97,12 @@ class SinkWindowCache(RingCache):
             (call.query, near & ~first if self.sink_tokens else near, call.positions)
         ]
         if self.sink_tokens:
-            # To move a key up by so many positions is to move the query back by as many.
+            # Moving a key up by n positions is the same as moving the query back by n.
             inside = table.clamp(max=self._slots - 1)
             parts.append((self.rotary(self.rotary.unrotate(call.query, table), inside), masks.Causal() & first, inside))
         outs, logs = [], []
-        for query, own, q_positions in parts:
-            mask = own if call.mask is None else own & call.mask
+        for query, visible, q_positions in parts:
+            mask = visible if call.mask is None else visible & call.mask
             part = call.mechanism(query, keys, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
             if not isinstance(part, AttentionMatrix) or not part.is_stochastic:
                 reason = "tokens beyond sink_tokens + window are seen from two places, and two softmaxes are merged"
@@ -116,17 +113,17 @@ class SinkWindowCache(RingCache):
         return _merged(outs, logs)
 
     def _new_leaves(self, key: Tensor, value: Tensor) -> dict[str, tuple[Tensor, int]]:
-        made = super()._new_leaves(key, value)
-        return made | {"sinks": (key, self.sink_tokens)} if self.rotary is not None and self.sink_tokens else made
+        leaves = super()._new_leaves(key, value)
+        return leaves | {"sinks": (key, self.sink_tokens)} if self.rotary is not None and self.sink_tokens else leaves
 
     def _turn_sinks(self, rotary: Rotary, q_table: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Move the first tokens up to the window; returns positions inside the cache, of the query and of the slots."""
+        """Rotate the first tokens up to the window; return the positions of query and slots inside the cache."""
         shift = (q_table - (self._slots - 1)).clamp(min=0)  # [batch | 1, 1]; of an item without a token 0
         first = torch.arange(table.shape[1], device=table.device) < self.sink_tokens
         inside = torch.where(first | (table < 0), table, table - shift)
         if self.sink_tokens:
-            own = torch.arange(self.sink_tokens, device=table.device)
-            turned = rotary(rotary.unrotate(self._state["sinks"], own), own + shift)
+            positions = torch.arange(self.sink_tokens, device=table.device)
+            turned = rotary(rotary.unrotate(self._state["sinks"], positions), positions + shift)
             self._state["keys"][:, :, : self.sink_tokens] = turned
         return q_table - shift, inside
 
@@ -159,7 +156,7 @@ class SinkWindowCache(RingCache):
 
 
 def _merged(outs: list[Tensor], logs: list[Tensor]) -> Tensor:
-    """One softmax of several over different keys."""
+    """Merge softmaxes over different keys into one."""
     log = torch.stack(logs)
     total = log.logsumexp(0)
     shares = (log - total).nan_to_num(nan=0.0).exp() * ~total.isinf()

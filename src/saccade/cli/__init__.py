@@ -51,7 +51,7 @@ def _run() -> None:
         package = (error.name or "").partition(".")[0]
         if package not in _NEEDED:
             raise
-        sys.exit(f"saccade: the command line needs {package}; pip install 'saccade[cli]'")
+        sys.exit(f"saccade: the command line needs {package}; pip install 'saccade-attention[cli]'")
 
 
 def _escape_what_a_terminal_lacks() -> None:

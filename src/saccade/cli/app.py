@@ -14,8 +14,6 @@ from saccade.cli.generate import generate
 from saccade.cli.look import look
 from saccade.cli.verify import verify
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="saccade", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )

@@ -17,8 +17,6 @@ from saccade.cli.loading import NAMED, load
 from saccade.cli.output_files import put
 from saccade.masks import Mask, parse
 
-__all__ = ["audit"]
-
 _Model = Annotated[
     str,
     typer.Argument(metavar="MODEL", help=f"A folder, a config.json (random weights), or {', '.join(NAMED)}."),

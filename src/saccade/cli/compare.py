@@ -21,8 +21,6 @@ from saccade.models import Decoder, Encoder
 from saccade.nn import DecoderLayer, EncoderLayer, MultiHeadAttention
 from saccade.text import visible
 
-__all__ = ["compare"]
-
 _RUNS = Path("saccade-runs")
 
 

@@ -14,8 +14,6 @@ from saccade.distributed import exchange, figures
 from saccade.distributed.exchange_plan import Exchange
 from saccade.masks import parse
 
-__all__ = ["cost"]
-
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 _DRAWN = 4096  # ranks, of which each row and column is looked at

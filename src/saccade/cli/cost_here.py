@@ -12,8 +12,6 @@ from saccade.cli.output_files import put
 from saccade.costs import Cost, cost, growth
 from saccade.masks import Mask, parse
 
-__all__ = ["here"]
-
 _DOUBLINGS = 7  # a figure goes from a 128th of the tokens to all of them
 
 

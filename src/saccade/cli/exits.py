@@ -10,8 +10,6 @@ from saccade.cli.loading import check_name, check_numbers
 from saccade.cli.transformers_model import TransformersModel
 from saccade.text import visible
 
-__all__ = ["STATUSES", "fail", "loaded", "refuse", "refuse_beside", "refuse_without"]
-
 STATUSES = (
     "Exit status: 0 when all went well, 2 when what was typed cannot be done, 1 when something failed on the way (a "
     "model that cannot be read, a full disk, a claim that is contradicted), 130 when interrupted (Ctrl-C, SIGTERM)."

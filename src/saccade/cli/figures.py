@@ -17,8 +17,6 @@ from saccade.viz.ticks import name_columns, name_rows
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["MOST_WINDOWS", "figures", "whole"]
-
 CALLED_AS = "look"  # in errors
 
 MOST_WINDOWS = 150  # in one picture: a window is then some pixels wide

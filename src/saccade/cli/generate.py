@@ -17,8 +17,6 @@ from saccade.text import visible
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["Speaker", "generate", "visible_text"]
-
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a character reads as while some of its bytes are still to come
 _AT_ONCE = 512  # tokens up to which each is said as it comes
 _Prompt = Annotated[

@@ -19,8 +19,6 @@ from saccade.learning import MIXERS, QUESTIONS, Outcome, Run, Settings, planned,
 from saccade.learning.table import legend, names, rows, shares
 from saccade.text import visible
 
-__all__ = ["learn"]
-
 
 def learn(
     only: Sequence[str],

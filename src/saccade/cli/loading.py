@@ -15,19 +15,6 @@ from saccade.models.checkpoint_folder import read_config
 from saccade.support.errors import value_error
 from saccade.support.numerics import is_finite
 
-__all__ = [
-    "MINILM",
-    "NAMED",
-    "SMALL_DECODER",
-    "FittingModel",
-    "ModelName",
-    "check_name",
-    "check_numbers",
-    "fitting_name",
-    "load",
-    "shown_name",
-]
-
 CALLED_AS = "load"  # in errors
 
 MINILM, CHINESE_ENCODER, SMALL_DECODER = "all-MiniLM-L6-v2", "chinese-encoder", "small-decoder"

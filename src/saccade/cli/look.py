@@ -33,8 +33,6 @@ from saccade.statistics import Head, rank_heads
 from saccade.support.numerics import is_finite
 from saccade.text import Word, merge, visible
 
-__all__ = ["look"]
-
 _MOST_WEIGHTS = 1 << 28  # a gigabyte in float32
 
 

@@ -14,14 +14,11 @@ from saccade.cli.windows import Window, windows_of
 from saccade.matrix import Matrix
 from saccade.models import Decoder, Encoder, EncoderDecoder
 from saccade.models.checkpoint_folder import read_config
-from saccade.models.encoder_decoder_format import PairFormat
 from saccade.support.errors import UnsupportedError, value_error
 from saccade.text import Word, words
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-__all__ = ["Model", "Subject", "load_model", "subject_of"]
 
 CALLED_AS = "look"  # in errors
 
@@ -62,7 +59,8 @@ def load_model(name: str) -> Model:
     """
     if name not in NAMED and (Path(name) / "config.json").is_file():
         told = read_config(Path(name))  # what nobody can read is not left to others
-        if told.get("model_type") == PairFormat.model_type:
+        kind = told.get("model_type")
+        if isinstance(kind, str) and kind in EncoderDecoder.formats:
             return EncoderDecoder.from_pretrained(name)
     try:
         return load(name)

@@ -17,8 +17,6 @@ from saccade.text import visible
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["all_or_none", "folder_for", "put", "writing"]
-
 _FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # which no other name would help with
 
 

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-__all__ = ["progress"]
-
 
 @contextmanager
 def progress(console: Console, what: str, total: int | None) -> Iterator[Callable[..., None]]:

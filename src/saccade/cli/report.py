@@ -23,20 +23,6 @@ from saccade.statistics.mass import PARTS
 from saccade.text import Word, shorten, visible
 from saccade.text.labels import legible
 
-__all__ = [
-    "PARTS_OF_A_TEXT",
-    "SCHEMA",
-    "Format",
-    "Statistic",
-    "print_choice",
-    "print_notes",
-    "print_parts",
-    "print_unknown",
-    "print_words",
-    "which_window",
-    "written",
-]
-
 PARTS_OF_A_TEXT = Parts(sink=1, local=4, anchor=2, block_size=4)
 """Parts that tell heads apart in a sentence too, where all tokens are fewer than 16 away."""
 SCHEMA = "saccade.look/1"

@@ -18,8 +18,6 @@ from saccade.support.errors import unsupported, value_error
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["TransformersModel", "load_transformers"]
-
 CALLED_AS = "look"  # in errors
 
 _CROSS = ("cross", "encdec", "encoder_attn")  # what layers that look at another text are called

@@ -25,8 +25,6 @@ from saccade.theory.pictures_in_chinese import PICTURES_IN_CHINESE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["verify"]
-
 _STYLES = {"holds": "green", "holds if": "yellow", "refuted": "red"}
 
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from saccade.support.errors import value_error
 from saccade.text import Word
 
-__all__ = ["Window", "windows_of"]
-
 CALLED_AS = "look"  # in errors
 
 

@@ -1,4 +1,4 @@
-"""Subjects: masks, scores, mechanisms, layers and models, as modules of shapes alone and what they are given."""
+"""Subjects of `cost`: masks, scores, mechanisms, layers and models as modules without memory, and their inputs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,8 @@ from saccade.models import (
 from saccade.scores import Score
 from saccade.support.errors import kind, shown, type_error, unsupported
 
-__all__ = ["Inputs", "Sizes", "Subject", "held_tensors", "made"]
-
 Inputs = Callable[[int], "Tensor | tuple[Tensor, ...]"]
-"""What a module is called with, of a length."""
+"""Returns the arguments of a module for a length."""
 
 _MODELS: Mapping[type, Callable[[Any], nn.Module]] = {
     EncoderConfig: Encoder,
@@ -39,7 +37,7 @@ _MODELS: Mapping[type, Callable[[Any], nn.Module]] = {
 
 
 class Sizes(NamedTuple):
-    """Sizes of what is attended with, where the subject does not say them."""
+    """Sizes of the inputs, for subjects that do not define them."""
 
     batch: int
     num_heads: int
@@ -49,15 +47,15 @@ class Sizes(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """Something whose cost is asked for.
+    """A module whose cost is forecast.
 
     Attributes:
-        name: in a few words.
-        module: on the device that was asked for; its tensors have shapes and no memory.
-        inputs: its tensors, of a length.
-        options: what else each call is given.
-        decodes: whether it can go on token by token.
-        device: where its tensors are.
+        name: a few words for reports.
+        module: the module; its tensors have shapes but no memory.
+        inputs: returns its inputs for a length.
+        options: further arguments of each call.
+        decodes: whether it can continue token by token.
+        device: device of its tensors.
     """
 
     name: str
@@ -68,38 +66,38 @@ class Subject(NamedTuple):
     device: str = "meta"
 
     def without_memory(self) -> Subject:
-        """The same on the processor, called inside of a mode in which tensors have shapes alone."""
+        """Return the same subject on the CPU; call this within a `FakeTensorMode`."""
         return self._replace(module=_without_memory(self.module, "cpu"), device="cpu")
 
-    def given(self, length: int) -> tuple[Tensor, ...]:
-        """Its tensors."""
+    def tensors(self, length: int) -> tuple[Tensor, ...]:
+        """Return the inputs for a length."""
         with torch.device(self.device):
-            made = self.inputs(length)
-        return made if isinstance(made, tuple) else (made,)
+            inputs = self.inputs(length)
+        return inputs if isinstance(inputs, tuple) else (inputs,)
 
-    def called(self, *given: Tensor, **options: Any) -> Any:
-        """What it makes of its tensors."""
-        return self.module(*given, **self.options, **options)
+    def call(self, *inputs: Tensor, **options: Any) -> Any:
+        """Call the module."""
+        return self.module(*inputs, **self.options, **options)
 
     def cache_bytes(self, length: int) -> int:
-        """What its cache holds after so many tokens."""
-        alone = self._replace(module=_of_any_kernel(self.module))
-        if hasattr(alone.module, "new_cache"):
-            cache: Cache | LayerCache = cast("Any", alone.module).new_cache()
-            alone.called(*alone.given(length), cache=cache)
+        """Return the bytes of the cache after ``length`` tokens."""
+        subject = self._replace(module=_with_any_kernel(self.module))
+        if hasattr(subject.module, "new_cache"):
+            cache: Cache | LayerCache = cast("Any", subject.module).new_cache()
+            subject.call(*subject.tensors(length), cache=cache)
             return cache.nbytes
-        held = alone.filled(length)["past_key_values"]
-        return sum(x.nbytes for layer in held.layers for x in (layer.keys, layer.values))
+        layers = subject.filled(length)["past_key_values"].layers
+        return sum(x.nbytes for layer in layers for x in (layer.keys, layer.values))
 
     def filled(self, length: int) -> dict[str, Any]:
-        """What a call gets that goes on after so many tokens, for a model whose cache can be had without memory."""
+        """Return the arguments that continue after ``length`` tokens, for models of transformers."""
         if length == 0 or hasattr(self.module, "new_cache"):
             return {}
-        return {"past_key_values": self.called(*self.given(length), use_cache=True).past_key_values}
+        return {"past_key_values": self.call(*self.tensors(length), use_cache=True).past_key_values}
 
 
 class _Product(nn.Module):
-    """A product of attention as a layer."""
+    """An attention product as a layer."""
 
     def __init__(self, mechanism: Mechanism):
         super().__init__()
@@ -114,12 +112,14 @@ class _Product(nn.Module):
         return self.mechanism(query, key, mask=mask) @ value
 
 
-def made(subject: object, mask: object, sizes: Sizes, dtype: torch.dtype | None, inputs: Inputs | None) -> Subject:
-    """A subject whose tensors are on the device "meta".
+def subject_of(
+    subject: object, mask: object, sizes: Sizes, dtype: torch.dtype | None, inputs: Inputs | None
+) -> Subject:
+    """Return a subject with tensors on the device "meta".
 
     Raises:
-        TypeError: it is none.
-        UnsupportedError: nobody knows what the module is given.
+        TypeError: an unknown kind of subject.
+        UnsupportedError: the inputs of the module are unknown.
     """
     if isinstance(subject, Mask | Score | Mechanism | None):
         return _checked(_of_product(subject, mask, sizes))
@@ -134,12 +134,12 @@ def made(subject: object, mask: object, sizes: Sizes, dtype: torch.dtype | None,
     module = module if dtype is None else module.to(dtype)
     sizes = sizes._replace(dtype=next((x.dtype for x in module.parameters() if x.is_floating_point()), sizes.dtype))
     options = {} if mask is None else {"mask": mask}
-    own = _inputs_of(module, sizes) if inputs is None else inputs
-    return _checked(Subject(type(module).__name__, module, own, options, _decodes(module, mask)))
+    inputs = _inputs_of(module, sizes) if inputs is None else inputs
+    return _checked(Subject(type(module).__name__, module, inputs, options, _decodes(module, mask)))
 
 
 def _checked(subject: Subject) -> Subject:
-    """The same; raises where a kernel is asked for by name that does not say what it holds."""
+    """Return ``subject``, or raise if it names a kernel whose memory cannot be forecast."""
     for mechanism in _softmaxes(subject.module):
         if mechanism.impl not in custom_op.KERNELS:
             reason = "what it runs inside of torch holds is not known before it is run"
@@ -152,24 +152,23 @@ def _softmaxes(module: nn.Module) -> list[Softmax]:
     return [x for x in module.modules() if isinstance(x, Softmax)]
 
 
-def _of_any_kernel(module: nn.Module) -> nn.Module:
-    """The same for a cache, which holds the same whatever the kernel; some of them run on processors alone."""
-    alone = _without_memory(module, "meta")
-    for mechanism in _softmaxes(alone):
+def _with_any_kernel(module: nn.Module) -> nn.Module:
+    """Return a copy with ``impl="auto"``: caches do not depend on the kernel, and some kernels need a CPU."""
+    copied = _without_memory(module, "meta")
+    for mechanism in _softmaxes(copied):
         mechanism.impl = "auto"
-    return alone
+    return copied
 
 
 def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: Sizes) -> Subject:
     if isinstance(subject, Mask):
         if mask is not None:
-            where_left = "be left out where the subject is a mask"
-            raise type_error("mask", where_left, mask, hint="m1 & m2 is one mask")
+            raise type_error("mask", "be left out where the subject is a mask", mask, hint="m1 & m2 is one mask")
         subject, mask = None, subject
     mechanism = subject if isinstance(subject, Mechanism) else Softmax(score=subject)
-    rule: Mask = mask if isinstance(mask, Mask) else as_mask(mask, (sizes.batch, sizes.num_heads, 1, 1))
-    named = subject if subject is None or isinstance(subject, Score) else mechanism
-    name = str(rule) if named is None else f"{type(named).__name__}, {rule}"
+    pattern: Mask = mask if isinstance(mask, Mask) else as_mask(mask, (sizes.batch, sizes.num_heads, 1, 1))
+    part = subject if subject is None or isinstance(subject, Score) else mechanism
+    name = str(pattern) if part is None else f"{type(part).__name__}, {pattern}"
     heads = (sizes.num_heads, sizes.num_kv_heads, sizes.num_kv_heads)
 
     def inputs(length: int) -> tuple[Tensor, ...]:
@@ -177,33 +176,32 @@ def _of_product(subject: Mask | Score | Mechanism | None, mask: object, sizes: S
         return tuple(torch.zeros(shape, dtype=sizes.dtype, requires_grad=True) for shape in shapes)
 
     module = _Product(_without_memory(mechanism, "meta"))
-    # What a compressive memory holds beside its sum depends on where the last segment began.
-    return Subject(
-        name, module, inputs, {"mask": rule}, rule.is_causal and not isinstance(mechanism, CompressiveMemory)
-    )
+    # The cache of a compressive memory depends on where its last segment began.
+    decodes = pattern.is_causal and not isinstance(mechanism, CompressiveMemory)
+    return Subject(name, module, inputs, {"mask": pattern}, decodes)
 
 
-def held_tensors(module: nn.Module) -> list[Tensor]:
-    """Return the parameters and buffers of a module, and tensors that its parts hold as plain attributes, each once."""
-    found = {id(x): x for x in (*module.parameters(), *module.buffers())}
+def all_tensors(module: nn.Module) -> list[Tensor]:
+    """Return the parameters, buffers and plain tensor attributes of a module and its parts, each once."""
+    tensors = {id(x): x for x in (*module.parameters(), *module.buffers())}
     for part in module.modules():
         plain = {name: x for name, x in vars(part).items() if name not in ("_parameters", "_buffers", "_modules")}
-        found |= {id(x): x for x in tree_leaves(plain) if isinstance(x, Tensor) and id(x) not in found}
-    return list(found.values())
+        tensors |= {id(x): x for x in tree_leaves(plain) if isinstance(x, Tensor) and id(x) not in tensors}
+    return list(tensors.values())
 
 
 def _without_memory(module: Any, device: str) -> Any:
-    """Return a copy whose tensors have shapes alone: nothing of the size of its weights is copied."""
-    alone: dict[int, Any] = {}
-    for x in held_tensors(module):
+    """Return a copy whose tensors have shapes but no memory; weights are not copied."""
+    memo: dict[int, Any] = {}
+    for x in all_tensors(module):
         like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
-        alone[id(x)] = nn.Parameter(like, x.requires_grad) if isinstance(x, nn.Parameter) else like
-    with unset_fake_temporarily():  # tensors within other objects, such as masks, are copied with what they hold
-        return copy.deepcopy(module, alone)
+        memo[id(x)] = nn.Parameter(like, x.requires_grad) if isinstance(x, nn.Parameter) else like
+    with unset_fake_temporarily():  # tensors in other objects, such as masks, are copied with their values
+        return copy.deepcopy(module, memo)
 
 
 def _inputs_of(module: nn.Module, sizes: Sizes) -> Inputs:
-    """Tokens for a model of tokens, vectors for a layer."""
+    """Return tokens for a model of tokens, vectors for a layer."""
     config = getattr(module, "config", None)
     if isinstance(getattr(config, "vocab_size", None), int):
         texts = 2 if isinstance(module, EncoderDecoder) else 1
@@ -211,7 +209,7 @@ def _inputs_of(module: nn.Module, sizes: Sizes) -> Inputs:
     width = next((x.embed_dim for x in module.modules() if isinstance(getattr(x, "embed_dim", None), int)), None)
     if isinstance(width, int):
         return lambda length: torch.zeros(sizes.batch, length, width, dtype=sizes.dtype, requires_grad=True)
-    reason = "nobody can tell its inputs: it has neither config.vocab_size nor embed_dim"
+    reason = "its inputs are unknown: it has neither config.vocab_size nor embed_dim"
     hint = "inputs=lambda length: torch.zeros(1, 3, length, length) says what it is called with"
     raise unsupported(type(module).__name__, [reason], hint=hint)
 

@@ -1,37 +1,85 @@
-"""cost(): operations, memory and time of attention, a layer or a model, before it is run."""
+"""cost(): forecast operations, memory and time of attention, a layer or a model."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections import defaultdict
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
-from saccade.costs.cases import Inputs, Sizes, Subject, held_tensors, made
-from saccade.costs.dry_run import refuse_dry
-from saccade.costs.machine import Machine, this_machine
-from saccade.costs.passes import Pass, decoding, forward, training
-from saccade.costs.time_estimate import Seconds
-from saccade.support.argument_hints import answers
+from saccade.costs.cases import Inputs, Sizes, Subject, all_tensors, subject_of
+from saccade.costs.dry_run import DryRun, Operation, dry, refuse_dry
+from saccade.costs.machine import Machine, Seconds, this_machine
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import check_int, check_type, is_number
 
-__all__ = ["Cost", "cost"]
+
+class Share(NamedTuple):
+    """The cost of all operations of one name.
+
+    Attributes:
+        calls: number of operations.
+        flops: floating-point operations of matrix products.
+        bytes_moved: bytes read and written.
+    """
+
+    calls: int
+    flops: int
+    bytes_moved: int
+
+
+class Pass(NamedTuple):
+    """One run: its operations and its peak memory.
+
+    Attributes:
+        steps: the operations, in order.
+        peak_bytes: most memory that tensors hold at any time: weights, inputs, results, and in training also gradients,
+            tensors saved for the backward pass and the optimizer's tensors.
+    """
+
+    steps: tuple[Operation, ...]
+    peak_bytes: int
+
+    @property
+    def flops(self) -> int:
+        """Return the floating-point operations of matrix products, two for each multiply-add."""
+        return sum(step.flops for step in self.steps)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Return the bytes read and written, each tensor once for each operation."""
+        return sum(step.moved for step in self.steps)
+
+    def shares(self) -> dict[str, Share]:
+        """Return the cost by name of operation, most floating-point operations first."""
+        shares: dict[str, Share] = defaultdict(lambda: Share(0, 0, 0))
+        for step in self.steps:
+            calls, flops, moved = shares[step.name]
+            shares[step.name] = Share(calls + 1, flops + step.flops, moved + step.moved)
+        return dict(sorted(shares.items(), key=lambda item: (-item[1].flops, -item[1].bytes_moved)))
+
+    def __repr__(self) -> str:
+        return f"Pass({self.flops:,} FLOPs, {self.bytes_moved:,} bytes moved, {self.peak_bytes:,} bytes at most)"
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What `cost` says; print it.
+    """The result of `cost`; print it.
 
     Attributes:
-        subject: what it is of, in a few words.
+        subject: name of the subject.
         seq_len, batch, dtype: of the inputs.
-        parameter_bytes: of all weights, buffers and other tensors that its modules hold.
+        parameter_bytes: bytes of all weights, buffers and other tensors of the modules.
         forward: a run without gradients.
         training: a run, its loss and all gradients.
-        decode: one token more, after ``seq_len - 1``; None for what does not go on token by token.
-        cache_bytes: what the cache holds after ``seq_len`` tokens; None likewise.
+        decode: one more token after ``seq_len - 1``; None for a subject that does not decode.
+        cache_bytes: bytes of the cache after ``seq_len`` tokens; None for a subject that does not decode.
     """
 
     subject: str
@@ -45,14 +93,14 @@ class Cost:
     cache_bytes: int | None
 
     def fits(self, memory: float | None = None, *, training: bool = False) -> bool:
-        """Whether tensors find room.
+        """Return whether the tensors fit in memory.
 
         Args:
-            memory: bytes that there are; the memory of this machine when None. Python and torch take some themselves.
-            training: whether a training step has to fit, not only a forward run.
+            memory: bytes of memory; that of this machine when None. Python and torch need some themselves.
+            training: whether a training step must fit, not only a forward run.
 
         Raises:
-            ValueError: no memory is given, and this system does not say how much it has.
+            ValueError: ``memory`` is None and unknown on this system.
         """
         memory = _memory() if memory is None else memory
         if not is_number(memory) or memory < 0:
@@ -61,12 +109,12 @@ class Cost:
         return most.peak_bytes <= memory
 
     def seconds(self, machine: Machine | None = None) -> Seconds:
-        """How long each run takes, on this machine's processor and with as many threads as torch has now.
+        """Estimate the time of each run, on this machine's processor and with torch's current number of threads.
 
         Args:
-            machine: which one; `saccade.costs.this_machine` when None.
+            machine: the machine; `saccade.costs.this_machine` when None.
 
-        Cost: what has not been measured of this machine is, once: some seconds for each kind of operation.
+        Cost: some seconds for each kind of operation that has not been measured on this machine.
         """
         here = this_machine() if machine is None else check_type("machine", machine, Machine, "be a Machine")
         decode = None if self.decode is None else here.seconds(self.decode.steps)
@@ -76,15 +124,15 @@ class Cost:
         lines = [f"cost of {self.subject} at {self.seq_len:,} tokens, batch {self.batch}, {_short(self.dtype)}"]
         lines.append(f"{'':<10} {'FLOPs':>10} {'moved':>12} {'at most':>12}")
         for name in ("forward", "training", "decode"):
-            one: Pass | None = getattr(self, name)
-            if one is not None:
-                told = f"{_count(one.flops):>10} {_size(one.bytes_moved):>12} {_size(one.peak_bytes):>12}"
-                lines.append(f"{name:<10} {told}")
+            run: Pass | None = getattr(self, name)
+            if run is not None:
+                sizes = f"{_size(run.bytes_moved):>12} {_size(run.peak_bytes):>12}"
+                lines.append(f"{name:<10} {_count(run.flops):>10} {sizes}")
         cache = "" if self.cache_bytes is None else f", cache {_size(self.cache_bytes)}"
         return "\n".join([*lines, f"weights {_size(self.parameter_bytes)}{cache}"])
 
 
-_WORDS = {
+_HINTS = {
     **dict.fromkeys(("length", "tokens", "n", "max_len", "context"), "seq_len=, how many tokens"),
     **dict.fromkeys(("heads", "n_heads"), "num_heads="),
     **dict.fromkeys(("kv_heads", "n_kv_heads"), "num_kv_heads="),
@@ -95,7 +143,9 @@ _WORDS = {
 }
 
 
-@answers(_WORDS, subject="a mask, as cost(masks.Causal(), 4096), a score, a mechanism, a layer, a model or a config")
+@argument_hints(
+    _HINTS, subject="a mask, as cost(masks.Causal(), 4096), a score, a mechanism, a layer, a model or a config"
+)
 def cost(
     subject: object,
     seq_len: int,
@@ -109,39 +159,39 @@ def cost(
     inputs: Inputs | None = None,
     optimizer_tensors: int = 2,
 ) -> Cost:
-    """Say what something computes, moves and holds, before it is run.
+    """Forecast the operations, memory traffic and peak memory of attention, a layer or a model.
 
-    Every operation is gone through with tensors that have shapes and no memory, and products of attention say what
-    their kernel would do on this machine's processor: so it is as exact as what it goes through.
+    Every operation runs with tensors that have shapes but no memory; attention products use the forecast of their
+    kernel on this machine's processor.
 
     Args:
         subject: a mask, a score or a mechanism (for tensors query, key and value); a layer; a model of saccade or of
             transformers, or any module with ``inputs``; or the config of an encoder or decoder, for a model that does
             not exist yet.
         seq_len: tokens.
-        mask: who may attend to whom, beside a score, a mechanism, or a layer that takes one.
-        batch: texts at once.
+        mask: the mask for a score, a mechanism, or a layer that takes one.
+        batch: number of sequences.
         num_heads, num_kv_heads, head_dim: of query, key and value; layers and models have their own.
-        dtype: of all numbers; float32 when None, or what a module has.
-        inputs: makes what the module is called with, of a length; only for modules that are called neither with tokens
-            nor with vectors ``[batch, seq_len, embed_dim]``.
-        optimizer_tensors: how many numbers the optimizer keeps for each weight: 2 for Adam, 0 for plain descent.
+        dtype: of all numbers; when None, the module's, or float32.
+        inputs: returns the arguments of the module for a length; for modules that take neither tokens nor vectors
+            ``[batch, seq_len, embed_dim]``.
+        optimizer_tensors: numbers that the optimizer stores for each weight: 2 for Adam, 0 for plain SGD.
 
     Returns:
         A `Cost`.
 
     Raises:
-        TypeError, ValueError: sizes that do not fit together, a subject that is none.
-        UnsupportedError: what is run depends on what tensors hold, as with `saccade.mechanisms.TopK`.
+        TypeError, ValueError: sizes that do not fit together, or an unknown kind of subject.
+        UnsupportedError: the operations depend on the values of tensors, as with `saccade.mechanisms.TopK`.
 
-    Cost: three dry runs, a second or two; of mechanisms that go chunk by chunk about a second for 4,000 tokens.
+    Cost: three dry runs, a second or two; chunked mechanisms take about a second for 4,000 tokens.
 
     Example:
         >>> from saccade import masks
-        >>> told = cost(masks.sliding_window(256), 16384)
-        >>> told.forward.flops < cost(masks.Causal(), 16384).forward.flops / 10
+        >>> forecast = cost(masks.sliding_window(256), 16384)
+        >>> forecast.forward.flops < cost(masks.Causal(), 16384).forward.flops / 10
         True
-        >>> told.fits(2 * 2**30, training=True)
+        >>> forecast.fits(2 * 2**30, training=True)
         True
     """
     sizes = Sizes(
@@ -149,29 +199,82 @@ def cost(
         num_heads=check_int("num_heads", num_heads, 1),
         num_kv_heads=num_heads if num_kv_heads is None else check_int("num_kv_heads", num_kv_heads, 1),
         head_dim=check_int("head_dim", head_dim, 1),
-        dtype=torch.float32 if dtype is None else _checked(dtype),
+        dtype=torch.float32 if dtype is None else _float_dtype(dtype),
     )
     if sizes.num_heads % sizes.num_kv_heads:
         raise value_error("num_kv_heads", f"divide num_heads={num_heads}", num_kv_heads)
     length = check_int("seq_len", seq_len, 1)
     states = check_int("optimizer_tensors", optimizer_tensors, 0)
-    one = made(subject, mask, sizes, dtype, inputs)
+    case = subject_of(subject, mask, sizes, dtype, inputs)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        held = _cache_bytes(one, length)
+        cache_bytes = _cache_bytes(case, length)
         with mode:
-            alone = one.without_memory()
-            weights = sum(x.nbytes for x in held_tensors(alone.module))
-        runs = forward(alone, mode, length), training(alone, mode, length, states)
-        decode = None if held is None else decoding(alone, mode, length, held)
+            case = case.without_memory()
+            weights = sum(x.nbytes for x in all_tensors(case.module))
+        runs = _forward(case, mode, length), _training(case, mode, length, states)
+        decode = None if cache_bytes is None else _decoding(case, mode, length, cache_bytes)
     except RuntimeError as error:
-        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException) or "meta tensors" in str(
-            error
-        ):
+        reads_values = isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+        if reads_values or "meta tensors" in str(error):
             raise refuse_dry(error) from error
         raise
-    kinds = {x.dtype for x in alone.module.parameters() if x.is_floating_point()}
-    return Cost(alone.name, length, batch, next(iter(kinds), sizes.dtype), weights, *runs, decode, held)
+    kinds = {x.dtype for x in case.module.parameters() if x.is_floating_point()}
+    return Cost(case.name, length, batch, next(iter(kinds), sizes.dtype), weights, *runs, decode, cache_bytes)
+
+
+def _forward(subject: Subject, mode: FakeTensorMode, length: int) -> Pass:
+    """Run without gradients, in evaluation mode."""
+    subject.module.eval()
+    with mode:
+        inputs = subject.tensors(length)
+    with dry(DryRun(_bytes(subject.module, inputs)), mode) as run, torch.no_grad():
+        subject.call(*inputs)
+    return Pass(tuple(run.steps), run.most)
+
+
+def _training(subject: Subject, mode: FakeTensorMode, length: int, optimizer_tensors: int) -> Pass:
+    """Run a training step: forward, loss and gradients; the optimizer's tensors count, its operations do not.
+
+    The loss is the cross entropy of the next token for a model of tokens, and a mean for everything else.
+    """
+    subject.module.train()
+    with mode:
+        inputs = subject.tensors(length)
+    states = optimizer_tensors * sum(x.nbytes for x in subject.module.parameters() if x.requires_grad)
+    with dry(DryRun(_bytes(subject.module, inputs) + states), mode) as run, torch.enable_grad():
+        loss = _loss(subject.call(*inputs), subject.module)
+        loss.backward()
+    return Pass(tuple(run.steps), run.most)
+
+
+def _decoding(subject: Subject, mode: FakeTensorMode, length: int, cache_bytes: int) -> Pass:
+    """Run one more token after ``length - 1`` cached ones."""
+    subject.module.eval()
+    with dry(DryRun(), mode), torch.no_grad():
+        inputs = subject.tensors(1)
+        options = subject.filled(length - 1)
+    run = DryRun(_bytes(subject.module, inputs) + cache_bytes, past=0 if options else length - 1)
+    with dry(run, mode), torch.no_grad():
+        subject.call(*inputs, **options)
+    return Pass(tuple(run.steps), run.most)
+
+
+def _bytes(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    """Return the bytes that a module and its inputs hold, each memory once."""
+    tensors = (*all_tensors(module), *inputs)
+    return sum({id(x.untyped_storage()): x.untyped_storage().nbytes() for x in tensors}.values())
+
+
+def _loss(output: Any, module: nn.Module) -> Tensor:
+    logits = getattr(output, "logits", None)
+    if logits is None:
+        logits = next(x for x in tree_leaves(output) if isinstance(x, Tensor))
+    vocab = getattr(getattr(module, "config", None), "vocab_size", None)
+    if logits.shape[-1] == vocab:
+        targets = torch.zeros(logits.shape[:-1], dtype=torch.long)
+        return nn.functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
+    return logits.float().mean()
 
 
 def _cache_bytes(subject: Subject, length: int) -> int | None:
@@ -182,7 +285,7 @@ def _cache_bytes(subject: Subject, length: int) -> int | None:
         return subject.cache_bytes(length)
 
 
-def _checked(dtype: object) -> torch.dtype:
+def _float_dtype(dtype: object) -> torch.dtype:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise type_error("dtype", "be a dtype of floats", dtype, hint="torch.bfloat16")
     return dtype

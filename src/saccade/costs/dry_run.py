@@ -1,7 +1,7 @@
-"""A dry run: every operation with tensors that have shapes and no memory, so that its cost is known before it is run.
+"""A dry run: run every operation with tensors that have shapes but no memory, and note its cost.
 
-Products of attention are asked what their kernel would compute and hold (`AttentionMatrix.explain` says the same);
-the other operations of saccade are followed into. What depends on what tensors hold cannot be run dry.
+The cost of an attention product is the forecast of its kernel, which `AttentionMatrix.explain` reports as well; every
+other operation of saccade is run step by step. Programs that depend on the values of tensors cannot be run dry.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,106 +18,132 @@ from torch.nn.modules import transformer
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from saccade.costs.operation import Step
 from saccade.engine import custom_op
-from saccade.engine.dispatch import route_of
+from saccade.engine.dispatch import choose_kernel
 from saccade.engine.explanation import Explanation
-from saccade.engine.kernels.kernel import KernelByHand
+from saccade.engine.kernels.kernel import KernelWithBackward
 from saccade.engine.memory_accounting import Watch
 from saccade.mechanisms.value_access import taken_as_clean
 from saccade.support.errors import unsupported
 
-__all__ = ["DryRun", "dry", "stand_in"]
-
-Result = TypeVar("Result")
 _FREE = {"empty", "new_empty", "empty_like", "empty_strided", "device", "detach", "lift_fresh", "_local_scalar_dense"}
 
-_SDPA = "_scaled_dot_product_flash_attention_for_cpu"  # of which torch's own counter knows nothing
+_SDPA = "_scaled_dot_product_flash_attention_for_cpu"  # missing in torch's FLOP counter
+
+
+class Operation(NamedTuple):
+    """One operation of a run, and its cost.
+
+    Attributes:
+        name: of the operation, such as ``"mm"``; of an attention product ``"attention:"`` and its kernel.
+        flops: floating-point operations of matrix products; 0 for other operations.
+        moved: bytes read and written, each tensor once.
+        size: numbers in the result, or query-key pairs of an attention product.
+        shape: ``(batch, rows, inner, columns)`` of a matrix product, ``(tiles, width)`` of an attention product, where
+            width is head_dim + value_dim; else empty.
+        dtype: of its numbers, ``"float32"``.
+        is_backward: whether it computes the gradients of an attention product.
+    """
+
+    name: str
+    flops: int
+    moved: int
+    size: int
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    is_backward: bool = False
+
+    @property
+    def kernel(self) -> str | None:
+        """The kernel of an attention product; None for other operations."""
+        return self.name.partition(":")[2] or None
 
 
 class DryRun(Watch):
-    """Notes what operations cost while it is switched on, see `dry`.
+    """A dispatch mode that notes the cost of every operation; see `dry`.
 
     Args:
-        held: bytes that stay throughout.
-        past: tokens that each query of an attention has keys of before its own, as in decoding.
+        held: bytes that are held throughout.
+        past: number of cached tokens before the queries of an attention, as in decoding.
 
     Attributes:
-        steps: what was run.
-        most: bytes that tensors held at most.
+        steps: the operations that were run.
+        most: most bytes that tensors held at any time.
     """
 
     def __init__(self, held: int = 0, past: int = 0) -> None:
         super().__init__()
         self.now = self.most = held
-        self.steps: list[Step] = []
+        self.steps: list[Operation] = []
         self._past = past
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.name().partition(".")[0]
         if name in ("saccade::product", "saccade::product_backward"):
-            made = func(*args, **kwargs)
-            self.note(made, (args, kwargs))
-            self._attend(args, made, is_backward=name.endswith("backward"))
-            return made
+            result = func(*args, **kwargs)
+            self.note(result, (args, kwargs))
+            self._attend(args, result, is_backward=name.endswith("backward"))
+            return result
         if name not in ("prim::device", "aten::detach"):
             with self:
-                made = func.decompose(*args, **kwargs)
-            if made is not NotImplemented:
-                return made
-        own = _python_of(name)
-        if own is not None:
-            # On the way to its result it takes many steps, and those are taken fastest where there are shapes alone.
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        body = _python_of(name)
+        if body is not None:
+            # The body runs many operations: meta tensors are faster than fake ones.
             with unset_fake_temporarily():
-                alone = tree_map(_shape_alone, args)
+                shapes = tree_map(_on_meta, args)
                 with self:
-                    own(*alone, **kwargs)
-        made = func(*args, **kwargs)
-        self.note(made, (args, kwargs))
-        step = None if own else _step(func, args, kwargs, made)
+                    body(*shapes, **kwargs)
+        result = func(*args, **kwargs)
+        self.note(result, (args, kwargs))
+        step = None if body else _operation(func, args, kwargs, result)
         if step is not None:
             self.steps.append(step)
-        return made
+        return result
 
-    def _attend(self, arguments: Any, made: Any, *, is_backward: bool) -> None:
-        with _for_real():
-            given, value_dim, dropout_p, impl = custom_op.asked([stand_in(x) for x in arguments])
-            if self._past and given.shape[2] == given.shape[3]:
-                given = _after(given, self._past)
-            route = route_of(given, dropout_p, impl, by_hand=is_backward)
-            told = Explanation.of(given, route, value_dim, dropout_p, mask=given.rule)
-            extra = told.extra_bytes
+    def _attend(self, arguments: Any, results: Any, *, is_backward: bool) -> None:
+        """Note an attention product or its gradients by the forecast of the kernel."""
+        with _real_tensors():
+            inputs, value_dim, request = custom_op.asked([stand_in(x) for x in arguments])
+            if self._past and inputs.shape[2] == inputs.shape[3]:
+                inputs = _after(inputs, self._past)
+            request = request._replace(needs_backward=is_backward)
+            kernel = choose_kernel(inputs, request)
+            explained = Explanation.of(inputs, kernel, value_dim, request, mask=inputs.rule)
+            extra = explained.extra_bytes
             if is_backward:
-                extra = cast("KernelByHand", route.kernel).backward_bytes(given, value_dim)
-                extra -= sum(x.nbytes for x in made)
+                extra = cast("KernelWithBackward", kernel).backward_bytes(inputs, value_dim)
+                extra -= sum(x.nbytes for x in results)
         self.touch(extra)
-        columns = given.key.shape[2]
-        if self._past:  # few queries, which read no more keys than they may see
-            columns = min(columns, -(-told.pairs // math.prod(given.shape[:2])))
-        of_keys = given.key.shape[0] * given.key.shape[1] * columns * (given.key.shape[3] + value_dim)
-        read = (given.query.numel() + of_keys) * given.query.element_size()
-        written = sum(x.numel() * x.element_size() for x in made)
-        flops = told.flops * 5 // 2 if is_backward else told.flops
-        shape = (told.tiles, given.query.shape[3] + value_dim)
-        name = f"attention:{told.kernel}"
-        if given.tile_function is not None or given.modification is not None:
+        columns = inputs.key.shape[2]
+        if self._past:  # a few queries read only the keys that they may attend to
+            columns = min(columns, -(-explained.pairs // math.prod(inputs.shape[:2])))
+        of_keys = inputs.key.shape[0] * inputs.key.shape[1] * columns * (inputs.key.shape[3] + value_dim)
+        read = (inputs.query.numel() + of_keys) * inputs.query.element_size()
+        written = sum(x.numel() * x.element_size() for x in results)
+        flops = explained.flops * 5 // 2 if is_backward else explained.flops
+        shape = (explained.tiles, inputs.query.shape[3] + value_dim)
+        name = f"attention:{explained.kernel}"
+        if inputs.tile_function is not None or inputs.modification is not None:
             name += "/a function of scores"
-        dtype = _name_of(given.dtype)
+        dtype = _name_of(inputs.dtype)
         moved = read * (2 if is_backward else 1) + written
-        self.steps.append(Step(name, flops, moved, told.pairs, shape, dtype, is_backward))
+        self.steps.append(Operation(name, flops, moved, explained.pairs, shape, dtype, is_backward))
 
 
 @contextmanager
 def dry(run: DryRun, mode: FakeTensorMode) -> Iterator[DryRun]:
-    """Whatever is run meanwhile costs nothing, and says what it would cost."""
+    """Run the body of a ``with`` statement dry: nothing is computed, and ``run`` notes the costs."""
     with mode, _program(True), taken_as_clean(), _layers_of_torch(), run:
         yield run
 
 
 @contextmanager
 def _program(is_one: bool) -> Iterator[None]:
-    """As for a compiler: what is run depends on shapes alone, and products of attention are operations."""
+    """Set torch's flag for compilers: the program then depends on shapes alone, and attention is a custom operation."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = is_one
     try:
@@ -128,11 +154,10 @@ def _program(is_one: bool) -> Iterator[None]:
 
 @contextmanager
 def _layers_of_torch() -> Iterator[None]:
-    """Have torch's own layers run step by step, and not read their masks.
+    """Make torch's layers run step by step, without reading their masks.
 
-    In evaluation, and LSTMs on some processors, they run as one operation, whose products of matrices are not seen. A
-    stack of layers reads its mask to see whether it is causal, which decides which kernel runs and not what comes out:
-    it is counted as any mask.
+    In evaluation, and LSTMs on some processors, a layer runs as one operation that hides its matrix products. A stack
+    of layers reads its mask to detect a causal one; that changes the kernel, not the result.
     """
     reads, is_fast = transformer._detect_is_causal_mask, torch.backends.mha.get_fastpath_enabled()
     has_mkldnn = torch._C._get_mkldnn_enabled()
@@ -148,15 +173,15 @@ def _layers_of_torch() -> Iterator[None]:
 
 
 @contextmanager
-def _for_real() -> Iterator[None]:
+def _real_tensors() -> Iterator[None]:
     with unset_fake_temporarily(), _program(False):
         yield
 
 
 def stand_in(x: Any) -> Any:
-    """A true tensor, without memory for each of its numbers, for one that has only a shape; lists of them likewise.
+    """Return an expanded real tensor for a fake one, and lists of them for lists.
 
-    Of masks every pair is allowed, since nobody knows what they will hold.
+    Masks allow every pair, since their values are unknown.
     """
     if isinstance(x, list | tuple):
         return [stand_in(each) for each in x]
@@ -168,53 +193,53 @@ def stand_in(x: Any) -> Any:
 
 
 def _after(given: Any, past: int) -> Any:
-    """The same queries with more keys before their own."""
+    """Return the same queries with ``past`` more keys before the first one."""
     batch, heads, q_len, _ = given.shape
     key = torch.empty(1, 1, past + q_len, given.key.shape[3], dtype=given.key.dtype)
     key = key.expand(*given.key.shape[:2], -1, -1)
     return given.replaced(shape=(batch, heads, q_len, past + q_len), key=key, origin=(given.origin[0] + past, 0))
 
 
-def _shape_alone(x: Any) -> Any:
+def _on_meta(x: Any) -> Any:
     if not isinstance(x, Tensor):
         return x
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 def _python_of(name: str) -> Callable[..., Any] | None:
-    """What an operation that is written in Python runs; not of one that reads a number to draw what it then keeps."""
-    found = None if name == "saccade::drawn_directions" else torch._library.custom_ops.OPDEFS.get(name)
-    return None if found is None else found._init_fn
+    """Return the Python body of a custom operation, or None if there is none or it reads the value of a tensor."""
+    definition = None if name == "saccade::drawn_directions" else torch._library.custom_ops.OPDEFS.get(name)
+    return None if definition is None else definition._init_fn
 
 
-def _step(func: Any, args: Any, kwargs: Any, made: Any) -> Step | None:
-    """What an operation costs; None where it only looks at tensors in another way."""
+def _operation(func: Any, args: Any, kwargs: Any, result: Any) -> Operation | None:
+    """Return an operation with its cost, or None if it returns views only."""
     name = func.overloadpacket.__name__
     product = getattr(torch.ops.aten, name.removesuffix("_"), None)
-    given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    results = [x for x in tree_leaves(made) if isinstance(x, Tensor)]
+    inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    results = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
     if name in _FREE or not results:
         return None
-    known = {id(x.untyped_storage()) for x in given}
+    known = {id(x.untyped_storage()) for x in inputs}
     writes = name.endswith("_") or "out" in kwargs
     if not writes and all(id(x.untyped_storage()) in known for x in results):
         return None
     flops, shape = 0, tuple[int, ...]()
     if product in flop_registry:
         options = {key: value for key, value in kwargs.items() if key != "out"}
-        flops = int(flop_registry[product](*args, **options, out_val=made))
-        shape = _product_shape(name, given, results[0], flops)
+        flops = int(flop_registry[product](*args, **options, out_val=result))
+        shape = _product_shape(name, results[0], flops)
     elif name.startswith(_SDPA):
         flops, shape = _attention_on_a_processor(name, args)
-    moved = sum(_bytes_of(x) for x in (*given, *results))
+    moved = sum(_bytes_of(x) for x in (*inputs, *results))
     largest = max((x.numel() for x in results), default=0)
     if name in ("sum", "mean", "amax", "amin", "any", "all", "norm", "linalg_vector_norm"):
-        largest = max((x.numel() for x in given), default=0)
-    return Step(name, flops, moved, largest, shape, _name_of(results[0].dtype))
+        largest = max((x.numel() for x in inputs), default=0)
+    return Operation(name, flops, moved, largest, shape, _name_of(results[0].dtype))
 
 
 def _attention_on_a_processor(name: str, args: Any) -> tuple[int, tuple[int, ...]]:
-    """Return the operations of torch's attention or of its gradients, and the shape of products with as many."""
+    """Return the FLOPs of torch's attention or of its gradients, and the shape of equivalent matrix products."""
     sizes = [x.shape for x in args if isinstance(x, Tensor) and x.dim() == 4]
     if name.endswith("backward"):
         flops, (query, key, value) = sdpa_backward_flop_count(*sizes[:4]), sizes[1:4]
@@ -223,20 +248,20 @@ def _attention_on_a_processor(name: str, args: Any) -> tuple[int, tuple[int, ...
     return int(flops), (query[0] * query[1], query[2], query[3] + value[3], key[2])
 
 
-def _product_shape(name: str, given: list[Tensor], made: Tensor, flops: int) -> tuple[int, ...]:
-    """(batch, rows, inner, columns) of a matrix product, or of the one that a convolution is."""
-    rows, columns = made.shape[-2:] if made.dim() > 1 else (1, made.numel())
+def _product_shape(name: str, result: Tensor, flops: int) -> tuple[int, ...]:
+    """Return (batch, rows, inner, columns) of a matrix product, or of the one that equals a convolution."""
+    rows, columns = result.shape[-2:] if result.dim() > 1 else (1, result.numel())
     batch = 1
     if name in ("bmm", "baddbmm"):
-        batch = made.shape[0]
+        batch = result.shape[0]
     elif "convolution" in name:
-        rows, columns = max(1, made.numel() // max(1, made.shape[1])), made.shape[1]
+        rows, columns = max(1, result.numel() // max(1, result.shape[1])), result.shape[1]
     inner = flops // max(1, 2 * batch * rows * columns)
     return batch, int(rows), max(1, inner), int(columns)
 
 
 def _bytes_of(x: Tensor) -> int:
-    """What a tensor holds, repeated numbers once."""
+    """Return the bytes of a tensor; expanded axes count once."""
     sizes = (size for size, stride in zip(x.shape, x.stride(), strict=True) if stride or size == 0)
     return math.prod(sizes) * x.element_size()
 
@@ -246,6 +271,6 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def refuse_dry(error: Exception) -> Exception:
-    """The error for what cannot be run dry."""
+    """Return the error for a program that cannot be run dry."""
     reason = f"what it runs depends on what its tensors hold: {str(error).splitlines()[0]}"
     return unsupported("subject", [reason], hint="time and measure it with benchmarks of its own")

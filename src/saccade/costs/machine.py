@@ -1,17 +1,22 @@
-"""Machine: how long operations take here, measured once, so that the time of a run can be told before it."""
+"""Machine: the speed of operations here, measured once, from which the time of a run is estimated."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
+import platform
+import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from saccade.costs.dry_run import DryRun, dry
-from saccade.costs.machine_cache import MachineFile
+from saccade.costs.dry_run import DryRun, Operation, dry
 from saccade.costs.microbenchmarks import (
     ELEMENTWISE,
     SIZES,
@@ -22,24 +27,43 @@ from saccade.costs.microbenchmarks import (
     streams,
     timed,
 )
-from saccade.costs.operation import Step
 from saccade.support.errors import unsupported
 
-__all__ = ["FACTOR", "Machine", "this_machine"]
-
 FACTOR = 1.5
-"""By how much a prediction may be off, each way; `python -m benchmarks costs` compares it with what is measured."""
+"""Error of an estimate, in both directions; `python -m benchmarks costs` compares estimates with measurements."""
+_VERSION = 1
 
-Point = tuple[float, float]
+
+class Seconds(NamedTuple):
+    """Estimated seconds of a forward run, a training step and one more token; `FACTOR` is their error."""
+
+    forward: float
+    training: float
+    decode: float | None
+
+    def __str__(self) -> str:
+        times = {name: time for name, time in self._asdict().items() if time is not None}
+        width = max(map(len, times))
+        return "\n".join(
+            f"{name:<{width}}  {_time(time):>8}  ({_time(time / FACTOR)} to {_time(time * FACTOR)})"
+            for name, time in times.items()
+        )
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
 
 
 class Machine:
-    """Times of operations on this machine's processor, each kind measured when it is first asked for, and kept.
+    """Times of operations on this machine's processor; each kind is measured when it is first needed.
 
     Args:
-        file: where measurements are kept between runs; None to keep them in memory.
+        file: stores measurements between runs; None to hold them in memory.
 
-    Cost: to measure a kind takes a second or two, once. The number of threads is part of what is kept.
+    Cost: a second or two for each kind, once for each number of threads.
 
     Example:
         >>> machine = this_machine()
@@ -51,24 +75,24 @@ class Machine:
         self._file = file
         self._known: dict[str, list[list[float]]] = {} if file is None else file.read()
 
-    def seconds(self, steps: Iterable[Step]) -> float:
-        """How long these operations take, one after another."""
+    def seconds(self, steps: Iterable[Operation]) -> float:
+        """Return the time of these operations, one after another."""
         steps = list(steps)
-        started = sum(step.kernel is None for step in steps)  # what starts a kernel is part of its time
-        return sum(map(self.of_step, steps)) + (started * self._start() if started else 0.0)
+        starts = sum(step.kernel is None for step in steps)  # the time of a kernel includes its start
+        return sum(map(self._of_step, steps)) + (starts * self._start() if starts else 0.0)
 
     def _start(self) -> float:
-        """What an operation takes beyond what it computes, where Python makes many small ones one after another."""
+        """Return the overhead of one operation when Python runs many small ones in a row."""
         return self._measured("start", self._starts)[0][0]
 
     def _starts(self) -> list[list[float]]:
         run = DryRun()
         with dry(run, FakeTensorMode(allow_non_fake_inputs=True)):
             small_operations()
-        return [[max(0.0, timed(small_operations) - sum(map(self.of_step, run.steps))) / len(run.steps)]]
+        return [[max(0.0, timed(small_operations) - sum(map(self._of_step, run.steps))) / len(run.steps)]]
 
-    def of_step(self, step: Step) -> float:
-        """How long one operation takes, its start aside."""
+    def _of_step(self, step: Operation) -> float:
+        """Return the time of one operation without its start."""
         if step.kernel is not None:
             return self._attention(step, step.kernel)
         if step.flops:
@@ -81,27 +105,27 @@ class Machine:
     def _stream(self, moved: int, dtype: str) -> float:
         return _between(self._measured("stream/float32", streams), moved)
 
-    def _product(self, step: Step) -> float:
-        """By the rates of the products that are most alike."""
+    def _product(self, step: Operation) -> float:
+        """Interpolate between the rates of the matrix products with the nearest shapes."""
         kind = "batched" if step.shape[0] > 1 else "single"
-        found = self._measured(f"product/{kind}/{step.dtype}", partial(products, kind, step.dtype))
-        own = [math.log2(max(1, x)) for x in step.shape]
+        samples = self._measured(f"product/{kind}/{step.dtype}", partial(products, kind, step.dtype))
+        sizes = [math.log2(max(1, x)) for x in step.shape]
         total = weights = 0.0
-        for *shape, rate in found:
-            far = sum((math.log2(x) - y) ** 2 for x, y in zip(shape, own, strict=True))
-            weight = 1.0 / (far + 1e-3) ** 2
+        for *shape, rate in samples:
+            distance = sum((math.log2(x) - y) ** 2 for x, y in zip(shape, sizes, strict=True))
+            weight = 1.0 / (distance + 1e-3) ** 2
             total, weights = total + weight * math.log(rate), weights + weight
         return step.flops / math.exp(total / weights)
 
-    def _attention(self, step: Step, kernel: str) -> float:
-        """A start, so much for each tile, and for each pair what its width costs."""
+    def _attention(self, step: Operation, kernel: str) -> float:
+        """Return the time of an attention product: a start, a time per tile, and a time per pair by width."""
         way = "backward" if step.is_backward else "forward"
         name = f"attention/{kernel}/{way}/{step.dtype}"
         if "/" in kernel:
             reason = f"it is measured how long products of a dot product take, not those of {kernel.partition('/')[2]}"
             raise unsupported("subject", [reason], hint="its operations and its memory are told all the same")
-        found = self._measured(name, partial(attention_samples, kernel, step.dtype, is_backward=step.is_backward))
-        start, narrow, wide, tile = (row[0] for row in found[:4])
+        samples = self._measured(name, partial(attention_samples, kernel, step.dtype, is_backward=step.is_backward))
+        start, narrow, wide, tile = (row[0] for row in samples[:4])
         share = (step.shape[1] - 2 * SIZES[0]) / (2 * SIZES[1] - 2 * SIZES[0])
         slope = wide - narrow
         pair = max(narrow / 2, narrow + share * slope)
@@ -118,7 +142,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The machine that this runs on, with what has been measured of it so far."""
+    """Return the machine of this process, with all measurements so far."""
     if not _HERE:
         _HERE.append(Machine(MachineFile.here()))
     return _HERE[0]
@@ -128,14 +152,72 @@ _HERE: list[Machine] = []
 
 
 def _between(points: list[list[float]], at: float) -> float:
-    """A time between those of two sizes, along a straight line; in proportion beyond the last."""
-    (first, least), *others = points
-    if at <= first:
-        return least
-    before: Any = (first, least)
+    """Return the time at a size by linear interpolation; in proportion beyond the last point."""
+    before, *others = points
+    if at <= before[0]:
+        return before[1]
     for size, time in others:
         if at <= size:
             share = (at - before[0]) / (size - before[0])
             return before[1] + share * (time - before[1])
-        before = (size, time)
+        before = [size, time]
     return before[1] * at / before[0]
+
+
+class MachineFile(NamedTuple):
+    """A file of measurements; a damaged file, or one of another machine, is ignored."""
+
+    path: Path
+
+    @classmethod
+    def here(cls) -> MachineFile:
+        """Return the file in ``$SACCADE_CACHE``, ``$XDG_CACHE_HOME/saccade`` or ``~/.cache/saccade``."""
+        folder = os.environ.get("SACCADE_CACHE")
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        name = hashlib.sha256(json.dumps(_machine_key()).encode()).hexdigest()[:16]
+        return cls((Path(folder) if folder else base / "saccade") / f"machine-{name}.json")
+
+    def read(self) -> dict[str, list[list[float]]]:
+        """Return the measurements; none if the file is missing or invalid."""
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            known = content["measured"]
+            if content["machine"] == _machine_key() and content["sum"] == _sum(known):
+                return {str(name): [[float(x) for x in row] for row in rows] for name, rows in known.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+        return {}
+
+    def write(self, known: dict[str, list[list[float]]]) -> None:
+        """Write the file atomically; if that fails, the next process measures again."""
+        text = json.dumps({"machine": _machine_key(), "measured": known, "sum": _sum(known)})
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False, encoding="utf-8") as file:
+                file.write(text)
+            Path(file.name).replace(self.path)
+        except OSError:
+            return
+
+
+def _machine_key() -> dict[str, object]:
+    """Return the facts on which measurements depend, except the number of threads."""
+    return {
+        "version": _VERSION,
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "level": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _sum(known: object) -> str:
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What is run to learn how fast a machine is: small cases of each kind of operation."""
+"""Microbenchmarks: small cases of each kind of operation, timed to estimate the speed of a machine."""
 
 from __future__ import annotations
 
@@ -12,25 +12,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from saccade.engine.dispatch import route_of
+from saccade.engine.dispatch import choose_kernel
 from saccade.engine.inputs import AttentionInputs
+from saccade.engine.kernels.kernel import Request
 from saccade.masks import Causal, Mask, Window
 from saccade.matrix import Impl, attention
 from saccade.mechanisms import Delta
 
-__all__ = [
-    "ELEMENTWISE",
-    "SIZES",
-    "attention_samples",
-    "elementwise",
-    "products",
-    "small_operations",
-    "streams",
-    "timed",
-]
-
 SIZES = (32, 128)
-"""Widths of heads at which kernels are timed; others lie on the line through both."""
+"""Head widths at which kernels are timed; other widths are interpolated."""
 _LENGTH = 1024
 _COUNTS = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 _BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26, 1 << 28)
@@ -48,7 +38,7 @@ _BATCHED = (
     (8, 1, 64, 512),
 )
 
-_LOOK, _LOOKS, _PATIENCE = 0.002, 7, 0.15  # seconds of a look, how many at least, and seconds of all
+_SAMPLE_SECONDS, _MIN_SAMPLES, _TOTAL_SECONDS = 0.002, 7, 0.15
 
 _aten: Any = torch.ops.aten
 
@@ -82,7 +72,7 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Any]] = {
     "native_dropout": lambda x: _aten.native_dropout(x, 0.1, True),
     "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.9),
 }
-"""Operations whose time goes by what they compute for each number, not by how many bytes they move."""
+"""Operations whose time depends on the arithmetic for each number, not on the bytes moved."""
 
 
 def _layer_norm_backward(x: Tensor) -> object:
@@ -92,15 +82,15 @@ def _layer_norm_backward(x: Tensor) -> object:
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Seconds of a call: the least of many short looks, since a disturbance only makes one longer, and not all."""
+    """Return the seconds of a call: the minimum of many short samples, since disturbances only make samples longer."""
     run()
     start = time.perf_counter()
     run()
     once = max(1e-7, time.perf_counter() - start)
     times: list[float] = []
-    number = max(1, min(1000, int(_LOOK / once)))
-    end = time.perf_counter() + _PATIENCE
-    while len(times) < _LOOKS or time.perf_counter() < end:
+    number = max(1, min(1000, int(_SAMPLE_SECONDS / once)))
+    end = time.perf_counter() + _TOTAL_SECONDS
+    while len(times) < _MIN_SAMPLES or time.perf_counter() < end:
         start = time.perf_counter()
         for _ in range(number):
             run()
@@ -109,45 +99,45 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def small_operations() -> Tensor:
-    """Many small operations called by Python: a recurrence, chunk by chunk."""
+    """Run many small operations from Python: a recurrence, chunk by chunk."""
     query, key, value = torch.ones(1, 4, 512, 32), torch.full((1, 4, 512, 32), 0.1), torch.ones(1, 4, 512, 32)
     return Delta()(query, key, mask=Causal()) @ value
 
 
 def streams() -> list[list[float]]:
-    """``[bytes moved, seconds]`` of sums of two tensors."""
-    found = []
+    """Return ``[bytes moved, seconds]`` of sums of two tensors."""
+    samples = []
     for moved in _BYTES:
         pairs = [(torch.ones(moved // 12), torch.ones(moved // 12)) for _ in range(4)]
-        found.append([float(moved), timed(_in_turns(torch.add, pairs))])
-    return found
+        samples.append([float(moved), timed(_in_turns(torch.add, pairs))])
+    return samples
 
 
 def _in_turns(run: Callable[..., Tensor], inputs: Sequence[tuple[Tensor, ...]]) -> Callable[[], None]:
-    """As in a model: what is read was not read just now, and what is written is not what was just given back."""
-    turns, held = itertools.cycle(inputs), deque[Tensor](maxlen=8)
-    return lambda: held.append(run(*next(turns)))
+    """Rotate buffers, as a model does, so that neither inputs nor outputs are warm in the cache."""
+    turns, results = itertools.cycle(inputs), deque[Tensor](maxlen=8)
+    return lambda: results.append(run(*next(turns)))
 
 
 def elementwise(name: str, dtype: str) -> list[list[float]]:
-    """``[numbers, seconds]`` of an operation."""
+    """Return ``[numbers, seconds]`` of an operation."""
     run = ELEMENTWISE[name]
     inputs = [torch.rand(4, count).add_(0.1).to(getattr(torch, dtype)) for count in _COUNTS]
     return [[float(x.shape[1]), timed(_in_turns(run, [(each,) for each in x]))] for x in inputs]
 
 
 def products(kind: str, dtype: str) -> list[list[float]]:
-    """``[batch, rows, inner, columns, FLOP/s]`` of products of matrices."""
-    found = []
+    """Return ``[batch, rows, inner, columns, FLOP/s]`` of matrix products."""
+    samples = []
     for batch, rows, inner, columns in _BATCHED if kind == "batched" else _SINGLE:
         a, b = (torch.rand(batch, *shape).to(getattr(torch, dtype)) for shape in ((rows, inner), (inner, columns)))
         seconds = timed(lambda a=a, b=b: torch.bmm(a, b) if kind == "batched" else torch.mm(a[0], b[0]))  # type: ignore[misc]
-        found.append([batch, rows, inner, columns, 2 * batch * rows * inner * columns / seconds])
-    return found
+        samples.append([batch, rows, inner, columns, 2 * batch * rows * inner * columns / seconds])
+    return samples
 
 
 def attention_samples(kernel: str, dtype: str, *, is_backward: bool) -> list[list[float]]:
-    """``[seconds]`` of a start, of a pair at each of `SIZES`, and of one more tile."""
+    """Return ``[seconds]`` of a start, of a pair at each of `SIZES`, and of one more tile."""
     start = _attention(kernel, dtype, 16, SIZES[0], Causal(), is_backward=is_backward)
     pairs = []
     for width in SIZES:
@@ -162,10 +152,10 @@ def attention_samples(kernel: str, dtype: str, *, is_backward: bool) -> list[lis
 def _attention(
     kernel: str, dtype: str, length: int, width: int, mask: Mask, *, is_backward: bool
 ) -> tuple[float, int, int]:
-    """Seconds of a product by a kernel, or of its gradients; the pairs that it computes, and its tiles."""
+    """Return the seconds of an attention product or of its gradients, its pairs and its tiles."""
     tensors = [torch.randn(1, 4, length, width).to(getattr(torch, dtype)) for _ in range(3)]
     given = AttentionInputs.of(tensors[0], tensors[1], mask)
-    cost = route_of(given, 0.0, kernel).kernel.cost(given, width, 0.0)
+    cost = choose_kernel(given, Request(impl=kernel)).cost(given, width, 0.0)
 
     def forward() -> Tensor:
         query, key, value = tensors
@@ -174,10 +164,10 @@ def _attention(
     if not is_backward:
         return timed(forward), cost.pairs, cost.tiles
     tensors = [x.requires_grad_() for x in tensors]
-    made = forward()
-    grad = torch.ones_like(made)
+    result = forward()
+    grad = torch.ones_like(result)
     return (
-        timed(lambda: torch.autograd.grad(made, tensors, grad, retain_graph=True)),
+        timed(lambda: torch.autograd.grad(result, tensors, grad, retain_graph=True)),
         cost.pairs,
         cost.tiles,
     )

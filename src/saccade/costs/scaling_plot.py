@@ -1,20 +1,19 @@
-"""growth(): what something costs against its length, as a figure."""
+"""growth(): a figure of costs against lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, get_args
 
 from saccade import viz
 from saccade.costs.cost import Cost
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_type, is_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["What", "growth"]
 
 What = Literal["memory", "flops", "moved", "seconds"]
 _BYTES = [("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)]
@@ -26,26 +25,26 @@ _UNITS = {  # the largest first
 }
 
 
-@answers({}, costs="what cost(...) says at two lengths or more")
+@argument_hints({}, costs="results of cost(...) at two lengths or more")
 def growth(
     costs: Iterable[Cost], what: What = "memory", *, memory: float | None = None, title: str | None = None
 ) -> Figure:
-    """Draw what runs cost against their lengths; both axes are logarithmic.
+    """Draw costs against lengths on logarithmic axes.
 
     Args:
-        costs: what `cost` says, of one subject at two lengths or more.
-        what: "memory" (most bytes at any time, and the cache's), "flops", "moved" (bytes) or "seconds" (of this
-            machine, which is measured where it has not been).
-        memory: bytes of room: a line, and what lies above it does not fit; only for "memory".
-        title: stands above the picture; what the costs are of when None.
+        costs: results of `cost` for one subject at two lengths or more.
+        what: "memory" (peak bytes, and those of the cache), "flops", "moved" (bytes) or "seconds" (on this machine,
+            which is measured if it has not been).
+        memory: bytes of memory, drawn as a line; only for "memory".
+        title: title of the figure; the name of the subject when None.
 
     Returns:
-        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `viz.save` writes it.
+        A figure that pyplot does not manage; nothing is shown. `viz.save` writes it.
 
     Raises:
-        TypeError: not costs.
-        ValueError: fewer than two lengths, costs of several subjects, or ``memory`` beside another question.
-        UnsupportedError: no time is told of what is run.
+        TypeError: values that are no `Cost`.
+        ValueError: fewer than two lengths, costs of several subjects, or ``memory`` with another ``what``.
+        UnsupportedError: "seconds" of a subject whose time cannot be estimated.
         ImportError: matplotlib is not installed.
 
     Example:
@@ -55,48 +54,45 @@ def growth(
     """
     if what not in get_args(What):
         raise value_error("what", f"be one of {', '.join(get_args(What))}", what)
-    told = sorted((check_type("costs", x, Cost, "hold what saccade.cost says") for x in costs), key=_length)
-    lengths = [x.seq_len for x in told]
+    checked = (check_type("costs", x, Cost, "hold what saccade.cost says") for x in costs)
+    ordered = sorted(checked, key=attrgetter("seq_len"))
+    lengths = [x.seq_len for x in ordered]
     if len(set(lengths)) < max(2, len(lengths)):
         raise value_error("costs", "hold two lengths or more, each once", lengths)
-    if len(kinds := {(x.subject, x.batch, x.dtype) for x in told}) > 1:
+    if len(kinds := {(x.subject, x.batch, x.dtype) for x in ordered}) > 1:
         raise value_error("costs", "be of one subject, batch and dtype", sorted(x[0] for x in kinds))
     if memory is not None and (what != "memory" or not is_number(memory) or memory <= 0):
         raise value_error("memory", 'be a positive number of bytes, beside what="memory"', memory)
-    lines = _lines(told, what)
+    lines = _lines(ordered, what)
     if memory is not None:
-        lines["room"] = [memory] * len(told)
+        lines["room"] = [memory] * len(ordered)
     most = max(x for line in lines.values() for x in line)
     unit, size = next(scale for scale in _UNITS[what] if scale[1] <= most or scale is _UNITS[what][-1])
-    first = told[0]
-    shown = f"{first.subject}, batch {first.batch}, {str(first.dtype).removeprefix('torch.')}"
+    first = ordered[0]
+    name = f"{first.subject}, batch {first.batch}, {str(first.dtype).removeprefix('torch.')}"
     return viz.profile(
         [[x / size for x in line] for line in lines.values()],
         x=lengths,
         names=list(lines),
-        title=shown if title is None else title,
+        title=name if title is None else title,
         x_name="tokens",
         y_name=unit,
         log=True,
     )
 
 
-def _length(cost: Cost) -> int:
-    return cost.seq_len
-
-
-def _lines(told: list[Cost], what: What) -> dict[str, list[float]]:
-    """For each run, its numbers at all lengths."""
-    found: dict[str, list[float]] = {}
-    seconds = [x.seconds() for x in told] if what == "seconds" else []
+def _lines(costs: list[Cost], what: What) -> dict[str, list[float]]:
+    """Return the numbers of each run at all lengths."""
+    lines: dict[str, list[float]] = {}
+    seconds = [x.seconds() for x in costs] if what == "seconds" else []
     for name in ("forward", "training", "decode"):
-        if getattr(told[0], name) is None:
+        if getattr(costs[0], name) is None:
             continue
         if what == "seconds":
-            found[name] = [getattr(x, name) for x in seconds]
+            lines[name] = [getattr(x, name) for x in seconds]
         else:
             attribute = {"memory": "peak_bytes", "flops": "flops", "moved": "bytes_moved"}[what]
-            found[name] = [getattr(getattr(x, name), attribute) for x in told]
-    if what == "memory" and told[0].cache_bytes is not None:
-        found["cache"] = [x.cache_bytes or 0 for x in told]
-    return found
+            lines[name] = [getattr(getattr(x, name), attribute) for x in costs]
+    if what == "memory" and costs[0].cache_bytes is not None:
+        lines["cache"] = [x.cache_bytes or 0 for x in costs]
+    return lines

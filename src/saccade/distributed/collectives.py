@@ -1,4 +1,4 @@
-"""Moving rows between ranks, there and, as gradients, back."""
+"""Exchange of rows between ranks, and of their gradients in the other direction."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from saccade.distributed.exchange_plan import Exchange
 from saccade.distributed.layouts import Layout, numbers
 from saccade.support.called_function import called_function
 
-__all__ = ["Fetch", "Swap", "agree", "guarded", "moved"]
-
-# Ranks from which on messages go to those alone who have something to say to one another. All ranks must decide alike.
+# With more ranks, only pairs of ranks with data exchange messages. All ranks must decide alike.
 _MANY = 8
 
 
 def moved(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    """``there(x)``, a linear map whose transpose is ``back``: gradients go back by it."""
-    found: Tensor = _Moved.apply(x, there, back)
-    return found
+    """Return ``there(x)``, a linear map whose transpose is ``back``: gradients go through ``back``."""
+    result: Tensor = _Moved.apply(x, there, back)
+    return result
 
 
 class _Moved(torch.autograd.Function):
@@ -39,14 +37,14 @@ class _Moved(torch.autograd.Function):
 
 
 class Fetch(NamedTuple):
-    """Keys from where they are: all that the own queries can see, in the order of their positions.
+    """Fetches all visible keys of the local queries from their ranks, in the order of their positions.
 
     Attributes:
         group: of the ranks.
-        columns: positions of the keys that come of it, int64 ``[columns]``.
-        own: which of these columns the own rows are, int64 ``[rows]``.
-        gives: for each rank, which own rows it gets, int64.
-        gets: for each rank, which columns come from it, int64.
+        columns: positions of the fetched keys, int64 ``[columns]``.
+        own: columns of the local rows, int64 ``[rows]``.
+        gives: local rows sent to each rank, int64.
+        gets: columns received from each rank, int64.
     """
 
     group: dist.ProcessGroup | None
@@ -57,9 +55,9 @@ class Fetch(NamedTuple):
 
     @classmethod
     def of(cls, plan: Exchange, rank: int, group: dist.ProcessGroup | None, device: torch.device) -> Fetch:
-        """The part of a rank in a plan."""
-        own = plan.rank(rank)
-        rows, columns = plan.layout.tokens(rank), own.columns
+        """Return the part of a rank in a plan."""
+        part = plan.rank(rank)
+        rows, columns = plan.layout.tokens(rank), part.columns
 
         def by_peer(pieces: Sequence[tuple[int, range]], among: np.ndarray) -> tuple[Tensor, ...]:
             lists: list[list[range]] = [[] for _ in range(plan.ranks)]
@@ -68,11 +66,11 @@ class Fetch(NamedTuple):
             return tuple(torch.from_numpy(np.searchsorted(among, numbers(keys))).to(device) for keys in lists)
 
         places = torch.from_numpy(np.searchsorted(columns, rows)).to(device)
-        gives, gets = by_peer(own.sends, rows), by_peer(own.receives, columns)
+        gives, gets = by_peer(part.sends, rows), by_peer(part.receives, columns)
         return cls(group, torch.from_numpy(columns).to(device), places, gives, gets)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``[B, G, rows, D] -> [B, G, columns, D]``."""
+        """Return ``[B, G, columns, D]`` for ``[B, G, rows, D]``."""
         return moved(x, self._there, self._back)
 
     def _there(self, x: Tensor) -> Tensor:
@@ -80,24 +78,24 @@ class Fetch(NamedTuple):
         out = x.new_empty(batch, groups, len(self.columns), width)
         out[:, :, self.own] = x
         shapes = [(batch, groups, len(part), width) for part in self.gets]
-        come = _swapped([x[:, :, part] for part in self.gives], shapes, self.group)
-        for part, own in zip(self.gets, come, strict=True):
-            out[:, :, part] = own
+        received = _swapped([x[:, :, part] for part in self.gives], shapes, self.group)
+        for part, rows in zip(self.gets, received, strict=True):
+            out[:, :, part] = rows
         return out
 
     def _back(self, grad: Tensor) -> Tensor:
         batch, groups, _, width = grad.shape
-        wide = torch.promote_types(grad.dtype, torch.float32)  # many ranks add to one key: rounded once
+        wide = torch.promote_types(grad.dtype, torch.float32)  # many ranks add to one key: round once
         total = grad[:, :, self.own].to(wide)
         shapes = [(batch, groups, len(part), width) for part in self.gives]
-        come = _swapped([grad[:, :, part] for part in self.gets], shapes, self.group)
-        for part, own in zip(self.gives, come, strict=True):
-            total.index_add_(2, part, own.to(wide))
+        received = _swapped([grad[:, :, part] for part in self.gets], shapes, self.group)
+        for part, rows in zip(self.gives, received, strict=True):
+            total.index_add_(2, part, rows.to(wide))
         return total.to(grad.dtype)
 
 
 class Swap(NamedTuple):
-    """Own rows of all heads for all rows of own heads, and the other way round.
+    """Exchanges local rows of all heads for all rows of local heads, and back.
 
     Attributes:
         group: of the ranks.
@@ -109,46 +107,46 @@ class Swap(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout, group: dist.ProcessGroup | None, device: torch.device) -> Swap:
-        """Of a layout, the same for all ranks."""
+        """Return the exchange for a layout, the same for all ranks."""
         rows = (torch.from_numpy(layout.tokens(rank)).to(device) for rank in range(layout.ranks))
         return cls(group, tuple(rows))
 
     def to_heads(self, x: Tensor) -> Tensor:
-        """``[B, H, rows, D] -> [B, H / ranks, all rows, D]``."""
+        """Return ``[B, H / ranks, all rows, D]`` for ``[B, H, rows, D]``."""
         return moved(x, self._to_heads, self._to_rows)
 
     def to_rows(self, x: Tensor) -> Tensor:
-        """``[B, H / ranks, all rows, D] -> [B, H, rows, D]``."""
+        """Return ``[B, H, rows, D]`` for ``[B, H / ranks, all rows, D]``."""
         return moved(x, self._to_rows, self._to_heads)
 
     def _to_heads(self, x: Tensor) -> Tensor:
         batch, heads, _, width = x.shape
-        own = heads // len(self.rows)
-        shapes = [(batch, own, len(rows), width) for rows in self.rows]
-        come = _swapped(list(x.split(own, 1)), shapes, self.group)
-        out = x.new_empty(batch, own, sum(map(len, self.rows)), width)
-        for rows, part in zip(self.rows, come, strict=True):
+        local = heads // len(self.rows)
+        shapes = [(batch, local, len(rows), width) for rows in self.rows]
+        received = _swapped(list(x.split(local, 1)), shapes, self.group)
+        out = x.new_empty(batch, local, sum(map(len, self.rows)), width)
+        for rows, part in zip(self.rows, received, strict=True):
             out[:, :, rows] = part
         return out
 
     def _to_rows(self, x: Tensor) -> Tensor:
-        batch, own, _, width = x.shape
-        mine = len(self.rows[dist.get_rank(self.group)])
-        shapes = [(batch, own, mine, width)] * len(self.rows)
+        batch, heads, _, width = x.shape
+        local = len(self.rows[dist.get_rank(self.group)])
+        shapes = [(batch, heads, local, width)] * len(self.rows)
         return torch.cat(_swapped([x[:, :, rows] for rows in self.rows], shapes, self.group), 1)
 
 
-def agree(told: str, group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Raise on every rank, before anything is sent, unless all of them have the same in mind.
+def agree(plan: str, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Raise on every rank, before anything is sent, unless all ranks have the same plan.
 
-    Messages of sizes that nobody expects would be taken in silence, or waited for.
+    Messages of unexpected sizes would otherwise be received silently, or waited for.
 
     Raises:
-        RuntimeError: some ranks have another plan, or other shapes; or one is gone.
+        RuntimeError: some ranks have another plan, or other shapes; or one has ended.
     """
     ranks = dist.get_world_size(group)
-    mine = int.from_bytes(hashlib.sha256(told.encode()).digest()[:7], "little")
-    sent = torch.tensor([mine], device=device)
+    digest = int.from_bytes(hashlib.sha256(plan.encode()).digest()[:7], "little")
+    sent = torch.tensor([digest], device=device)
     every = [torch.empty_like(sent) for _ in range(ranks)]
     guarded(lambda: dist.all_gather(every, sent, group=group))
     marks = [int(mark) for mark in every]
@@ -157,28 +155,28 @@ def agree(told: str, group: dist.ProcessGroup | None, device: torch.device) -> N
         listed = ", ".join(map(str, others[:8])) + (", ..." if len(others) > 8 else "")
         sentence = f"{called_function()}: all ranks must plan the same; ranks {listed} differ from rank 0"
         raise RuntimeError(
-            f"{sentence} (here: {told}).\nHint: give every rank the same mask, lengths, layout and dtype"
+            f"{sentence} (here: {plan}).\nHint: give every rank the same mask, lengths, layout and dtype"
         )
 
 
 def _swapped(
     parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], group: dist.ProcessGroup | None
 ) -> list[Tensor]:
-    """What every rank has for this one, of known shapes, for what this one has for each."""
+    """Send a part to each rank, and return the part from each rank, of known shapes."""
     ranks, rank = len(parts), dist.get_rank(group)
     like, peers = parts[rank], [peer for peer in range(ranks) if peer != rank]
     if ranks > _MANY:
-        come = [parts[rank] if peer == rank else like.new_empty(shapes[peer]) for peer in range(ranks)]
-        asked = []
+        received = [parts[rank] if peer == rank else like.new_empty(shapes[peer]) for peer in range(ranks)]
+        operations = []
         for peer in peers:
-            whom = dist.get_global_rank(group, peer) if group is not None else peer
+            number = dist.get_global_rank(group, peer) if group is not None else peer
             if parts[peer].numel():
-                asked.append(dist.P2POp(dist.isend, parts[peer].contiguous(), whom, group))
-            if come[peer].numel():
-                asked.append(dist.P2POp(dist.irecv, come[peer], whom, group))
-        if asked:
-            guarded(lambda: [work.wait() for work in dist.batch_isend_irecv(asked)])
-        return come
+                operations.append(dist.P2POp(dist.isend, parts[peer].contiguous(), number, group))
+            if received[peer].numel():
+                operations.append(dist.P2POp(dist.irecv, received[peer], number, group))
+        if operations:
+            guarded(lambda: [work.wait() for work in dist.batch_isend_irecv(operations)])
+        return received
     sizes = [torch.Size(shape).numel() for shape in shapes]
     flat = like.new_empty(sum(sizes))
     sent = torch.cat([part.reshape(-1) for part in parts])
@@ -187,7 +185,7 @@ def _swapped(
 
 
 def guarded(call: Callable[[], object]) -> None:
-    """Run an exchange; where it does not end, say what that means."""
+    """Run an exchange; explain an exchange that fails."""
     try:
         call()
     except RuntimeError as error:

@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from saccade.distributed.collectives import Fetch, Swap, agree, guarded
-from saccade.distributed.exchange_plan import STRATEGIES, Exchange, exchange
+from saccade.distributed.exchange_plan import STRATEGIES, Exchange, Machine, exchange
 from saccade.distributed.layouts import NAMES, Layout, layout_of
 from saccade.distributed.parallel_mechanism import SpreadMechanism
-from saccade.distributed.rank_speed import Machine
 from saccade.distributed.state_passing import Post
 from saccade.engine import dropout
 from saccade.engine.positions.positioned_mask import check_domain
@@ -28,30 +27,27 @@ from saccade.scores import Score
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_choice, check_type
 
-__all__ = ["ContextParallel"]
-
-_MOST_KEPT = 16
+_CACHE_SIZE = 16
 
 
 class ContextParallel:
-    """Attention over a sequence that is split over ranks, equal to attention over the whole of it.
+    """Attention over a sequence that is split over ranks, equal to attention over the whole sequence.
 
-    Every rank hands over the queries, keys and values of its own rows, and gets the outputs of these; keys that its
-    queries can see come from where they are, and gradients go back there. Nothing is global: a model may use several,
-    and what is below this layer does not know of it.
+    Every rank passes the queries, keys and values of its rows, and receives their outputs; visible keys are fetched
+    from other ranks, and gradients are returned there. There is no global state: a model may use several.
 
     Args:
         group: a one-dimensional DeviceMesh or a process group; all ranks when None.
-        layout: which rank holds which rows: "contiguous", "zigzag" or "striped", or a `Layout` (of a plan, for
-            "balanced"). It is that of the data, so one for all layers.
-        strategy: "fetch", "gather", "ulysses", or "auto" for what is reckoned to be fastest; see `exchange`.
-        machine: what a rank is assumed to do, for "auto".
-        checks: whether ranks compare plans before each exchange, by one small message: where they differ, each raises
-            the same error. Without it they may hang, or take what was not meant for them.
+        layout: the rows of each rank: "contiguous", "zigzag" or "striped", or a `Layout` (of a plan, for "balanced").
+            It is the layout of the data, so it is the same for all layers.
+        strategy: "fetch", "gather", "ulysses", or "auto" for the fastest estimate; see `exchange`.
+        machine: assumed speed of a rank, for "auto".
+        checks: whether ranks compare plans before each exchange, by one small message: if they differ, each raises the
+            same error. Without checks they may hang, or receive wrong data.
 
     Raises:
-        TypeError, ValueError: no group, layout or strategy.
-        RuntimeError: no process group was set up.
+        TypeError, ValueError: a wrong group, layout or strategy.
+        RuntimeError: there is no process group.
     """
 
     def __init__(
@@ -79,10 +75,10 @@ class ContextParallel:
         if isinstance(layout, Layout) and layout.ranks != self.ranks:
             raise value_error("layout", f"be of {self.ranks} ranks", layout.ranks)
         self._layout, self.post = layout, Post(group)
-        self._made: dict[tuple[Any, ...], Any] = {}
+        self._cache: dict[tuple[Any, ...], Any] = {}
 
     def layout(self, seq_len: int) -> Layout:
-        """Who holds which rows of a sequence."""
+        """Return the layout of a sequence."""
         if isinstance(self._layout, str):
             return layout_of(self._layout, seq_len, self.ranks)
         if self._layout.seq_len != seq_len:
@@ -90,15 +86,17 @@ class ContextParallel:
         return self._layout
 
     def positions(self, seq_len: int, device: torch.device | str = "cpu") -> Tensor:
-        """Where the own rows stand, int64 ``[rows]``."""
+        """Return the positions of the local rows, int64 ``[rows]``."""
         return torch.from_numpy(self.layout(seq_len).tokens(self.rank)).to(device)
 
     def shard_sequence(self, x: Tensor, dim: int = 1) -> Tensor:
-        """The own rows of a tensor that every rank has whole."""
+        """Return the local rows of a tensor that every rank has whole."""
         return x.index_select(dim, self.positions(x.shape[dim], x.device))
 
     def unshard_sequence(self, x: Tensor, dim: int = 1, *, seq_len: int | None = None) -> Tensor:
-        """All rows, on every rank, of a tensor of which each has its own. Gradients of all ranks are added up."""
+        """Return all rows, on every rank, of a tensor whose local rows each rank has; gradients of all ranks are
+        summed.
+        """
         seq_len = self.seq_len(x.shape[dim], seq_len)
         others = [size for axis, size in enumerate(x.shape) if axis != dim % x.dim()]
         if self.checks:
@@ -125,21 +123,21 @@ class ContextParallel:
         seed: int | None = None,
         impl: Impl = "auto",
     ) -> Tensor:
-        """Exact softmax attention of the own rows over the whole sequence.
+        """Compute exact softmax attention of the local rows over the whole sequence.
 
         Args:
-            query: ``[batch, heads, rows, head_dim]``, the own rows in the order of `positions`.
+            query: ``[batch, heads, rows, head_dim]``, the local rows in the order of `positions`.
             key, value: ``[batch, kv_heads, rows, width]`` of the same rows.
             mask, score, bias, scale, softcap, sink_logit, impl: as for `saccade.attention`, of the whole sequence and
                 the same on every rank; the mask is a `Mask` or None.
             seq_len: tokens of the whole sequence; ``rows * ranks`` when None.
             dropout_p, seed: the same weights are dropped on any number of ranks; the seed is the same on every rank,
-                and where it is None the first one draws it for all.
+                and if it is None the first rank draws it for all.
 
         Returns:
             ``[batch, heads, rows, width]``.
 
-        Cost: one exchange there and, for gradients, one back; memory of the keys that the own rows see.
+        Cost: one exchange and, for gradients, one more; memory of the visible keys of the local rows.
         """
         seq_len = self.seq_len(query.shape[2], seq_len)
         if dropout_p and seed is None:
@@ -162,73 +160,73 @@ class ContextParallel:
         fetch = self._fetch(plan, query.device)
         both = fetch(torch.cat([key, value], 3))
         k, v = both.split([key.shape[3], value.shape[3]], 3)
-        stands = self.positions(seq_len, query.device)
+        positions = self.positions(seq_len, query.device)
         matrix = AttentionMatrix(
-            query, k, plan.mask, sink_logit=sink_logit, q_positions=stands, kv_positions=fetch.columns, **options
+            query, k, plan.mask, sink_logit=sink_logit, q_positions=positions, kv_positions=fetch.columns, **options
         )
         return matrix.matmul(v, dropout_p=dropout_p, seed=seed)
 
     def __call__(self, mechanism: Mechanism) -> SpreadMechanism:
-        """The same mechanism over ranks, for a layer: its queries and keys are the own rows, at their positions."""
+        """Return the mechanism over ranks, for a layer; its queries and keys are the local rows, at their positions."""
         return SpreadMechanism(mechanism, self)
 
     def plan(self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int) -> Exchange:
-        """Who gets what from whom for such tensors, of the own rows, and a mask of the whole sequence."""
+        """Return the plan for local tensors and a mask of the whole sequence."""
         return self._plan(query, key, mask, seq_len, ())
 
     def _plan(
         self, query: Tensor, key: Tensor, mask: Mask | None, seq_len: int, not_ulysses: Sequence[str]
     ) -> Exchange:
-        """The same where heads cannot be given to other ranks, for these reasons, if there are any."""
+        """Return the plan; with reasons in ``not_ulysses``, heads are not moved to other ranks."""
         strategy = self.strategy
         if not_ulysses and strategy == "ulysses":
             raise unsupported('strategy="ulysses"', not_ulysses, hint='strategy="fetch" runs it')
         if not_ulysses and strategy == "auto":
-            strategy = "fetch"  # which never sends more than "gather"
+            strategy = "fetch"  # never sends more than "gather"
         sizes = (seq_len, query.shape[1], key.shape[1], key.shape[3], key.dtype, self.ranks)
         return exchange(mask, *sizes, layout=self.layout(seq_len), strategy=strategy, machine=self.machine)
 
     def shared_seed(self, device: torch.device | str = "cpu") -> int:
-        """A number for dropout that is the same on all ranks: the first one's, drawn from torch's generator.
+        """Return a number for dropout that is the same on all ranks, drawn by the first rank from torch's generator.
 
-        Every rank draws, so that generators that were alike stay alike.
+        Every rank draws, so that equal generators remain equal.
         """
         seed = torch.tensor(dropout.draw_seed(), device=device)
         guarded(lambda: dist.broadcast(seed, group=self.group, group_src=0))
         return int(seed)
 
     def seq_len(self, rows: int, seq_len: int | None = None) -> int:
-        """Tokens of the whole of which this rank holds so many: as given, as in the layout, or rows × ranks.
+        """Return the length of the whole sequence: ``seq_len``, that of the layout, or rows × ranks.
 
         Raises:
-            ValueError: this rank would hold others.
+            ValueError: this rank would have another number of rows.
         """
         if seq_len is None:
             seq_len = rows * self.ranks if isinstance(self._layout, str) else self._layout.seq_len
-        own = int(self.layout(seq_len).counts[self.rank])
-        if own != rows:
+        count = int(self.layout(seq_len).counts[self.rank])
+        if count != rows:
             hint = "where ranks do not divide it, seq_len= says how long it is, or ContextParallel(layout=cp.layout(n))"
-            raise value_error("rows", f"be {own}, those of rank {self.rank} of {seq_len}", rows, hint=hint)
+            raise value_error("rows", f"be {count}, those of rank {self.rank} of {seq_len}", rows, hint=hint)
         return seq_len
 
     def __deepcopy__(self, memo: object) -> ContextParallel:
-        """Itself: ranks are not copied with a model."""
+        """Return the object itself: copies of a model use the same process group."""
         return self
 
-    def _kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """What is made once for each of the last plans, of which packed texts have a new one in every step."""
-        if key not in self._made:
-            while len(self._made) >= _MOST_KEPT:
-                self._made.pop(next(iter(self._made)))
-            self._made[key] = make()
-        return self._made[key]
+    def _cached(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """Return a cached value for each of the last plans; packed documents have a new plan in every step."""
+        if key not in self._cache:
+            while len(self._cache) >= _CACHE_SIZE:
+                self._cache.pop(next(iter(self._cache)))
+            self._cache[key] = make()
+        return self._cache[key]
 
     def _fetch(self, plan: Exchange, device: torch.device) -> Fetch:
         key = ("fetch", plan.fingerprint, device)
-        found: Fetch = self._kept(key, lambda: Fetch.of(plan, self.rank, self.group, device))
-        return found
+        fetch: Fetch = self._cached(key, lambda: Fetch.of(plan, self.rank, self.group, device))
+        return fetch
 
     def _swap(self, seq_len: int, device: torch.device) -> Swap:
         key = ("swap", seq_len, device)
-        found: Swap = self._kept(key, lambda: Swap.of(self.layout(seq_len), self.group, device))
-        return found
+        swap: Swap = self._cached(key, lambda: Swap.of(self.layout(seq_len), self.group, device))
+        return swap

@@ -1,4 +1,4 @@
-"""The plan of an attention over many ranks, as data: who holds what, who gets what from whom, and what that costs."""
+"""The plan of an attention over many ranks: the tokens of each rank, the transfers between ranks, and the costs."""
 
 from __future__ import annotations
 
@@ -6,37 +6,76 @@ import dataclasses
 import hashlib
 from functools import cached_property, lru_cache
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from saccade.distributed.key_requirements import Needs, work_of_chunks
 from saccade.distributed.layouts import NAMES as LAYOUTS
-from saccade.distributed.layouts import Layout, balanced, chunk_size, layout_of
-from saccade.distributed.rank_plan import RankPlan
-from saccade.distributed.rank_speed import Machine
+from saccade.distributed.layouts import Layout, balanced, chunk_size, layout_of, numbers
 from saccade.masks import Full, Mask
 from saccade.plan.key_ranges import Ints
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_choice, check_int, check_type
 
-__all__ = ["STRATEGIES", "Exchange", "exchange"]
-
 STRATEGIES = ("fetch", "gather", "ulysses")
-"""Fetch the keys that the own queries can see; gather all keys; exchange rows for heads."""
+"""Fetch the visible keys of the local queries; gather all keys; exchange rows for heads."""
 _LONGEST = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Assumed speed of a rank: numbers to compare plans by, not measurements.
+
+    Args:
+        flops: of attention, per second.
+        bandwidth: bytes that a rank sends and receives per second.
+        latency: seconds of a round without data.
+    """
+
+    flops: float = 400e12
+    bandwidth: float = 50e9
+    latency: float = 20e-6
+
+
+class RankPlan(NamedTuple):
+    """The part of one rank in an exchange.
+
+    Attributes:
+        rank: number of the rank.
+        rows: its tokens, in order.
+        receives, sends: (peer, keys): tokens whose keys and values come from, or go to, another rank; none with
+            "ulysses", which exchanges all rows.
+        bytes_sent, bytes_received: of one forward pass; a backward pass reverses them.
+        pairs: estimated query-key pairs, over all heads.
+        peak_bytes: of keys and values, local and received.
+    """
+
+    rank: int
+    rows: tuple[range, ...]
+    receives: tuple[tuple[int, range], ...]
+    sends: tuple[tuple[int, range], ...]
+    bytes_sent: int
+    bytes_received: int
+    pairs: int
+    peak_bytes: int
+
+    @property
+    def columns(self) -> Ints:
+        """Positions of the rank's keys after the exchange, local and received, ascending, int64."""
+        return np.sort(np.concatenate([numbers(self.rows), numbers([keys for _, keys in self.receives])]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exchange:
-    """An attention over many ranks, planned.
+    """A planned attention over many ranks.
 
     Attributes:
         mask, seq_len, heads, kv_heads, head_dim, dtype: of the attention.
-        layout: who holds which tokens.
+        layout: the tokens of each rank.
         strategy: one of `STRATEGIES`.
-        refused: the other strategies and layouts, and why they were not taken.
+        refused: the other strategies and layouts, with reasons.
         needs: the keys that each rank needs.
     """
 
@@ -53,61 +92,61 @@ class Exchange:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self.layout.ranks
 
     @property
     def bytes_of_token(self) -> int:
-        """Of its key and its value in all heads."""
+        """Bytes of a token's key and value in all heads."""
         return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     @cached_property
     def bytes_sent(self) -> Ints:
-        """Of each rank in a forward pass, int64 ``[ranks]``."""
-        return self._bytes(self.needs.sent, gives=True)
+        """Bytes that each rank sends in a forward pass, int64 ``[ranks]``."""
+        return self._bytes(self.needs.sent, sends=True)
 
     @cached_property
     def bytes_received(self) -> Ints:
-        """Of each rank in a forward pass, int64 ``[ranks]``."""
-        return self._bytes(self.needs.received, gives=False)
+        """Bytes that each rank receives in a forward pass, int64 ``[ranks]``."""
+        return self._bytes(self.needs.received, sends=False)
 
     @cached_property
     def pairs(self) -> Ints:
-        """Of queries and keys, over all heads, int64 ``[ranks]``."""
+        """Query-key pairs of each rank, over all heads, int64 ``[ranks]``."""
         if self.strategy == "ulysses":
             return np.full(self.ranks, self.needs.pairs.sum() * self.heads // self.ranks)
         return self.needs.pairs * self.heads
 
     @property
     def imbalance(self) -> float:
-        """Work of the busiest rank, in parts of the mean; 1 is even."""
+        """Work of the busiest rank, relative to the mean; 1 is even."""
         mean = self.pairs.mean()
         return float(self.pairs.max() / mean) if mean else 1.0
 
     @cached_property
     def peak_bytes(self) -> Ints:
-        """Keys and values that each rank holds at once, its own and others', int64 ``[ranks]``."""
-        own = self.layout.counts * self.bytes_of_token
+        """Most bytes of keys and values that each rank holds, local and received, int64 ``[ranks]``."""
+        local = self.layout.counts * self.bytes_of_token
         if self.strategy == "ulysses":
-            return own + self.seq_len * self.bytes_of_token // self.ranks
-        return own + self.bytes_received
+            return local + self.seq_len * self.bytes_of_token // self.ranks
+        return local + self.bytes_received
 
     @property
     def rounds(self) -> int:
-        """Times that ranks wait for one another in a forward pass: two for "ulysses", there and back."""
+        """Number of exchanges in a forward pass: two for "ulysses", there and back."""
         return 2 if self.strategy == "ulysses" else 1 if self.bytes_received.any() else 0
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal plans: ranks compare it before they send anything."""
-        told = (str(self.mask), self.seq_len, self.heads, self.kv_heads, self.head_dim, str(self.dtype))
-        made = hashlib.sha256(repr((*told, self.strategy, self.layout.fingerprint)).encode())
-        for numbers in (self.needs.ranks, self.needs.starts, self.needs.stops):
-            made.update(numbers.tobytes())
-        return made.hexdigest()
+        """A digest that is equal for equal plans; ranks compare it before they send."""
+        sizes = (str(self.mask), self.seq_len, self.heads, self.kv_heads, self.head_dim, str(self.dtype))
+        digest = hashlib.sha256(repr((*sizes, self.strategy, self.layout.fingerprint)).encode())
+        for array in (self.needs.ranks, self.needs.starts, self.needs.stops):
+            digest.update(array.tobytes())
+        return digest.hexdigest()
 
     def rank(self, number: int) -> RankPlan:
-        """What one rank does."""
+        """Return the part of one rank."""
         check_int("number", number, 0)
         if number >= self.ranks:
             raise value_error("number", f"be below {self.ranks}", number)
@@ -124,7 +163,7 @@ class Exchange:
         )
 
     def seconds(self, machine: Machine | None = None) -> float:
-        """Of a forward pass on the slowest rank of the machine that is assumed: it computes, and it sends."""
+        """Estimate a forward pass on the slowest rank of the assumed machine: it computes, and it sends."""
         machine = Machine() if machine is None else machine
         computing = 4 * self.head_dim * self.pairs / machine.flops
         sending = np.maximum(self.bytes_sent, self.bytes_received) / machine.bandwidth
@@ -132,7 +171,7 @@ class Exchange:
 
     @property
     def mask_text(self) -> str:
-        """The mask in at most 100 letters: one may hold thousands of lengths."""
+        """The mask in at most 100 characters: it may hold thousands of lengths."""
         text = str(self.mask)
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
@@ -152,15 +191,15 @@ class Exchange:
         lines += [f"not {name}: {why}" for name, reasons in self.refused.items() for why in reasons]
         return "\n".join(lines)
 
-    def _bytes(self, tokens: Ints, *, gives: bool) -> Ints:
+    def _bytes(self, tokens: Ints, *, sends: bool) -> Ints:
         counts = self.layout.counts
         if self.strategy == "gather":
-            # What everybody has and nobody else has, or the other way round.
-            return (counts * (self.ranks - 1) if gives else self.seq_len - counts) * self.bytes_of_token
+            # A rank sends its tokens to all others, and receives theirs.
+            return (counts * (self.ranks - 1) if sends else self.seq_len - counts) * self.bytes_of_token
         if self.strategy == "ulysses":
-            # Queries and outputs in all heads, keys and values in theirs; of each, all parts but the own.
+            # Queries and outputs in all heads, keys and values in theirs; all parts except the local one.
             width = 2 * self.heads * self.head_dim * self.dtype.itemsize + self.bytes_of_token
-            others = counts * (self.ranks - 1) if gives else self.seq_len - counts
+            others = counts * (self.ranks - 1) if sends else self.seq_len - counts
             return others * width // self.ranks
         return tokens * self.bytes_of_token
 
@@ -170,10 +209,10 @@ class Exchange:
         if self.strategy == "ulysses":
             return (), ()
         peers = [peer for peer in range(self.ranks) if peer != number]
-        mine = self.layout.rows(number)
+        local = self.layout.rows(number)
         return (
             tuple((peer, keys) for peer in peers for keys in self.layout.rows(peer)),
-            tuple((peer, keys) for peer in peers for keys in mine),
+            tuple((peer, keys) for peer in peers for keys in local),
         )
 
 
@@ -190,24 +229,24 @@ def exchange(
     strategy: str = "auto",
     machine: Machine | None = None,
 ) -> Exchange:
-    """Plan self-attention over a sequence that lies on many ranks. No process group is needed, and nothing is sent.
+    """Plan self-attention over a sequence that is distributed over many ranks; needs no process group, sends nothing.
 
     Args:
-        mask: who may attend to whom; None for everyone.
+        mask: the mask; None for full attention.
         seq_len: tokens of the whole sequence.
-        heads, kv_heads: of queries, and of keys (as many when None).
+        heads, kv_heads: of queries, and of keys (the same number when None).
         head_dim: width of a head.
         dtype: of keys and values.
-        ranks: devices that the sequence is split over.
-        layout: "contiguous", "zigzag", "striped", "balanced" (by work, for packed documents), "auto" for what is
-            fastest on the machine that is assumed; or a `Layout`.
-        strategy: "fetch" (exactly the keys that a rank's queries can see), "gather" (all keys), "ulysses" (all rows of
-            some heads), or "auto".
-        machine: what a rank is assumed to do, for "auto".
+        ranks: number of devices.
+        layout: "contiguous", "zigzag", "striped", "balanced" (by work, for packed documents), "auto" for the fastest
+            on the assumed machine; or a `Layout`.
+        strategy: "fetch" (the visible keys of a rank's queries), "gather" (all keys), "ulysses" (all rows of some
+            heads), or "auto".
+        machine: assumed speed of a rank, for "auto".
 
     Raises:
-        ValueError, TypeError: what is no mask, name or number.
-        UnsupportedError: a strategy asked for by name would not be exact; every reason is listed.
+        ValueError, TypeError: a wrong mask, name or number.
+        UnsupportedError: the named strategy would not be exact; every reason is listed.
 
     Cost: O(tokens / 128) of NumPy or less: 1,024 ranks and a million tokens take a fraction of a second.
 
@@ -227,49 +266,50 @@ def exchange(
     check_choice("strategy", strategy, ("auto", *STRATEGIES))
     check_type("dtype", dtype, torch.dtype, "be a torch.dtype")
     check_type("mask", mask, (Mask, NoneType), "be a mask or None", hint="masks.Dense(tensor) makes one of a tensor")
-    rule = Full() if mask is None else mask
-    reasons = {name: _reasons(name, rule, heads, kv_heads, ranks) for name in STRATEGIES}
+    mask = Full() if mask is None else mask
+    reasons = {name: _reasons(name, mask, heads, kv_heads, ranks) for name in STRATEGIES}
     if strategy != "auto" and reasons[strategy]:
         raise unsupported(f'strategy="{strategy}"', reasons[strategy])
     refused = {name: why for name, why in reasons.items() if why}
     names: tuple[str | Layout, ...] = LAYOUTS if layout == "auto" else (layout,)
     able = [name for name in STRATEGIES if not reasons[name]] if strategy == "auto" else [strategy]
     plans = [
-        Exchange(rule, seq_len, heads, kv_heads, head_dim, dtype, needs.layout, one, {}, needs)
-        for needs in (_needs(rule, name, seq_len, ranks) for name in names)
+        Exchange(mask, seq_len, heads, kv_heads, head_dim, dtype, needs.layout, one, {}, needs)
+        for needs in (_needs(mask, name, seq_len, ranks) for name in names)
         for one in able
     ]
     times = [plan.seconds(machine) for plan in plans]
     best = min(range(len(plans)), key=times.__getitem__)
     for plan, time in zip(plans, times, strict=True):
         if plan is not plans[best]:
-            told = f"{1e3 * time:.3g} ms forward, as reckoned, and not {1e3 * times[best]:.3g}"
-            refused[f"{plan.strategy}, {plan.layout.name}"] = (told,)
+            reason = f"{1e3 * time:.3g} ms forward, as reckoned, and not {1e3 * times[best]:.3g}"
+            refused[f"{plan.strategy}, {plan.layout.name}"] = (reason,)
     return dataclasses.replace(plans[best], refused=refused)
 
 
-def _reasons(strategy: str, rule: Mask, heads: int, kv_heads: int, ranks: int) -> tuple[str, ...]:
-    """Why a strategy would not be exact; empty if it is."""
+def _reasons(strategy: str, mask: Mask, heads: int, kv_heads: int, ranks: int) -> tuple[str, ...]:
+    """Return why a strategy would not be exact; empty if it is."""
     if strategy != "ulysses":
         return ()
     why = []
     if heads % ranks or kv_heads % ranks:
         why.append(f"{ranks} ranks do not divide {heads} heads and {kv_heads} key heads")
-    if rule.shape[1] > 1:
+    if mask.shape[1] > 1:
         why.append("its mask tells heads apart, of which each rank would have others")
     return tuple(why)
 
 
-def _needs(rule: Mask, layout: str | Layout, seq_len: int, ranks: int) -> Needs:
-    made: Any = _kept_needs if rule.is_value else _kept_needs.__wrapped__
-    found: Needs = made(rule, layout, seq_len, ranks)
-    return found
+def _needs(mask: Mask, layout: str | Layout, seq_len: int, ranks: int) -> Needs:
+    """Return the keys that each rank needs; cached if the mask is a value."""
+    function: Any = _cached_needs if mask.is_value else _cached_needs.__wrapped__
+    needs: Needs = function(mask, layout, seq_len, ranks)
+    return needs
 
 
 @lru_cache(maxsize=64)
-def _kept_needs(rule: Mask, layout: str | Layout, seq_len: int, ranks: int) -> Needs:
+def _cached_needs(mask: Mask, layout: str | Layout, seq_len: int, ranks: int) -> Needs:
     if isinstance(layout, Layout):
-        return Needs(rule, layout)
+        return Needs(mask, layout)
     if layout == "balanced":
-        return Needs(rule, balanced(seq_len, ranks, work_of_chunks(rule, seq_len, chunk_size(seq_len, ranks))))
-    return Needs(rule, layout_of(layout, seq_len, ranks))
+        return Needs(mask, balanced(seq_len, ranks, work_of_chunks(mask, seq_len, chunk_size(seq_len, ranks))))
+    return Needs(mask, layout_of(layout, seq_len, ranks))

@@ -1,59 +1,70 @@
-"""A plan in the words of other engines: FlexAttention's blocks of a rank, TransformerEngine's kind of exchange."""
+"""Plans in the formats of other engines: FlexAttention, TransformerEngine and MagiAttention."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from saccade.distributed.exchange_plan import Exchange
 from saccade.engine.positions.positioned_mask import PositionedMask
-from saccade.masks import Causal, Full, Mask
-from saccade.masks.convert.varlen import packed_of
+from saccade.masks import Full, Mask
+from saccade.masks.convert.patterns import window_sides
+from saccade.plan import ALL, Groups
+from saccade.plan.key_ranges import Ints, KeyDomain
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
+from saccade.support.validation import check_int, check_type
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["block_mask", "cp_comm_types"]
-
 CommType = Literal["p2p", "all_gather", "a2a"]
+Kind = Literal["full", "causal", "inv_causal", "bi_causal"]
+_KINDS: dict[tuple[int, int], Kind] = {
+    (0, 0): "full",
+    (0, 1): "causal",
+    (1, 0): "inv_causal",
+    (1, 1): "bi_causal",
+}
+"""Kinds by the movement of the first and the last key from one query to the next."""
+_ROWS = 1024  # in one block
 
 
 def block_mask(
     plan: Exchange, rank: int, block_size: tuple[int, int] = (128, 128), device: torch.device | str = "cpu"
 ) -> BlockMask:
-    """FlexAttention's BlockMask of a rank's own rows over the keys that it has after the exchange.
+    """Return FlexAttention's BlockMask of a rank's local rows over its keys after the exchange.
 
     Args:
-        plan: of "fetch" or "gather".
-        rank: whose rows.
-        block_size: rows and columns of a block, as the backend asks for them.
-        device: where FlexAttention will run.
+        plan: a plan with strategy "fetch" or "gather".
+        rank: the rank of the rows.
+        block_size: rows and columns of a block, as the backend requires them.
+        device: device on which FlexAttention will run.
 
     Returns:
-        A BlockMask over ``[own rows, own and fetched keys in the order of their positions]``.
+        A BlockMask over ``[local rows, local and fetched keys in the order of their positions]``.
     """
     from saccade.engine.kernels.block_mask import blocks_of  # noqa: PLC0415  imports a compiler
 
     if plan.strategy == "ulysses":
         reason = "each rank then has all rows of its heads: saccade.integrations.flex.block_mask makes that one"
         raise unsupported('strategy="ulysses"', [reason])
-    own = plan.rank(rank)
-    rows, columns = plan.layout.tokens(rank), own.columns
+    rows, columns = plan.layout.tokens(rank), plan.rank(rank).columns
     where = torch.device(device)
     q, kv = (Positions(None, torch.from_numpy(places)[None]) for places in (rows, columns))
-    rule = PositionedMask.of(plan.mask, q, kv, where)
-    return blocks_of(rule, (plan.mask.shape[0], 1, len(rows), len(columns)), (0, 0), where, block_size)
+    mask = PositionedMask.of(plan.mask, q, kv, where)
+    return blocks_of(mask, (plan.mask.shape[0], 1, len(rows), len(columns)), (0, 0), where, block_size)
 
 
 def cp_comm_types(layers: Sequence[Mask | None]) -> list[CommType]:
-    """TransformerEngine's ``cp_comm_type`` for each layer: what its mask can be exchanged by without being changed.
+    """Return TransformerEngine's ``cp_comm_type`` for each layer, as its mask requires.
 
-    Its ring ("p2p") knows full and causal masks; for windows it takes "a2a", which hands whole rows of some heads to
-    each rank. Other masks it does not have.
+    Its ring ("p2p") supports full and causal masks; windows need "a2a", which gives each rank whole rows of some heads.
+    It has no other masks.
 
     Raises:
         UnsupportedError: a mask that is neither full, causal nor a causal window.
@@ -62,10 +73,123 @@ def cp_comm_types(layers: Sequence[Mask | None]) -> list[CommType]:
 
 
 def _comm_type(mask: Mask, number: int) -> CommType:
-    if isinstance(mask, Full | Causal):
+    left, right = window_sides(mask) or (0, None)
+    if left == math.inf and right in (0, math.inf):
         return "p2p"
-    packed = packed_of(mask, 1 << 30)
-    if packed is None or packed.right != 0 or len(packed.lengths[0]) != 1:
-        reason = f"TransformerEngine has full and causal masks and causal windows, and layer {number} has {mask}"
-        raise unsupported("a mask", [reason], hint="saccade.distributed runs every mask")
-    return "p2p" if packed.left is None else "a2a"
+    if right == 0:
+        return "a2a"
+    reason = f"TransformerEngine has full and causal masks and causal windows, and layer {number} has {mask}"
+    raise unsupported("a mask", [reason], hint="saccade.distributed runs every mask")
+
+
+class QKRanges(NamedTuple):
+    """Pieces of a mask that cover each allowed pair once.
+
+    Attributes:
+        q_ranges, k_ranges: (start, stop) of each piece.
+        attn_mask_type: of each piece: "full"; "causal": the last query sees all keys, and each earlier one a key less
+            at the end; "inv_causal": the first query sees all keys, and each later one a key less at the beginning;
+            "bi_causal": both.
+    """
+
+    q_ranges: list[tuple[int, int]]
+    k_ranges: list[tuple[int, int]]
+    attn_mask_type: list[Kind]
+
+
+def qk_ranges(mask: Mask, seq_len: int) -> QKRanges:
+    """Return a mask of self-attention as the fewest pieces that adjacent queries allow, as MagiAttention takes it.
+
+    Args:
+        mask: the same for all batch items and heads.
+        seq_len: tokens.
+
+    Raises:
+        UnsupportedError: a mask that distinguishes batch items or heads.
+
+    Cost: that of the bounds of each query; if they are not exact, ``seq_len`` numbers for the query.
+
+    Example:
+        >>> from saccade import masks
+        >>> qk_ranges(masks.Documents([3, 2], rule=masks.Causal()), 5)
+        QKRanges(q_ranges=[(0, 3), (3, 5)], k_ranges=[(0, 3), (3, 5)], attn_mask_type=['causal', 'causal'])
+
+    Reference: MagiAttention's ``magi_attn_flex_key``.
+    """
+    check_type("mask", mask, Mask, "be a saccade mask")
+    seq_len = check_int("seq_len", seq_len)
+    if mask.shape != (1, 1):
+        reason = "its ranges are those of all batch items and heads"
+        raise unsupported(f"mask={mask}", [reason], hint="pack the items: masks.Documents(lengths)")
+    ranges = QKRanges([], [], [])
+    for q, k, kind in sorted(_pieces(mask, seq_len)):
+        ranges.q_ranges.append(q)
+        ranges.k_ranges.append(k)
+        ranges.attn_mask_type.append(kind)
+    return ranges
+
+
+class _Open(NamedTuple):
+    """A piece that may continue: its first row, the keys of its first and last rows, and their movement."""
+
+    row: int
+    first: tuple[int, int]
+    last: tuple[int, int]
+    step: tuple[int, int] | None
+
+    def closed(self, stop: int) -> tuple[tuple[int, int], tuple[int, int], Kind]:
+        """Return the piece of the rows up to ``stop``."""
+        return (self.row, stop), (self.first[0], self.last[1]), _KINDS[self.step or (0, 0)]
+
+
+def _pieces(mask: Mask, seq_len: int) -> Iterator[tuple[tuple[int, int], tuple[int, int], Kind]]:
+    """Yield the pieces of a mask: query range, key range and kind."""
+    open_pieces: list[_Open] = []
+    keys: list[list[tuple[int, int]]] = []
+    for row in range(seq_len):
+        if row % _ROWS == 0:
+            keys = _keys(mask, row, min(row + _ROWS, seq_len), seq_len)
+        remaining, continued = list(keys[row % _ROWS]), list[_Open]()
+        for piece in open_pieces:
+            follower = next((span for span in remaining if _follows(piece, span)), None)
+            if follower is None:
+                yield piece.closed(row)
+                continue
+            remaining.remove(follower)
+            step = (follower[0] - piece.last[0], follower[1] - piece.last[1])
+            continued.append(piece._replace(last=follower, step=step))
+        open_pieces = continued + [_Open(row, span, span, None) for span in remaining]
+    for piece in open_pieces:
+        yield piece.closed(seq_len)
+
+
+def _follows(piece: _Open, keys: tuple[int, int]) -> bool:
+    """Return whether a range of keys continues a piece."""
+    step = (keys[0] - piece.last[0], keys[1] - piece.last[1])
+    return step in _KINDS and piece.step in (None, step)
+
+
+def _keys(mask: Mask, start: int, stop: int, seq_len: int) -> list[list[tuple[int, int]]]:
+    """Return the ranges of keys of each row."""
+    rows = np.arange(start, stop)
+    whole = KeyDomain(np.zeros_like(rows), np.full_like(rows, seq_len))
+    bounds = mask.bounds(Groups(np.full_like(rows, ALL), rows, rows), whole)
+    is_exact = bounds.any_row.sizes() == bounds.all_rows.sizes()
+    ranges = [_ranges(*pair) for pair in zip(bounds.any_row.starts, bounds.any_row.ends, strict=True)]
+    for place in np.flatnonzero(~is_exact).tolist():
+        zero, keys = torch.zeros(1, 1, dtype=torch.int64), torch.arange(seq_len)[None]
+        allowed = mask.allows(zero, zero, zero + int(rows[place]), keys).expand(1, seq_len)[0]
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], allowed.numpy().astype(np.int8), [0]])))
+        ranges[place] = _ranges(edges[::2], edges[1::2])
+    return ranges
+
+
+def _ranges(starts: Ints, ends: Ints) -> list[tuple[int, int]]:
+    """Return sorted ranges with adjacent ones joined."""
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(zip(starts.tolist(), ends.tolist(), strict=True)):
+        if start < end and joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end)
+        elif start < end:
+            joined.append((start, end))
+    return joined

@@ -1,4 +1,4 @@
-"""Pictures of a plan: who gets keys from whom, and how even the work is."""
+"""Figures of a plan: the transfers between ranks, and the balance of the work."""
 
 from __future__ import annotations
 
@@ -13,31 +13,29 @@ from saccade.plan.key_ranges import Ints
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["figure", "picture", "traffic"]
-
 _SHADES = " ░▒▓█"
-_WIDEST = 32  # ranks in a line of text, each two letters wide
+_WIDEST = 32  # ranks in a line of text, each two characters wide
 
 
 def traffic(plan: Exchange) -> Ints:
-    """Bytes that each rank (row) gets from each other one (column) in a forward pass, int64 ``[ranks, ranks]``."""
+    """Return the bytes that each rank (row) receives from each other one (column), int64 ``[ranks, ranks]``."""
     counts, ranks = plan.layout.counts, plan.ranks
     if plan.strategy != "fetch":
         width = plan.bytes_received.sum() / max(1, (ranks - 1) * plan.seq_len)
         return np.where(np.eye(ranks, dtype=bool), 0, (np.broadcast_to(counts, (ranks, ranks)) * width)).astype(
             np.int64
         )
-    found = np.zeros((ranks, ranks), dtype=np.int64)
+    tokens = np.zeros((ranks, ranks), dtype=np.int64)
     for rank in range(ranks):
         for peer, keys in plan.needs.from_others(rank):
-            found[rank, peer] += len(keys)
-    return found * plan.bytes_of_token
+            tokens[rank, peer] += len(keys)
+    return tokens * plan.bytes_of_token
 
 
 def picture(plan: Exchange) -> str:
-    """Who gets bytes from whom, as text: rows get, columns give, darker is more; and the work of each row.
+    """Return the transfers as text: rows receive, columns send, darker is more; with the work of each row.
 
-    Of more than 32 ranks neighbours are taken together, and the largest of each group is drawn.
+    With more than 32 ranks, adjacent ranks are grouped, and the maximum of each group is drawn.
     """
     sent, work = traffic(plan), plan.pairs / max(1.0, plan.pairs.mean())
     group = -(-plan.ranks // _WIDEST)
@@ -55,17 +53,17 @@ def picture(plan: Exchange) -> str:
 
 
 def figure(plan: Exchange, title: str | None = None) -> Figure:
-    """The same as a heatmap of MiB.
+    """Draw the transfers as a heatmap of MiB.
 
     Args:
-        plan: of any number of ranks.
-        title: stands above it; mask, layout and strategy when None.
+        plan: for any number of ranks.
+        title: title of the figure; mask, layout and strategy when None.
 
     Returns:
-        A figure that belongs to the caller: pyplot does not know it, nothing is shown. `viz.save` writes it.
+        A figure that pyplot does not manage; nothing is shown. `viz.save` writes it.
     """
-    told = (
+    default = (
         f"{plan.mask_text} over {plan.seq_len:,} tokens, {plan.layout.name}, {plan.strategy}: MiB that a rank gets; "
         f"the busiest has {plan.imbalance:.2f} of the mean work"
     )
-    return viz.heatmap(traffic(plan) / 2**20, title=told if title is None else title, x_name="gives", y_name="gets")
+    return viz.heatmap(traffic(plan) / 2**20, title=default if title is None else title, x_name="gives", y_name="gets")

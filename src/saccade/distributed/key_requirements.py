@@ -1,4 +1,4 @@
-"""Needs: which keys the rows of each rank can see, and how many pairs they make, read off the mask's bounds."""
+"""Needs: the visible keys of each rank's rows and the number of pairs, from the bounds of the mask."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ import numpy as np
 from saccade.distributed.layouts import Layout
 from saccade.masks import Mask
 from saccade.plan import ALL, Groups
-from saccade.plan.key_ranges import Ints, Universe
+from saccade.plan.key_ranges import Ints, KeyDomain
 
-__all__ = ["Needs", "work_of_chunks"]
-
-_ROWS, _MOST_GROUPS = 128, 1 << 15  # rows that are asked about at once, and how many times
+_ROWS, _MOST_GROUPS = 128, 1 << 15  # rows of a block, and number of blocks
 
 
 class Needs:
     """The keys that each rank needs, as ranges.
 
     Args:
-        mask: on positions.
-        layout: who holds which rows.
+        mask: the mask on positions.
+        layout: the rows of each rank.
 
     Attributes:
-        layout: as given.
-        ranks: int64 ``[ranges]``, whose each range is; ascending.
-        starts, stops: int64 ``[ranges]``: sorted and apart for each rank.
-        pairs: reckoned for each rank, int64 ``[ranks]``: where some rows of a block see a key and others do not, half.
+        layout: the rows of each rank.
+        ranks: int64 ``[ranges]``, the rank of each range, ascending.
+        starts, stops: int64 ``[ranges]``: sorted and disjoint for each rank.
+        pairs: estimated for each rank, int64 ``[ranks]``; a key that some rows of a block see counts half.
 
-    Cost: O(tokens / 128) of NumPy, or less; no look at pairs.
+    Cost: O(tokens / 128) of NumPy, or less; pairs are not computed.
     """
 
     def __init__(self, mask: Mask, layout: Layout):
@@ -44,13 +42,13 @@ class Needs:
 
     @cached_property
     def received(self) -> Ints:
-        """Keys that each rank gets from others, int64 ``[ranks]``."""
+        """Number of keys that each rank receives from others, int64 ``[ranks]``."""
         total = np.bincount(self.ranks, self.stops - self.starts, self.layout.ranks).astype(np.int64)
-        return total - self._own
+        return total - self._local
 
     @cached_property
     def sent(self) -> Ints:
-        """Keys that each rank gives to others, counted for each of them, int64 ``[ranks]``."""
+        """Number of keys that each rank sends to others, counted for each receiver, int64 ``[ranks]``."""
         edges = np.concatenate([self.starts, self.stops])
         order = np.argsort(edges, kind="stable")
         steps = np.concatenate([np.ones(len(self.starts)), -np.ones(len(self.stops))])[order]
@@ -58,59 +56,61 @@ class Needs:
         area = np.concatenate([[0.0], np.cumsum(readers[:-1] * np.diff(edges))]) if len(edges) else np.zeros(1)
 
         def before(place: Ints) -> np.ndarray:
-            """Readers of all keys before a place, added up: a broken line."""
+            """Return the number of readers of all keys before a place: piecewise linear."""
             return np.interp(place, edges, area) if len(edges) else np.zeros(len(place))
 
         layout = self.layout
         of_chunks = before(layout.stops) - before(layout.starts)
         sent: Ints = np.bincount(layout.owners, of_chunks, layout.ranks).round().astype(np.int64)
-        sent -= self._own
+        sent -= self._local
         return sent
 
     def from_others(self, rank: int) -> list[tuple[int, range]]:
-        """(peer, keys) that a rank gets, in the order of the keys."""
-        own = self.ranks == rank
-        return [piece for piece in self._pieces(self.starts[own], self.stops[own]) if piece[0] != rank]
+        """Return the (peer, keys) that a rank receives, in the order of the keys."""
+        any_row = self.ranks == rank
+        return [piece for piece in self._pieces(self.starts[any_row], self.stops[any_row]) if piece[0] != rank]
 
     def to_others(self, rank: int) -> list[tuple[int, range]]:
-        """(peer, keys) that a rank gives, by peer and in the order of the keys."""
-        found: list[tuple[int, range]] = []
+        """Return the (peer, keys) that a rank sends, by peer and in the order of the keys."""
+        pieces: list[tuple[int, range]] = []
         for span in self.layout.rows(rank):
             touched = (self.starts < span.stop) & (self.stops > span.start) & (self.ranks != rank)
             starts, stops = np.maximum(self.starts[touched], span.start), np.minimum(self.stops[touched], span.stop)
             keys = map(range, starts.tolist(), stops.tolist())
-            found += list(zip(self.ranks[touched].tolist(), keys, strict=True))
-        return sorted(found, key=lambda piece: (piece[0], piece[1].start))
+            pieces += list(zip(self.ranks[touched].tolist(), keys, strict=True))
+        return sorted(pieces, key=lambda piece: (piece[0], piece[1].start))
 
     def _pieces(self, starts: Ints, stops: Ints) -> list[tuple[int, range]]:
-        """Ranges cut where the holder changes."""
+        """Return ranges split by owner."""
         layout = self.layout
-        found: list[tuple[int, range]] = []
+        pieces: list[tuple[int, range]] = []
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
             first = int(np.searchsorted(layout.stops, start, "right"))
             last = int(np.searchsorted(layout.starts, stop, "left"))
             for chunk in range(first, last):
                 keys = range(max(start, int(layout.starts[chunk])), min(stop, int(layout.stops[chunk])))
                 holder = int(layout.owners[chunk])
-                if found and found[-1][0] == holder and found[-1][1].stop == keys.start:
-                    found[-1] = (holder, range(found[-1][1].start, keys.stop))
+                if pieces and pieces[-1][0] == holder and pieces[-1][1].stop == keys.start:
+                    pieces[-1] = (holder, range(pieces[-1][1].start, keys.stop))
                 else:
-                    found.append((holder, keys))
-        return found
+                    pieces.append((holder, keys))
+        return pieces
 
     @cached_property
-    def _own(self) -> Ints:
-        """Keys that a rank needs and holds itself."""
+    def _local(self) -> Ints:
+        """Number of needed keys that are local to each rank."""
         layout, width = self.layout, self.layout.seq_len + 1
         lengths = np.concatenate([[0], np.cumsum(self.stops - self.starts)])
         marks = self.ranks * width + self.starts
 
         def before(place: Ints) -> Ints:
-            """Needed keys of all lower ranks, and of the own one before a place."""
+            """Return the needed keys of all lower ranks, and those of this rank before a place."""
             which = np.searchsorted(marks, layout.owners * width + place, "right")
             last = np.maximum(which - 1, 0)
-            is_own = (which > 0) & (self.ranks[last] == layout.owners) if len(marks) else which > 0
-            over = np.where(is_own, np.maximum(self.stops[last] - place, 0), 0) if len(marks) else np.zeros(len(place))
+            is_local = (which > 0) & (self.ranks[last] == layout.owners) if len(marks) else which > 0
+            over = (
+                np.where(is_local, np.maximum(self.stops[last] - place, 0), 0) if len(marks) else np.zeros_like(place)
+            )
             return (lengths[which] - over).astype(np.int64)
 
         of_chunks = before(layout.stops) - before(layout.starts)
@@ -118,20 +118,20 @@ class Needs:
 
 
 def work_of_chunks(mask: Mask, seq_len: int, size: int) -> Ints:
-    """Pairs that the rows of each chunk make, reckoned as in `Needs`, int64 ``[chunks]``."""
+    """Return the estimated pairs of the rows of each chunk, as in `Needs`, int64 ``[chunks]``."""
     starts = np.arange(0, seq_len, size)
     groups = _Groups.of(mask, starts, np.minimum(starts + size, seq_len))
     return (np.bincount(groups.chunk, groups.pairs, len(starts)) / groups.items).astype(np.int64)
 
 
 class _Groups(NamedTuple):
-    """Blocks of rows, and what a mask says of each.
+    """Blocks of rows and their bounds.
 
     Attributes:
-        chunk: which chunk a block belongs to, int64 ``[blocks]``.
-        starts, stops: ranges of keys that some row sees, int64 ``[blocks, slots]``.
-        pairs: reckoned, float ``[blocks]``, over all batch items that the mask tells apart.
-        items: how many these are.
+        chunk: chunk of each block, int64 ``[blocks]``.
+        starts, stops: ranges of keys that any row sees, int64 ``[blocks, slots]``.
+        pairs: estimated, float ``[blocks]``, over all batch items that the mask distinguishes.
+        items: number of these batch items.
     """
 
     chunk: Ints
@@ -142,6 +142,7 @@ class _Groups(NamedTuple):
 
     @classmethod
     def of(cls, mask: Mask, starts: Ints, stops: Ints) -> _Groups:
+        """Return the blocks of the chunks, with the bounds of the mask."""
         length = int(stops[-1]) if len(stops) else 0
         rows = max(_ROWS, -(-length // _MOST_GROUPS))
         counts = -(-(stops - starts) // rows)
@@ -152,17 +153,17 @@ class _Groups(NamedTuple):
         items = mask.shape[0]
         batch = np.repeat(np.arange(items) if items > 1 else np.asarray([ALL]), len(first))
         chunk, first, last = (np.tile(x, items) for x in (chunk, first, last))
-        keys = Universe(np.zeros_like(first), np.full_like(first, length))
+        keys = KeyDomain(np.zeros_like(first), np.full_like(first, length))
         bounds = mask.bounds(Groups(batch, first, last), keys)
-        pairs = (last - first + 1) * (bounds.needed.sizes() + bounds.sure.sizes()) / 2
-        return cls(chunk, bounds.needed.starts, bounds.needed.ends, pairs, items)
+        pairs = (last - first + 1) * (bounds.any_row.sizes() + bounds.all_rows.sizes()) / 2
+        return cls(chunk, bounds.any_row.starts, bounds.any_row.ends, pairs, items)
 
 
 def _joined(ranks: Ints, starts: Ints, stops: Ints, length: int) -> tuple[Ints, Ints, Ints]:
-    """Ranges of each rank, sorted, those that touch joined and the empty ones left out."""
-    kept = starts < stops
+    """Return the ranges of each rank, sorted, without empty ones; adjacent ranges are joined."""
+    nonempty = starts < stops
     width = length + 2  # ranges of one rank never touch those of the next
-    low, high = ranks[kept] * width + starts[kept], ranks[kept] * width + stops[kept]
+    low, high = (ranks[nonempty] * width + edge[nonempty] for edge in (starts, stops))
     order = np.argsort(low, kind="stable")
     low, high = low[order], high[order]
     if not len(low):

@@ -1,4 +1,4 @@
-"""Layout: which rank holds which tokens of a sequence."""
+"""Layout: the tokens of a sequence that each rank holds."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ import numpy as np
 
 from saccade.plan.key_ranges import Ints
 
-__all__ = ["NAMES", "Layout", "Turn", "balanced", "chunk_size", "layout_of", "numbers"]
-
 NAMES = ("contiguous", "zigzag", "striped", "balanced")
-_STRIPE = 128  # tokens of a stripe
-_PARTS = 16  # chunks of each rank, of which a balanced layout is put together
+_STRIPE = 128  # tokens in a stripe
+_PARTS = 16  # chunks of each rank in a balanced layout
 
 
 class Turn(NamedTuple):
-    """Tokens of this rank that follow one another, and who holds those before and behind them.
+    """Consecutive tokens of this rank, and the ranks that hold the tokens before and after them.
 
     Attributes:
-        rows: their places among the own rows.
+        rows: their indices among the local rows.
         tokens: their positions.
-        before, behind: ranks; None at the ends of the sequence.
+        before, behind: ranks of the adjacent tokens; None at the ends of the sequence.
     """
 
     rows: slice
@@ -36,12 +34,12 @@ class Turn(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """Chunks of a sequence and who holds each, in order.
+    """Chunks of a sequence and their owners, in order.
 
     Attributes:
         name: one of `NAMES`.
-        ranks: how many there are.
-        starts, stops: int64 ``[chunks]``; the chunks cover the sequence, each token once.
+        ranks: number of ranks.
+        starts, stops: int64 ``[chunks]``; the chunks cover each token once.
         owners: int64 ``[chunks]``.
     """
 
@@ -58,62 +56,62 @@ class Layout:
 
     @cached_property
     def counts(self) -> Ints:
-        """Tokens of each rank, int64 ``[ranks]``."""
+        """Number of tokens of each rank, int64 ``[ranks]``."""
         return np.bincount(self.owners, self.stops - self.starts, self.ranks).astype(np.int64)
 
     def rows(self, rank: int) -> tuple[range, ...]:
-        """The tokens of a rank, in order, as few ranges as can be."""
-        own = self.owners == rank
-        found: list[range] = []
-        for start, stop in zip(self.starts[own].tolist(), self.stops[own].tolist(), strict=True):
-            if found and found[-1].stop == start:
-                found[-1] = range(found[-1].start, stop)
+        """Return the tokens of a rank, in order, with adjacent ranges joined."""
+        local = self.owners == rank
+        ranges: list[range] = []
+        for start, stop in zip(self.starts[local].tolist(), self.stops[local].tolist(), strict=True):
+            if ranges and ranges[-1].stop == start:
+                ranges[-1] = range(ranges[-1].start, stop)
             elif start < stop:
-                found.append(range(start, stop))
-        return tuple(found)
+                ranges.append(range(start, stop))
+        return tuple(ranges)
 
     def turns_of(self, rank: int) -> tuple[Turn, ...]:
-        """The turns of a rank, in order."""
-        holders = [None, *(holder for holder, _ in self._held), None]
-        found, start = [], 0
-        for number, (holder, tokens) in enumerate(self._held):
-            if holder == rank:
+        """Return the turns of a rank, in order."""
+        owners = [None, *(owner for owner, _ in self._runs), None]
+        turns, start = [], 0
+        for number, (owner, tokens) in enumerate(self._runs):
+            if owner == rank:
                 stop = start + len(tokens)
-                found.append(Turn(slice(start, stop), tokens, holders[number], holders[number + 2]))
+                turns.append(Turn(slice(start, stop), tokens, owners[number], owners[number + 2]))
                 start = stop
-        return tuple(found)
+        return tuple(turns)
 
     @cached_property
-    def _held(self) -> list[tuple[int, range]]:
-        """(holder, tokens) in the order of the tokens, as few as can be."""
-        found: list[tuple[int, range]] = []
+    def _runs(self) -> list[tuple[int, range]]:
+        """(owner, tokens) in the order of the tokens, with adjacent ranges of one owner joined."""
+        runs: list[tuple[int, range]] = []
         for start, stop, owner in zip(self.starts.tolist(), self.stops.tolist(), self.owners.tolist(), strict=True):
-            follows = found and found[-1][0] == owner
-            found.append((owner, range(found.pop()[1].start if follows else start, stop)))
-        return found
+            follows = runs and runs[-1][0] == owner
+            runs.append((owner, range(runs.pop()[1].start if follows else start, stop)))
+        return runs
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal layouts."""
-        made = hashlib.sha256(f"{self.name} {self.ranks}".encode())
-        for edge in (self.starts, self.stops, self.owners):
-            made.update(edge.tobytes())
-        return made.hexdigest()
+        """A digest that is equal for equal layouts."""
+        digest = hashlib.sha256(f"{self.name} {self.ranks}".encode())
+        for array in (self.starts, self.stops, self.owners):
+            digest.update(array.tobytes())
+        return digest.hexdigest()
 
     def tokens(self, rank: int) -> Ints:
-        """The tokens of a rank, in order, int64."""
+        """Return the tokens of a rank, in order, int64."""
         return numbers(self.rows(rank))
 
 
 @lru_cache(maxsize=64)
 def layout_of(name: str, seq_len: int, ranks: int) -> Layout:
-    """A layout that asks nothing of the mask.
+    """Return a layout that does not depend on the mask.
 
     Args:
-        name: "contiguous" (a run of tokens each), "zigzag" (two runs, one from either end, so that a causal mask costs
-            all the same) or "striped" (runs of 128 tokens in turn).
-        seq_len: tokens; where ranks do not divide them, the last ranks hold fewer, or none.
-        ranks: how many there are.
+        name: "contiguous" (one run of tokens for each rank), "zigzag" (two runs, one from either end, which balances a
+            causal mask) or "striped" (runs of 128 tokens in turn).
+        seq_len: tokens; if ranks do not divide them, the last ranks hold fewer, or none.
+        ranks: number of ranks.
     """
     if name == "contiguous":
         return _in_turn(name, seq_len, ranks, -(-seq_len // ranks))
@@ -125,9 +123,9 @@ def layout_of(name: str, seq_len: int, ranks: int) -> Layout:
 
 
 def balanced(seq_len: int, ranks: int, work: Ints) -> Layout:
-    """Chunks of equal size, as many for each rank, chosen so that ranks have equal work.
+    """Return chunks of equal size, the same number for each rank, with balanced work.
 
-    The dearest chunk comes first, and each goes to the rank with the least to do that still has room.
+    Chunks are assigned from the most to the least work, each to the rank with the least work that has room.
 
     Args:
         seq_len, ranks: as for `layout_of`.
@@ -142,12 +140,12 @@ def balanced(seq_len: int, ranks: int, work: Ints) -> Layout:
 
 
 def chunk_size(seq_len: int, ranks: int) -> int:
-    """Tokens of the chunks that a balanced layout is put together of."""
+    """Return the number of tokens in each chunk of a balanced layout."""
     return max(1, -(-seq_len // (_PARTS * ranks)))
 
 
 def numbers(ranges: Sequence[range]) -> Ints:
-    """The numbers of ranges, one behind the other, int64."""
+    """Return the numbers of ranges, concatenated, int64."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(span.start, span.stop) for span in ranges)])
 
 
@@ -158,5 +156,5 @@ def _in_turn(name: str, seq_len: int, ranks: int, size: int) -> Layout:
 def _chunked(name: str, seq_len: int, ranks: int, size: int, owners: Ints) -> Layout:
     starts = np.minimum(np.arange(len(owners), dtype=np.int64) * size, seq_len)
     stops = np.minimum(starts + size, seq_len)
-    kept = starts < stops
-    return Layout(name, ranks, starts[kept], stops[kept], owners[kept].astype(np.int64))
+    nonempty = starts < stops
+    return Layout(name, ranks, starts[nonempty], stops[nonempty], owners[nonempty].astype(np.int64))

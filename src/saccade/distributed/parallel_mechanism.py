@@ -1,48 +1,44 @@
-"""A mechanism whose keys lie on many ranks."""
+"""SpreadMechanism: a mechanism whose keys are distributed over many ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from saccade.caches import LayerCache
 from saccade.distributed.collectives import Fetch, agree
-from saccade.distributed.state_passing_matrix import CarriedMatrix
+from saccade.distributed.state_passing import CarriedMatrix
 from saccade.engine.positions.positioned_mask import check_domain
 from saccade.masks import Mask, as_mask
-from saccade.matrix import Matrix
+from saccade.matrix import DerivedMatrix, Matrix
 from saccade.mechanisms import S4D, Differential, Linear, Mechanism, Performer, Softmax, TopK
 from saccade.mechanisms.recurrences.mechanism import Recurrence
-from saccade.mechanisms.scorers import DotProducts
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions, Positions
+from saccade.scorers import DotProducts
 from saccade.statistics.row_block import Block
 from saccade.support.errors import unsupported, value_error
 
 if TYPE_CHECKING:
     from saccade.distributed.context_parallel import ContextParallel
 
-__all__ = ["SpreadMatrix", "SpreadMechanism"]
-
 CALLED_AS = "ContextParallel"  # in errors
 
-_FEATURES = (Linear, Performer)  # whose past is one memory where the mask is causal
-_OF_SEEN_KEYS = (Softmax, TopK, Differential, *_FEATURES)  # whose rows follow from the keys that their queries may see
-_CARRIED = (Recurrence, S4D)  # whose past is one memory, always
+_FEATURES = (Linear, Performer)  # with a causal mask, their past is one memory
+_OF_SEEN_KEYS = (Softmax, TopK, Differential, *_FEATURES)  # their rows depend on visible keys only
+_CARRIED = (Recurrence, S4D)  # their past is one memory
 
 
 class SpreadMechanism(Mechanism):
-    """A mechanism over ranks: each makes the rows of its own queries.
+    """A mechanism over ranks: each rank computes the rows of its queries.
 
-    Keys that these can see are fetched; of recurrences, and of linear attention with a causal mask, one memory comes
-    from the rank before. Parameters are those of the mechanism, under the same names, so that a checkpoint fits one
-    rank and many.
+    Visible keys are fetched; recurrences, and linear attention with a causal mask, receive one memory from the rank
+    before. Parameters are those of the mechanism, under the same names, so that a checkpoint fits any number of ranks.
 
     Args:
-        mechanism: what is made.
+        mechanism: the mechanism.
         context: the ranks.
 
     Raises:
@@ -56,7 +52,7 @@ class SpreadMechanism(Mechanism):
             hint = "Softmax, TopK of single keys, Differential, Linear, Performer, S4D and recurrences run over ranks"
             raise unsupported(type(mechanism).__name__, reasons, hint=hint)
         self.context = context
-        # Not a child, whose name would stand in front of every parameter's: the same dictionaries instead.
+        # Share the dictionaries: the name of a child module would prefix every parameter name.
         self._parameters, self._buffers, self._modules = (
             mechanism._parameters,
             mechanism._buffers,
@@ -69,23 +65,23 @@ class SpreadMechanism(Mechanism):
         return getattr(self.__dict__["mechanism"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = self.__dict__.get("mechanism")
-        if own is not None and name in own.__dict__ and name != "training":
-            setattr(own, name, value)
+        mechanism = self.__dict__.get("mechanism")
+        if mechanism is not None and name in mechanism.__dict__ and name != "training":
+            setattr(mechanism, name, value)
         else:
             super().__setattr__(name, value)
 
-    def _load_from_state_dict(self, *given: Any) -> None:
-        self.mechanism._load_from_state_dict(*given)
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.mechanism._load_from_state_dict(*args)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """Refused: what runs over ranks sees whole sequences."""
+        """Raise: mechanisms over ranks run on whole sequences."""
         reason = "rows of a whole sequence run over ranks, and a cache hands over new ones"
         hint = "sharded_cache(model, cp) decodes over ranks, with a model that parallelize did not change"
         raise unsupported("a cache", [reason], hint=hint)
 
     def train(self, mode: bool = True) -> SpreadMechanism:
-        """Set the mode, of the mechanism too."""
+        """Set the mode of this module and of the mechanism."""
         self.mechanism.train(mode)
         super().train(mode)
         return self
@@ -110,75 +106,57 @@ class SpreadMechanism(Mechanism):
         kv_positions: GivenPositions = None,
         **gates: Tensor,
     ) -> Matrix:
-        """The own rows; gates, ``[batch, heads, rows, ...]``, are handed on to the mechanism."""
+        """Return the local rows; gates, ``[batch, heads, rows, ...]``, are passed to the mechanism."""
         context = self.context
         if query.shape[2] != key.shape[2]:
             reason = f"there are {query.shape[2]} queries and {key.shape[2]} keys: self-attention runs over ranks"
             raise unsupported("cross-attention", [reason])
         seq_len = context.seq_len(query.shape[2])
-        stands = context.positions(seq_len, query.device)
+        positions = context.positions(seq_len, query.device)
         for name, given in (("q_positions", q_positions), ("kv_positions", kv_positions)):
-            _check_positions(name, given, stands, len(query))
-        rule = as_mask(mask, (*query.shape[:2], seq_len, seq_len))
-        check_domain(rule, None, None, seq_len, seq_len)
-        if isinstance(self.mechanism, _CARRIED) or (isinstance(self.mechanism, _FEATURES) and rule.is_causal):
-            return self._carried(query, key, rule, seq_len, gates)
-        plan = context._plan(query, key, rule, seq_len, ["a matrix has the own rows of all heads"])
+            _check_positions(name, given, positions, len(query))
+        pattern = as_mask(mask, (*query.shape[:2], seq_len, seq_len))
+        check_domain(pattern, None, None, seq_len, seq_len)
+        if isinstance(self.mechanism, _CARRIED) or (isinstance(self.mechanism, _FEATURES) and pattern.is_causal):
+            return self._carried(query, key, pattern, seq_len, gates)
+        plan = context._plan(query, key, pattern, seq_len, ["a matrix has the own rows of all heads"])
         if context.checks:
             agree(f"{plan.fingerprint} {_shapes(query, key)}", context.group, query.device)
         fetch = context._fetch(plan, query.device)
-        own = self.mechanism(query, fetch(key), mask=rule, q_positions=stands, kv_positions=fetch.columns, **gates)
-        return SpreadMatrix(own, fetch, context)
+        places = {"q_positions": positions, "kv_positions": fetch.columns}
+        matrix = self.mechanism(query, fetch(key), mask=pattern, **places, **gates)
+        return SpreadMatrix(matrix, fetch, context)
 
-    def _carried(self, query: Tensor, key: Tensor, rule: Mask, seq_len: int, gates: dict[str, Tensor]) -> CarriedMatrix:
+    def _carried(self, query: Tensor, key: Tensor, mask: Mask, seq_len: int, gates: dict[str, Tensor]) -> CarriedMatrix:
         context, layout = self.context, self.context.layout(seq_len)
 
-        def make(rows: slice, stands: Positions) -> Matrix:
-            own = {name: x[:, :, rows] for name, x in gates.items()}
-            q, k = query[:, :, rows], key[:, :, rows]
-            made: Matrix = self.mechanism(q, k, mask=rule, q_positions=stands, kv_positions=stands, **own)
-            return made
+        def make(rows: slice, positions: Positions) -> Matrix:
+            tensors = {name: x[:, :, rows] for name, x in gates.items()}
+            places = {"q_positions": positions, "kv_positions": positions}
+            matrix: Matrix = self.mechanism(query[:, :, rows], key[:, :, rows], mask=mask, **places, **tensors)
+            return matrix
 
         sources = [query, key, *gates.values(), *self.mechanism.parameters()]
         like: Any = make(slice(0, 0), Positions(range(0)))
         if context.checks:
-            told = f"{type(self.mechanism).__name__} {like.source} {rule} {_shapes(query, key)} {layout.fingerprint}"
-            agree(told, context.group, query.device)
+            plan = f"{type(self.mechanism).__name__} {like.source} {mask} {_shapes(query, key)} {layout.fingerprint}"
+            agree(plan, context.group, query.device)
         shape = (len(query), like.shape[1], query.shape[2], seq_len)
         return CarriedMatrix(make, layout.turns_of(context.rank), shape, context.post, like, sources)
 
 
-class SpreadMatrix(Matrix):
-    """Own rows of a matrix, over the keys that they can see.
+class SpreadMatrix(DerivedMatrix):
+    """Local rows of a matrix, over their visible keys.
 
     Args:
-        matrix: of the own queries and the keys that were fetched.
-        fetch: how values come.
+        matrix: of the local queries and the fetched keys.
+        fetch: fetches values.
         context: the ranks.
     """
 
     def __init__(self, matrix: Matrix, fetch: Fetch, context: ContextParallel):
-        self.matrix, self._fetch, self._context = matrix, fetch, context
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.matrix.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.matrix.device
-
-    @property
-    def kv_heads(self) -> int:
-        return self.matrix.kv_heads
-
-    @property
-    def is_stochastic(self) -> bool:
-        return self.matrix.is_stochastic
+        super().__init__(matrix)
+        self._fetch, self._context = fetch, context
 
     @property
     def columns(self) -> Tensor:
@@ -186,19 +164,19 @@ class SpreadMatrix(Matrix):
         return self._fetch.columns
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        return self.matrix.blocks(batch, head, rows)
+        return self.inner.blocks(batch, head, rows)
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """The product with the values of the own rows, and those that come from other ranks.
+        """Return the product with the values of the local rows and those from other ranks.
 
         Without a seed the first rank draws one for all.
         """
         seed = self._context.shared_seed(value.device) if dropout_p and seed is None else seed
-        return self.matrix.matmul(self._fetch(value), dropout_p=dropout_p, seed=seed)
+        return self.inner.matmul(self._fetch(value), dropout_p=dropout_p, seed=seed)
 
 
 def _against(mechanism: Mechanism) -> list[str]:
-    """Why a mechanism cannot run over ranks; empty if it can."""
+    """Return why a mechanism cannot run over ranks; empty if it can."""
     name = type(mechanism).__name__
     if not isinstance(mechanism, _OF_SEEN_KEYS + _CARRIED):
         return [f"{name} makes its rows of all keys at once, which no rank has"]
@@ -210,16 +188,16 @@ def _against(mechanism: Mechanism) -> list[str]:
 
 
 def _shapes(query: Tensor, key: Tensor) -> str:
-    """All but the number of rows, which may be another on each rank."""
+    """Return the shapes without the number of rows, which may differ between ranks."""
     return f"{query.dtype} {[(*x.shape[:2], x.shape[3]) for x in (query, key)]}"
 
 
-def _check_positions(name: str, given: GivenPositions, stands: Tensor, batch: int) -> None:
-    """Raise unless positions are those of the own rows, in all batch items."""
+def _check_positions(name: str, given: GivenPositions, expected: Tensor, batch: int) -> None:
+    """Raise unless positions are those of the local rows, in all batch items."""
     if given is None:
         rule, hint = "be given: those of the own rows", "positions=cp.positions(seq_len)"
         raise value_error(name, rule, None, hint=hint)
-    found = Positions.of(given, name, length=len(stands), batch=batch)
-    if not bool((found.on(stands.device) == stands).all()):
+    positions = Positions.of(given, name, length=len(expected), batch=batch)
+    if not bool((positions.on(expected.device) == expected).all()):
         rule, hint = "be those of the own rows, in order", "positions=cp.positions(seq_len)"
         raise value_error(name, rule, "others", hint=hint)

@@ -1,4 +1,4 @@
-"""parallelize: whole models over ranks, ours and those of transformers."""
+"""parallelize(): whole models over ranks, ours and those of transformers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 from saccade.distributed import transformers_ranks as theirs
 from saccade.distributed.context_parallel import ContextParallel
 from saccade.distributed.parallel_mechanism import SpreadMechanism
+from saccade.integrations.replace_attention import is_pretrained
 from saccade.masks import Mask
 from saccade.nn import AttentionPool, DecoderLayer
 from saccade.nn.base_layer import AttentionLayer
@@ -16,34 +17,32 @@ from saccade.nn.row_column_attention import TableAttention
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_type
 
-__all__ = ["parallelize"]
-
 M = TypeVar("M", bound=nn.Module)
 _ALL_ROWS = (nn.MultiheadAttention, nn.RNNBase, AttentionPool, TableAttention)
 
 
 def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M:
-    """Let a model run on a part of a sequence on every rank, with the result of the whole.
+    """Make a model run on a part of a sequence on every rank, with the result of the whole.
 
-    Its attention layers get their mechanisms over ranks; all else stays: parameters, their names, and what goes from
-    token to token alone. The model is then called with the own rows, and told where they stand:
-    ``model(cp.shard_sequence(tokens), positions=cp.positions(n))``. Masks that go to a call are those of the whole
-    sequence. Labels are shifted before they are sharded, and a loss is the sum of all ranks' over the count of all.
+    Its attention layers get mechanisms over ranks; parameters, their names and token-wise layers do not change. Call
+    the model with the local rows and their positions: ``model(cp.shard_sequence(tokens), positions=cp.positions(n))``.
+    Masks passed to a call are those of the whole sequence. Shift labels before sharding them; the loss is the sum over
+    all ranks divided by the count over all ranks.
 
-    A model of transformers is called as before, with its own rows: ``model(cp.shard_sequence(input_ids))``. Where no
-    ``position_ids`` are given they are those of the rows; packed texts are told apart by them over all ranks.
+    A model of transformers is called as before, with the local rows: ``model(cp.shard_sequence(input_ids))``. By
+    default, ``position_ids`` are those of the rows; they also separate packed documents over all ranks.
 
     Args:
-        model: changed in place; ours, or one of transformers that asks its attention interface. Before it is handed
-            to FSDP, DDP or tensor parallel.
+        model: changed in place; a model of saccade, or one of transformers that calls its attention interface. Pass it
+            to FSDP, DDP or tensor parallel afterwards.
         cp: the ranks.
-        mask: for a model of transformers, a pattern of the whole sequence that is joined with the model's own.
+        mask: for a model of transformers, a pattern of the whole sequence that is joined with the model's mask.
 
     Returns:
         The model.
 
     Raises:
-        UnsupportedError: something in it mixes tokens and cannot over ranks; all such parts are named, and nothing is
+        UnsupportedError: parts of the model mix tokens and cannot do so over ranks; all are named, and nothing is
             changed.
 
     Example:
@@ -55,7 +54,7 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
     check_type("model", model, nn.Module, "be a module")
     check_type("cp", cp, ContextParallel, "be a ContextParallel")
     check_type("mask", mask, (Mask, type(None)), "be a saccade mask or None")
-    if theirs.is_pretrained(model):
+    if is_pretrained(model):
         theirs.parallelize(model, cp, mask)
         return model
     layers = [(name, part) for name, part in model.named_modules() if isinstance(part, AttentionLayer)]
@@ -66,14 +65,14 @@ def parallelize(model: M, cp: ContextParallel, *, mask: Mask | None = None) -> M
         reasons.append("it has no attention layer of saccade.nn")
     if reasons:
         raise unsupported(type(model).__name__, reasons, hint="cp.attention(...) and cp(mechanism) are its parts")
-    made = [(layer, cp(layer.mechanism)) for _, layer in layers]
-    for layer, mechanism in made:
+    mechanisms = [cp(layer.mechanism) for _, layer in layers]  # raises before the first layer is changed
+    for (_, layer), mechanism in zip(layers, mechanisms, strict=True):
         layer.mechanism = mechanism
     return model
 
 
 def _against(part: nn.Module) -> str:
-    """What a module is that cannot run on a part of the rows; empty for one that can."""
+    """Return the kind of a module that cannot run on a part of the rows; empty if it can."""
     if isinstance(part, AttentionLayer) and isinstance(part.mechanism, SpreadMechanism):
         return f"{type(part).__name__} over ranks already"
     if isinstance(part, _ALL_ROWS):

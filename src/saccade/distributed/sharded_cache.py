@@ -1,4 +1,4 @@
-"""ShardedCache: a layer's keys and values, of which every rank holds a part."""
+"""ShardedCache: a layer's keys and values, distributed over ranks."""
 
 from __future__ import annotations
 
@@ -20,26 +20,24 @@ from saccade.positions.token_positions import Positions
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int, check_type
 
-__all__ = ["ShardedCache", "sharded_cache"]
-
 
 class ShardedCache(KVCache):
-    """A `saccade.caches.KVCache` over ranks, for texts whose keys and values do not fit one device.
+    """A `saccade.caches.KVCache` over ranks, for sequences whose keys and values do not fit one device.
 
-    Every rank runs the model on the same new tokens, and keeps the keys and values of some: stripes of tokens in turn.
-    Each attends to its own, and what they found is put together: one message of a number for each head and query, and
-    one of as many outputs. The law of caches holds: a prefill and decode steps of any sizes equal the full run.
+    Every rank runs the model on the same new tokens, and stores the keys and values of some: stripes of tokens in turn.
+    Each rank attends to its keys, and the results are merged by two messages: one number for each head and query, and
+    one output for each. A prefill and decode steps of any sizes equal the full run.
 
     Args:
         cp: the ranks.
-        stripe_size: tokens that follow one another on a rank.
+        stripe_size: consecutive tokens on a rank.
 
     Raises:
-        UnsupportedError: a mechanism that is no softmax, dropout, or gradients; saving one rank's part.
+        UnsupportedError: another mechanism than softmax, dropout, or gradients; saving one rank's part.
 
-    Cost: memory of a rank's part of the tokens, and time likewise; per call two messages of
-    ``batch * heads * q_len * (value_dim + 1)`` numbers at most, whatever the length of the text. A long prompt is
-    handed over in pieces, so that nothing else grows with it.
+    Cost: memory and time for a rank's part of the tokens; per call two messages of at most
+    ``batch * heads * q_len * (value_dim + 1)`` numbers for any length of the sequence. Pass a long prompt in pieces, so
+    that nothing else grows with it.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("stripe_size",)
@@ -51,21 +49,21 @@ class ShardedCache(KVCache):
 
     @property
     def own(self) -> Tensor:
-        """Which columns this rank holds, int64."""
+        """Columns that this rank holds, int64."""
         return self._columns(self.length)
 
     @property
     def key(self) -> Tensor | None:
-        """The keys that this rank holds, ``[batch, kv_heads, own, head_dim]``; None before the first call."""
+        """The keys of this rank, ``[batch, kv_heads, own, head_dim]``; None before the first call."""
         return self._state["key"][:, :, : len(self.own)] if self._state else None
 
     @property
     def value(self) -> Tensor | None:
-        """The values that this rank holds; None before the first call."""
+        """The values of this rank; None before the first call."""
         return self._state["value"][:, :, : len(self.own)] if self._state else None
 
     def advance(self, call: Call) -> Tensor:
-        """Own keys first, and then what all ranks have found."""
+        """Attend to the local keys, then merge the results of all ranks."""
         cp, start = self.cp, self.length
         stop = start + call.key.shape[2]
         if call.dropout_p or (torch.is_grad_enabled() and call.needs_graph):
@@ -75,51 +73,51 @@ class ShardedCache(KVCache):
             reason = f"a {type(call.mechanism).__name__} chooses, or sums, over all keys, of which each rank has others"
             raise unsupported(type(call.mechanism).__name__, [reason], hint="Softmax() runs over ranks")
         if cp.checks:
-            told = f"{call.mask} {start} {tuple(call.query.shape)} {tuple(call.value.shape)} {call.key.dtype}"
-            agree(told, cp.group, call.key.device)
-        own = self._columns(stop)
+            plan = f"{call.mask} {start} {tuple(call.query.shape)} {tuple(call.value.shape)} {call.key.dtype}"
+            agree(plan, cp.group, call.key.device)
+        columns = self._columns(stop)
         held = len(self._columns(start))
-        new = (own[held:] - start).to(call.key.device)
+        new = (columns[held:] - start).to(call.key.device)
         keys, values = (
-            self._written(name, held, x.index_select(2, new)) for name, x in (("key", call.key), ("value", call.value))
+            self._write_columns(name, held, x.index_select(2, new))
+            for name, x in (("key", call.key), ("value", call.value))
         )
-        stands = call.kv_positions.on(call.key.device).index_select(1, own.to(call.key.device))
+        positions = call.kv_positions.on(call.key.device).index_select(1, columns.to(call.key.device))
         matrix = call.mechanism(
-            call.query, keys, mask=call.mask, q_positions=call.positions, kv_positions=Positions(None, stands)
+            call.query, keys, mask=call.mask, q_positions=call.positions, kv_positions=Positions(None, positions)
         )
-        out = self._joined(cast("AttentionMatrix", matrix), values)
+        out = self._merged(cast("AttentionMatrix", matrix), values)
         self._traffic = Traffic(keys.nbytes + values.nbytes, keys[:, :, held:].nbytes + values[:, :, held:].nbytes)
         return out.to(call.query.dtype)
 
     def fill(self, key: Tensor, value: Tensor, *, positions: range | Tensor | None = None) -> Never:
-        """Refused: a prefix comes by `attend`, as all tokens do."""
+        """Raise: pass a prefix to `attend`, like all tokens."""
         raise unsupported("a prefix", ["each rank holds a part"], hint="attend(...) takes it")
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Refused: no file holds one rank's part."""
+        """Raise: a file would hold the part of one rank only."""
         reason = "each rank holds a part, and a file would hold one of them"
         raise unsupported("saving", [reason], hint="KVCache() on one process can be saved")
 
-    def _joined(self, matrix: AttentionMatrix, values: Tensor) -> Tensor:
-        """Products over the keys of all ranks, of those over each one's own."""
+    def _merged(self, matrix: AttentionMatrix, values: Tensor) -> Tensor:
+        """Return the product over the keys of all ranks, merged from the products over local keys."""
         given, group = matrix.inputs, self.cp.group
         part = matrix_from_inputs(dataclasses.replace(given, sink_logit=None), matrix.impl)
-        found = part.matmul(values)
-        lse = part.lse
-        most = lse.clone(memory_format=torch.contiguous_format)  # ranks may lay it out otherwise
+        out, lse = part.matmul(values), part.lse
+        most = lse.clone(memory_format=torch.contiguous_format)  # the memory layout may differ between ranks
         guarded(lambda: dist.all_reduce(most, dist.ReduceOp.MAX, group=group))
         sink = None if given.sink_logit is None else given.sink_logit.to(most.dtype)[None, :, None]
         most = most if sink is None else torch.maximum(most, sink)
-        most = most.masked_fill(most == -torch.inf, 0.0)  # nobody sees anything
+        most = most.masked_fill(most == -torch.inf, 0.0)  # rows without visible keys
         weight = (lse - most).exp()[..., None]
-        sums = torch.cat([weight * found.to(weight.dtype), weight], 3)
+        sums = torch.cat([weight * out.to(weight.dtype), weight], 3)
         guarded(lambda: dist.all_reduce(sums, group=group))
         out, total = sums[..., :-1], sums[..., -1:]
         total = total if sink is None else total + (sink - most).exp()[..., None]
         return out / total.masked_fill(total == 0, 1.0)
 
     def _columns(self, length: int) -> Tensor:
-        """Which of so many columns this rank holds, int64."""
+        """Return the columns below ``length`` that this rank holds, int64."""
         every = torch.arange(length)
         return every[every // self.stripe_size % self.cp.ranks == self.cp.rank]
 
@@ -128,16 +126,16 @@ class ShardedCache(KVCache):
 
 
 def sharded_cache(model: nn.Module, cp: ContextParallel, *, stripe_size: int = 128) -> Cache:
-    """A `Cache` for a model whose layers hold their keys and values over ranks.
+    """Return a `Cache` for a model whose layers distribute their keys and values over ranks.
 
     Args:
-        model: one that makes caches, such as `saccade.models.Decoder`; not one that `parallelize` changed: every rank
-            runs it on all new tokens.
+        model: a model with ``new_cache``, such as `saccade.models.Decoder`; not one that `parallelize` changed: every
+            rank runs it on all new tokens.
         cp: the ranks.
         stripe_size: see `ShardedCache`.
 
     Raises:
-        UnsupportedError: a layer that keeps something else than keys and values.
+        UnsupportedError: a layer that caches anything but keys and values.
 
     Example:
         >>> from saccade.distributed import sharded_cache

@@ -1,9 +1,9 @@
-"""Passing a memory from rank to rank, and its gradient the way back."""
+"""Recurrent states passed from rank to rank, and their gradients passed back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -12,21 +12,26 @@ from torch.autograd.function import once_differentiable
 
 from saccade.caches.recurrent import Memory
 from saccade.distributed.collectives import guarded
-
-__all__ = ["Post", "tied"]
+from saccade.distributed.layouts import Turn
+from saccade.matrix import Matrix
+from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
+from saccade.positions.token_positions import Positions
+from saccade.statistics.row_block import Block
+from saccade.support.errors import unsupported
 
 _DTYPES = (torch.float32, torch.float64)
+_PARTS = 8  # of the heads: the next rank starts with the first part while this one computes the second
 
 
 class _Header(NamedTuple):
-    """What a rank is told before a memory comes, as int64 numbers.
+    """Facts that a rank receives before a memory, as int64 numbers.
 
     Attributes:
         batch, heads, features, width: of the state.
-        has_peak: 1 where there is one.
+        has_peak: 1 if the memory has a peak.
         documents: items of `Memory.segment`; 0 without.
-        dtype: number of the state's, in `_DTYPES`.
-        needs_gradient: 1 where a gradient is to come back.
+        dtype: index of the state's dtype in `_DTYPES`.
+        needs_gradient: 1 if a gradient must be sent back.
     """
 
     batch: int
@@ -40,10 +45,9 @@ class _Header(NamedTuple):
 
 
 class Post:
-    """Memories on their way between ranks.
+    """Transfer of memories between ranks.
 
-    Nobody waits for what he sends before the end of a pass: where a rank has several turns, the one that it sends to
-    may be sending, too.
+    Nothing waits for a send before the end of a pass: the receiver may be sending at the same time.
 
     Args:
         group: of the ranks.
@@ -54,12 +58,12 @@ class Post:
         self._under_way: list[tuple[Any, Tensor]] = []
 
     def sent(self, out: Tensor, memory: Memory, peer: int) -> Tensor:
-        """Send a memory; ``out`` as it is, through which the memory's gradient comes back.
+        """Send a memory; return ``out`` unchanged, through which the gradient of the memory comes back.
 
         Args:
-            out: what the tokens before the memory read; going back through it waits for the peer's gradient.
+            out: output of the earlier tokens; its backward pass waits for the peer's gradient.
             memory: of all tokens so far.
-            peer: who goes on from there, counted in the group.
+            peer: the next rank, numbered within the group.
         """
         state, peak, segment = memory.state, memory.peak, memory.segment
         floats = torch.cat([state.flatten(), *([] if peak is None else [peak.flatten().to(state.dtype)])])
@@ -70,28 +74,28 @@ class Post:
         facts = (int(peak is not None), documents, _DTYPES.index(floats.dtype), int(needs))
         self.send(torch.tensor(_Header(batch, heads, features, width, *facts), device=out.device), peer)
         self.send(torch.cat([mark.to(torch.int64) for mark in marks]), peer)
-        made: Tensor = _Sent.apply(out, floats, self, peer)
-        return made
+        tied_out: Tensor = _Sent.apply(out, floats, self, peer)
+        return tied_out
 
     def received(
         self, peer: int, device: torch.device, sources: Sequence[Tensor] = (), *, is_first: bool = False
     ) -> Memory:
-        """The memory that a peer sends; its gradient goes back there.
+        """Return the memory that a peer sends; its gradient is sent back.
 
         Args:
-            peer: who holds the tokens before, counted in the group.
-            device: where the memory is to be.
-            sources: of what will read it. Going back to any of them sends the gradient.
+            peer: the rank of the tokens before, numbered within the group.
+            device: device of the memory.
+            sources: tensors of the reader; the backward pass to any of them sends the gradient.
             is_first: whether this rank receives nothing before, and so sends no gradient after this one.
         """
-        told = torch.empty(len(_Header._fields), dtype=torch.int64, device=device)
-        header = _Header(*self.receive(told, peer).tolist())
+        numbers = torch.empty(len(_Header._fields), dtype=torch.int64, device=device)
+        header = _Header(*self.receive(numbers, peer).tolist())
         batch, heads = header.batch, header.heads
         shape, taints = (batch, heads, header.features, header.width), batch * heads
         marks = self.receive(torch.empty(header.documents + taints, dtype=torch.int64, device=device), peer)
         segment, tainted = marks.split([header.documents, taints])
         sizes = [torch.Size(shape).numel(), taints if header.has_peak else 0]
-        # What comes depends on tensors of another rank, of which autograd knows nothing: these stand for them.
+        # The memory depends on tensors of another rank, which autograd cannot see: these represent them.
         leaf = torch.empty(0, dtype=_DTYPES[header.dtype], device=device, requires_grad=bool(header.needs_gradient))
         with torch.set_grad_enabled(bool(header.needs_gradient)):
             floats = _Received.apply(self, peer, is_first, sum(sizes), leaf, *sources)
@@ -104,33 +108,33 @@ class Post:
         )
 
     def send(self, x: Tensor, peer: int) -> None:
-        """Send a tensor, and wait for nobody."""
+        """Send a tensor without waiting."""
         guarded(lambda: self._under_way.append((dist.isend(x, group=self.group, group_dst=peer), x)))
 
     def receive(self, x: Tensor, peer: int) -> Tensor:
-        """Wait for a tensor, and put it into ``x``."""
+        """Wait for a tensor, and write it into ``x``."""
         guarded(lambda: dist.recv(x, group=self.group, group_src=peer))
         return x
 
     def wait(self) -> None:
-        """Until all that was sent has been taken."""
+        """Wait until every tensor that was sent has been received."""
         under_way, self._under_way = self._under_way, []
         for work, _ in under_way:
             guarded(work.wait)
 
 
 def tied(out: Tensor, memory: Memory) -> Tensor:
-    """``out`` as it is, from which autograd finds the memory, read or not: its sender waits for a gradient."""
-    made: Tensor = _Tied.apply(out, memory.state)
-    return made
+    """Return ``out`` unchanged, tied to the memory in autograd: the sender of the memory waits for a gradient."""
+    tied_out: Tensor = _Tied.apply(out, memory.state)
+    return tied_out
 
 
 class _Sent(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor, floats: Tensor, post: Post, peer: int) -> Tensor:
         ctx.post, ctx.peer, ctx.length = post, peer, len(floats)
-        # What is saved is asked for first: where it was not kept (checkpointing), this runs the forward pass again, and
-        # the peer may be waiting for what that sends.
+        # The backward pass reads this first: under checkpointing that repeats the forward pass, and the peer may be
+        # waiting for the tensors that it sends.
         ctx.save_for_backward(floats.detach().new_empty(0))
         post.send(floats.detach().contiguous(), peer)
         return out.view_as(out)
@@ -163,6 +167,95 @@ class _Received(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
         ctx.post.send(grad.contiguous(), ctx.peer)
-        if ctx.is_first:  # nothing is left to do that a peer could wait for
+        if ctx.is_first:  # no peer waits for anything else
             ctx.post.wait()
         return (None,) * ctx.count
+
+
+class CarriedMatrix(Matrix):
+    """Local rows of a recurrence, or of causal linear attention, over a sequence on many ranks.
+
+    Args:
+        make: returns the matrix of some local rows at some positions.
+        turns: of the local rows, in order.
+        shape: (batch, heads, local rows, tokens of the whole sequence).
+        post: transfer between the ranks.
+        like: a matrix without rows.
+        sources: tensors that the matrix is computed from.
+
+    Cost: a product as on one machine; for each turn one memory, ``kv_heads * head_dim * value_dim`` numbers, is
+    received and sent. Ranks wait for one another; if a matrix can be split by heads, only for the first part.
+    """
+
+    is_stochastic = False
+
+    def __init__(
+        self,
+        make: Callable[[slice, Positions], Matrix],
+        turns: tuple[Turn, ...],
+        shape: tuple[int, int, int, int],
+        post: Post,
+        like: Matrix,
+        sources: Sequence[Tensor],
+    ):
+        self._make, self._turns, self._post = make, turns, post
+        self._shape, self._like, self._sources = shape, like, sources
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self._shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._like.device
+
+    @property
+    def kv_heads(self) -> int:
+        return self._like.kv_heads
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        """Raise: weights of keys on other ranks are not computed here."""
+        reason = "over ranks a state stands for all earlier keys, and single weights are not to be had of it"
+        raise unsupported("weights", [reason], hint="one process gives them: mechanism(query, key)")
+
+    def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
+        """Return the product with the values of the local rows and with the memory of earlier rows."""
+        if dropout_p:
+            reason = "dropout_p is not 0, and single weights of earlier tokens cannot be dropped from a sum"
+            raise unsupported(type(self._like).__name__, [reason])
+        rows = [self._turned(turn, value[:, :, turn.rows]) for turn in self._turns]
+        self._post.wait()
+        if not rows:  # no rows, but part of the graph, as on all ranks
+            return value.new_zeros(*self.shape[:3], value.shape[3]) + value.sum()
+        return torch.cat(rows, 2)
+
+    def _turned(self, turn: Turn, value: Tensor) -> Tensor:
+        """Return the rows of one turn."""
+        post, matrix = self._post, cast("Any", self._make(turn.rows, Positions(turn.tokens)))
+        is_alone, is_first = turn.before is turn.behind is None, turn.rows.start == 0
+        out: list[Tensor] = []
+        for part, part_value in [(matrix, value)] if is_alone else _by_heads(matrix, value):
+            memory = None
+            if turn.before is not None:
+                sources = (*self._sources, value)
+                memory = post.received(turn.before, value.device, sources, is_first=is_first and not out)
+                memory = memory._replace(source=part.source)
+            read, after = part.advance(part_value, memory)
+            read = read if memory is None else tied(read, memory)
+            out.append(read if turn.behind is None else post.sent(read, after, turn.behind))
+        return torch.cat(out, 1)
+
+
+def _by_heads(matrix: Any, value: Tensor) -> Iterator[tuple[Any, Tensor]]:
+    """Yield a matrix and its values, some heads at a time if the matrix can be split."""
+    heads = matrix.shape[1]
+    if not isinstance(matrix, RecurrenceMatrix):
+        yield matrix, value
+        return
+    for part in torch.arange(heads).tensor_split(min(_PARTS, heads)):
+        numbers = part.tolist()
+        yield matrix.of_heads(numbers), value[:, [head * value.shape[1] // heads for head in numbers]]

@@ -1,4 +1,4 @@
-"""tp_plan: how torch's tensor parallel splits our layers."""
+"""tp_plan(): how torch's tensor parallel splits the layers of saccade."""
 
 from __future__ import annotations
 
@@ -14,28 +14,26 @@ from saccade.nn.base_layer import AttentionLayer
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_int, check_type
 
-__all__ = ["SharedHead", "tp_plan"]
-
 
 def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
-    """Which parts of a model are split how, as ``torch.distributed.tensor.parallel.parallelize_module`` takes it.
+    """Return how the parts of a model are split, for ``torch.distributed.tensor.parallel.parallelize_module``.
 
-    Every rank gets some heads of each attention and some inner channels of each feed-forward network; all else is
-    whole on every rank. Where there are fewer key heads than ranks, several ranks share one; its gradients are added
-    up. Cut into a sequence as well, the model goes to `parallelize` first.
+    Every rank gets some heads of each attention and some inner channels of each feed-forward network; all other
+    parameters are replicated. With fewer key heads than ranks, several ranks share a head, and its gradients are
+    summed. If the sequence is split as well, call `parallelize` first.
 
     Args:
-        model: with layers of `saccade.nn`.
-        degree: ranks that share each layer.
+        model: a model with layers of `saccade.nn`.
+        degree: number of ranks that share each layer.
 
     Returns:
         Styles by the names of modules.
 
     Raises:
-        UnsupportedError: heads or channels that the ranks do not divide, or heads that differ in more than their
+        UnsupportedError: ranks that do not divide heads or channels, or heads that differ in more than their
             projections; all are named.
 
-    Cost: of each layer an all-reduce of its output forward, and one of its input's gradient backward.
+    Cost: for each layer an all-reduce of its output forward, and one of its input's gradient backward.
 
     Example:
         >>> from saccade.nn import EncoderLayer
@@ -52,9 +50,9 @@ def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {}
     reasons: list[str] = []
     for name, part in model.named_modules():
-        prefix, told = f"{name}." if name else "", name or type(model).__name__
+        prefix, label = f"{name}." if name else "", name or type(model).__name__
         if isinstance(part, AttentionLayer):
-            reasons += [f"{told}: {why}" for why in _against(part, degree)]
+            reasons += [f"{label}: {why}" for why in _against(part, degree)]
         if isinstance(part, MultiHeadAttention) and part.num_kv_heads:
             shared = part.num_kv_heads < degree
             keys: ParallelStyle = SharedHead(part.num_kv_heads) if shared else ColwiseParallel()
@@ -65,7 +63,7 @@ def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
                 plan[f"{prefix}gate_projection"] = ColwiseParallel()
         elif isinstance(part, FeedForward):
             if part.hidden_dim % degree:
-                reasons.append(f"{told}: {degree} ranks do not divide {part.hidden_dim} channels")
+                reasons.append(f"{label}: {degree} ranks do not divide {part.hidden_dim} channels")
             plan |= {f"{prefix}{which}": ColwiseParallel() for which in ("expand", "gate") if getattr(part, which)}
             plan[f"{prefix}contract"] = RowwiseParallel()
     if not plan:
@@ -76,10 +74,10 @@ def tp_plan(model: nn.Module, degree: int) -> dict[str, ParallelStyle]:
 
 
 class SharedHead(ParallelStyle):
-    """A key or value projection of fewer heads than ranks: whole on each, which takes the head that its queries want.
+    """A key or value projection with fewer heads than ranks: replicated; each rank uses the head of its queries.
 
     Args:
-        heads: how many there are; they divide the ranks.
+        heads: number of heads; it divides the ranks.
     """
 
     def __init__(self, heads: int):
@@ -89,14 +87,14 @@ class SharedHead(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         whole = (Replicate(),)
         for name, parameter in list(module.named_parameters()):
-            made = distribute_tensor(parameter, device_mesh, whole)
-            module.register_parameter(name, nn.Parameter(made, requires_grad=parameter.requires_grad))
+            replicated = distribute_tensor(parameter, device_mesh, whole)
+            module.register_parameter(name, nn.Parameter(replicated, requires_grad=parameter.requires_grad))
 
         def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             return (DTensor.from_local(inputs[0], device_mesh, whole, run_check=False), *inputs[1:])
 
         def after(_: nn.Module, __: tuple[Any, ...], out: DTensor) -> Tensor:
-            # Of the gradient each rank has what came through the head that it takes.
+            # Each rank has the gradient of the head that it uses.
             local = out.to_local(grad_placements=(Partial(),))
             width = local.shape[-1] // self.heads
             head = device_mesh.get_local_rank() * self.heads // device_mesh.size()
@@ -108,7 +106,7 @@ class SharedHead(ParallelStyle):
 
 
 def _against(layer: AttentionLayer, degree: int) -> list[str]:
-    """Why the heads of a layer cannot be given to ranks; empty if they can."""
+    """Return why the heads of a layer cannot be split over ranks; empty if they can."""
     if type(layer) is not MultiHeadAttention:
         return [f"{type(layer).__name__} is not split by heads; MultiHeadAttention is"]
     why, kv_heads = [], layer.num_kv_heads

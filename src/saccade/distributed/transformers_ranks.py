@@ -1,4 +1,4 @@
-"""Models of transformers over ranks: their attention function, and what their masks say of the whole sequence."""
+"""Models of transformers over ranks: their attention function, and masks of the whole sequence."""
 
 from __future__ import annotations
 
@@ -15,25 +15,22 @@ from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _Av
 
 from saccade.distributed.collectives import agree
 from saccade.integrations.attention_call import AttentionCall
+from saccade.integrations.capture_context import speaks_attention_interface
 from saccade.integrations.lazy_mask import LazyMask, Placed
 from saccade.integrations.mask_functions import MaskFunction, as_rule, with_padding
 from saccade.integrations.output_attentions import check_no_weights
 from saccade.integrations.pattern_in_texts import with_pattern
-from saccade.integrations.replace_attention import is_pretrained
 from saccade.integrations.transformers import registered
-from saccade.integrations.transformers_capture import speaks_attention_interface
 from saccade.masks import Documents, Mask
 from saccade.support.errors import unsupported, value_error
 
 if TYPE_CHECKING:
     from saccade.distributed.context_parallel import ContextParallel
 
-__all__ = ["is_pretrained", "parallelize", "why_it_mixes"]
-
 CALLED_AS = "parallelize"  # in errors
 
 _NAME = "saccade-ranks-"
-_KINDS = ("Model", "ForCausalLM", "LMHeadModel", "ForMaskedLM")  # whose outputs are those of each token
+_KINDS = ("Model", "ForCausalLM", "LMHeadModel", "ForMaskedLM")  # models whose outputs are one per token
 _POOLED = ("pooler_output", "mc_logits")
 _LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 _MIXERS = (_MaxPoolNd, _AvgPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _NormBase, nn.GroupNorm)
@@ -41,7 +38,7 @@ _names = (f"{_NAME}{number}" for number in itertools.count(1))
 
 
 def parallelize(model: Any, cp: ContextParallel, mask: Mask | None) -> None:
-    """Let a model of transformers run on a part of a sequence on every rank; see `saccade.distributed.parallelize`."""
+    """Make a model of transformers run on a part of a sequence on every rank; see `saccade.distributed.parallelize`."""
     reasons = _against(model)
     reasons += [f"{name} is a {why}" for name, part in model.named_modules() if (why := why_it_mixes(part))]
     if reasons:
@@ -55,16 +52,16 @@ def parallelize(model: Any, cp: ContextParallel, mask: Mask | None) -> None:
 
 
 def why_it_mixes(part: nn.Module) -> str:
-    """What a module is that mixes tokens; empty for any other."""
+    """Return the kind of a module that mixes tokens; empty for any other."""
     if isinstance(part, _MIXERS) or (isinstance(part, _ConvNd) and any(size > 1 for size in part.kernel_size)):
         return f"{type(part).__name__}, which mixes tokens"
     return ""
 
 
 def _against(model: Any) -> list[str]:
-    """Why a model as a whole cannot run on a part of a sequence; empty if it can."""
+    """Return why a model as a whole cannot run on a part of a sequence; empty if it can."""
     name, config, parts = type(model).__name__, model.config.to_dict(), dict(model.named_modules())
-    reasons = [f"{own} makes one vector of all tokens" for own in parts if own.rpartition(".")[2] == "pooler"]
+    reasons = [f"{part} makes one vector of all tokens" for part in parts if part.rpartition(".")[2] == "pooler"]
     if str(model.config._attn_implementation).startswith(_NAME):
         reasons.append("it runs over ranks already")
     if not any(speaks_attention_interface(part) for part in parts.values()):
@@ -75,11 +72,11 @@ def _against(model: Any) -> list[str]:
         reasons.append("over ranks there is no cross-attention")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         reasons.append("it takes no position_ids, and a part of a sequence does not begin at 0")
-    others = sorted({str(kind) for kinds in _said(config, "layer_types") for kind in kinds} - _LAYERS)
+    others = sorted({str(kind) for kinds in _values_of(config, "layer_types") for kind in kinds} - _LAYERS)
     reasons += [f"its layers of {kind} see the own rows alone" for kind in others]
-    ropes = {str(kind) for key in ("rope_type", "type") for kind in _said(config, key)} & {"dynamic", "longrope"}
+    ropes = {str(kind) for key in ("rope_type", "type") for kind in _values_of(config, key)} & {"dynamic", "longrope"}
     reasons += [f"its {kind} positions follow the length of what it is called with" for kind in sorted(ropes)]
-    if any(_said(config, "attn_temperature_tuning")):
+    if any(_values_of(config, "attn_temperature_tuning")):
         reasons.append("its attention is scaled by where tokens stand in what it is called with")
     if any(hasattr(part, "create_position_ids_from_input_ids") for part in parts.values()):
         reasons.append("it counts positions of its own, from the padding token on")
@@ -89,21 +86,21 @@ def _against(model: Any) -> list[str]:
     return reasons
 
 
-def _said(config: Any, key: str) -> Iterator[Any]:
-    """What a configuration says under a key, wherever in it that stands."""
+def _values_of(config: Any, key: str) -> Iterator[Any]:
+    """Yield the values of a key in a configuration and its nested configurations."""
     if isinstance(config, dict):
         for name, value in config.items():
             if name == key and value is not None:
                 yield value
-            yield from _said(value, key)
+            yield from _values_of(value, key)
 
 
 class _Facts(NamedTuple):
-    """What is known of the whole sequence in one call of the model.
+    """Facts about the whole sequence in one call of the model.
 
     Attributes:
-        lengths: of the texts of each item; None for one.
-        padding: tokens that are there, ``[batch, seq_len]``; None for all.
+        lengths: of the documents of each item; None for one document.
+        padding: ``[batch, seq_len]``, True at tokens; None without padding.
     """
 
     lengths: list[list[int]] | None
@@ -114,40 +111,40 @@ class _Attention:
     """The attention function of one model, and its mask function."""
 
     def __init__(self, cp: ContextParallel, mask: Mask | None):
-        self.cp, self.own = cp, mask
+        self.cp, self.pattern = cp, mask
         self.facts: _Facts | None = None
 
     def __deepcopy__(self, memo: object) -> _Attention:
-        """Itself: it is known to transformers by its name, which a copied model keeps."""
+        """Return the object itself: transformers refers to it by a name that a copied model retains."""
         return self
 
     def before(
         self, model: Any, args: tuple[Any, ...], given: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Before the model runs: where the rows stand, and the facts of all ranks."""
-        known = inspect.signature(model.forward)
-        named = dict(known.bind_partial(*args, **given).arguments)
-        for name, parameter in known.parameters.items():
+        """Add the positions of the local rows, and gather the facts of all ranks, before the model runs."""
+        signature = inspect.signature(model.forward)
+        arguments = dict(signature.bind_partial(*args, **given).arguments)
+        for name, parameter in signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
-                named |= named.pop(name, {})
-        self._check(model, named)
-        rows: Any = named.get("input_ids", named.get("inputs_embeds"))
+                arguments |= arguments.pop(name, {})
+        self._check(model, arguments)
+        rows: Any = arguments.get("input_ids", arguments.get("inputs_embeds"))
         if rows is None:
             raise value_error("input_ids", "be given", None)
         cp, seq_len = self.cp, self.cp.seq_len(rows.shape[1])
-        ids, padding = named.get("position_ids"), named.get("attention_mask")
+        ids, padding = arguments.get("position_ids"), arguments.get("attention_mask")
         if cp.checks:
-            told = f"{type(model).__name__} {len(rows)} {seq_len} {ids is None} {padding is None} {self.own}"
-            agree(told, cp.group, rows.device)
-        own = cp.positions(seq_len, rows.device).expand(len(rows), -1)
+            call = f"{type(model).__name__} {len(rows)} {seq_len} {ids is None} {padding is None} {self.pattern}"
+            agree(call, cp.group, rows.device)
+        positions = cp.positions(seq_len, rows.device).expand(len(rows), -1)
         whole = None if ids is None else self._whole(ids.expand(len(rows), -1), seq_len)
-        there = None if padding is None else self._whole(padding, seq_len).bool()
-        self.facts = _Facts(
-            None if whole is None else _lengths(whole), None if there is None or bool(there.all()) else there
-        )
-        # With a mask of ones transformers looks for no texts of its own: positions that jump are not their ends.
-        named |= {"position_ids": own if ids is None else ids, "attention_mask": torch.ones_like(own)}
-        return (), named | ({"use_cache": False} if "use_cache" in known.parameters else {})
+        is_token = None if padding is None else self._whole(padding, seq_len).bool()
+        is_token = None if is_token is None or bool(is_token.all()) else is_token
+        self.facts = _Facts(None if whole is None else _lengths(whole), is_token)
+        # A mask of ones stops transformers from detecting documents: gaps in the positions are not their ends.
+        ones = torch.ones_like(positions)
+        arguments |= {"position_ids": positions if ids is None else ids, "attention_mask": ones}
+        return (), arguments | ({"use_cache": False} if "use_cache" in signature.parameters else {})
 
     def after(self, model: Any, args: tuple[Any, ...], out: Any) -> None:
         """Refuse an output that is one vector of this rank's rows."""
@@ -157,22 +154,22 @@ class _Attention:
             raise unsupported(type(model).__name__, [reason])
 
     def end(self, *_: object) -> None:
-        """What was known of a call holds for no other."""
+        """Forget the facts of a call."""
         self.facts = None
 
     def _whole(self, x: Tensor, seq_len: int) -> Tensor:
-        """A table of whole numbers of all rows."""
+        """Return a table of whole numbers of all rows."""
         return self.cp.unshard_sequence(x.double(), seq_len=seq_len).long()
 
-    def _check(self, model: Any, named: dict[str, Any]) -> None:
+    def _check(self, model: Any, arguments: dict[str, Any]) -> None:
         reasons = []
-        if named.get("labels") is not None:
+        if arguments.get("labels") is not None:
             reasons.append("labels are shifted in the model, where the next token may be another rank's")
-        if named.get("past_key_values") is not None or named.get("use_cache"):
+        if arguments.get("past_key_values") is not None or arguments.get("use_cache"):
             reasons.append("it runs whole sequences over ranks, without a cache")
-        if isinstance(kept := named.get("logits_to_keep"), Tensor) or kept:
+        if isinstance(chosen := arguments.get("logits_to_keep"), Tensor) or chosen:
             reasons.append("logits_to_keep counts the own rows, not those of the whole")
-        mask = named.get("attention_mask")
+        mask = arguments.get("attention_mask")
         if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
             reasons.append("attention_mask is not [batch, rows]; mask= of parallelize is one of the whole sequence")
         if reasons:
@@ -188,24 +185,24 @@ class _Attention:
         device: torch.device | str = "cpu",
         **kwargs: Any,
     ) -> LazyMask:
-        """The mask function: a rule of the whole sequence. Its arguments are those of transformers' own."""
-        del kwargs  # where this rank's rows would stand, were they the whole
+        """Return the mask of the whole sequence; the arguments are those of transformers' mask functions."""
+        del kwargs  # positions of this rank's rows as if they were the whole sequence
         facts = self.facts
         if facts is None:
             hint = "call the model that was handed to parallelize, not a part of it, nor its forward"
             raise unsupported("a call", ["what all ranks know of it was not asked for"], hint=hint)
-        rule = as_rule(mask_function)
-        if not rule.is_value:
+        mask = as_rule(mask_function)
+        if not mask.is_value:
             reason = "the model's mask is a function, which may hold tensors of this rank's rows"
-            raise unsupported(f"{rule}", [reason])
-        texts = None if facts.lengths is None else tuple(map(tuple, facts.lengths))
-        if texts is not None:
-            rule = Documents(texts, rule=rule)
+            raise unsupported(f"{mask}", [reason])
+        lengths = None if facts.lengths is None else tuple(map(tuple, facts.lengths))
+        if lengths is not None:
+            mask = Documents(lengths, rule=mask)
         whole = range(kv_length if facts.padding is None else facts.padding.shape[1])
-        placed = Placed(rule, whole, whole, texts)
+        placed = Placed(mask, whole, whole, lengths)
         if facts.padding is not None:
             placed = with_padding(placed, facts.padding)
-        joined = placed.rule if self.own is None else with_pattern(placed, self.own)
+        joined = placed.rule if self.pattern is None else with_pattern(placed, self.pattern)
         placed = Placed(joined, range(q_length), range(kv_length))
         reason = "the model reads its mask itself, and each rank has a part of its rows"
         return LazyMask(placed, batch_size, torch.device(device), not_readable=reason)
@@ -220,7 +217,7 @@ class _Attention:
         dropout: float = 0.0,
         **facts: Any,
     ) -> tuple[Tensor, None]:
-        """The attention function, as transformers calls it."""
+        """Compute attention, called by transformers."""
         check_no_weights(module, facts)
         if not isinstance(attention_mask, LazyMask) or attention_mask.is_in_memory:
             reason = "its mask is a tensor of this rank's rows, and says nothing of others"
@@ -244,15 +241,15 @@ class _Attention:
 
 
 def _lengths(ids: Tensor) -> list[list[int]] | None:
-    """Lengths of texts, whose positions begin at 0 each; None where each item is one text."""
+    """Return the lengths of documents whose positions restart at 0, or None if each item is one document."""
     if bool((ids == torch.arange(ids.shape[1], device=ids.device)).all()):
         return None
-    found = []
+    items = []
     for row in ids.tolist():
         starts = [place for place, number in enumerate(row) if number == 0]
         lengths = [stop - start for start, stop in itertools.pairwise([*starts, len(row)])]
         if row != [number for length in lengths for number in range(length)]:
             reason = "position_ids are neither those of the whole sequence nor of texts that count from 0"
             raise unsupported("position_ids", [reason], hint="leave them out, or shard those of the whole batch")
-        found.append(lengths)
-    return found
+        items.append(lengths)
+    return items

@@ -11,19 +11,10 @@ from torch import Tensor
 from saccade.engine import nonfinite, second_order
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand, Tensors
+from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Tensors
 from saccade.engine.kernels.tiled import Tiled
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import has_values, is_transformed, level_left
-
-__all__ = [
-    "differentiable",
-    "differentiable_again",
-    "folded_into_batch",
-    "into_batch",
-    "is_recorded",
-    "results_like",
-]
 
 CALLED_AS = "attention"  # in errors
 
@@ -159,7 +150,7 @@ class _Transformed(_Product):
         dropped: Dropped | None,
         *rest: Any,
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        """The mapped axis becomes part of the batch."""
+        """Fold the mapped axis into the batch."""
         size = info.batch_size
         folded, tensors = folded_into_batch(inputs, rest, in_dims[3:], size)
         out, lse = _Transformed.apply(kernel, folded, _dropped_of_all(dropped, inputs, size), *tensors)
@@ -171,7 +162,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        kernel: KernelByHand,
+        kernel: KernelWithBackward,
         inputs: AttentionInputs,
         dropped: Dropped | None,
         wanted: tuple[bool, ...],
@@ -246,7 +237,7 @@ def _second(
     create_graph: bool,
     *tensors: Tensor | None,
 ) -> Tensors:
-    """The derivative of `_Gradients`: of the sources, of ``grad_out`` and of ``grad_lse``."""
+    """Return the derivative of `_Gradients`: of the sources, of ``grad_out`` and of ``grad_lse``."""
     lse, grad_out, grad_lse, *both = tensors
     assert lse is not None
     assert grad_out is not None
@@ -319,7 +310,7 @@ def folded_into_batch(
 
 
 def _dropped_of_all(dropped: Dropped | None, inputs: AttentionInputs, size: int) -> Dropped | None:
-    """The dropout of a product with so many samples in its batch."""
+    """Return the dropout of a product with ``size`` samples in its batch."""
     return None if dropped is None else dropped.folded(inputs.shape[0], size, level_left())
 
 

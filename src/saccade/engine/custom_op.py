@@ -21,22 +21,24 @@ from saccade.engine.bias.relative import DistanceTerm
 from saccade.engine.bias.term import DenseTerm, Term
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand
+from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Request
 from saccade.engine.validation import autocast, check_value
 from saccade.masks.convert.as_mask import check_told_apart
-from saccade.masks.convert.recognise_tensor import found
+from saccade.masks.convert.recognise_tensor import recognise_tensors
 from saccade.masks.convert.serialize import decode, encode
 from saccade.scores.base import TileFunction
 from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_autocast, wants_gradient, without_autocast
 
-__all__ = ["Asked", "asked", "output", "product", "reasons"]
+CALLED_AS = "attention"  # in errors
+
+CALLED_AS = "attention"  # in errors
 
 CALLED_AS = "attention"  # in errors
 
 _HEAD = 7  # numbers of a program before those of the mask and the score's function
-KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.by_hand))
+KERNELS = ("auto", *(kernel.name for kernel in eager.KERNELS if kernel.has_backward))
 """What runs behind an operation, to which autograd is not known: kernels that compute gradients themselves. "auto" may
 run another one forward; the gradients are then computed by one of these."""
 _NO_TERM, _DENSE, _DISTANCES = range(3)
@@ -46,31 +48,22 @@ _ARGUMENTS = (
 )
 
 
-def product(
-    inputs: AttentionInputs, value: Tensor, dropout_p: float = 0.0, impl: str | Kernel = "auto", seed: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Run `saccade.engine.dispatch.product` while a program is traced."""
-    out, lse = output(inputs, value, dropout_p, impl, seed, needs_lse=True)
-    assert lse is not None  # a kernel that gives none has been passed over
+def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFAULT) -> tuple[Tensor, Tensor]:
+    """Run `saccade.engine.dispatch.attend_with_lse` while a program is traced."""
+    out, lse = attend(inputs, value, request._replace(needs_lse=True))
+    assert lse is not None  # kernels without one are passed over
     return out, lse
 
 
-def output(
-    inputs: AttentionInputs,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    impl: str | Kernel = "auto",
-    seed: int | None = None,
-    *,
-    needs_lse: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Run `saccade.engine.dispatch.output` as one operation, which has an lse, or as a call outside of the graph."""
+def attend(inputs: AttentionInputs, value: Tensor, request: Request = eager.DEFAULT) -> tuple[Tensor, Tensor | None]:
+    """Run `saccade.engine.dispatch.attend` as one operation, which has an lse, or as a call outside of the graph."""
     if is_autocast(inputs.query):
         value = autocast(value, inputs.dtype)
         with without_autocast(inputs.device):
-            return output(inputs, value, dropout_p, impl, seed, needs_lse=needs_lse)
+            return attend(inputs, value, request)
+    impl = request.impl
     check_value(value, inputs.query, inputs.key, inputs.dtype)
-    eager.check_dropout(dropout_p, seed)
+    eager.check_dropout(request.dropout_p, request.seed)
     value = value.to(inputs.query.dtype)
     if inputs.query.is_meta:
         return eager.finished(inputs, *autograd.results_like(inputs, value))
@@ -78,7 +71,7 @@ def output(
     is_plain = encoded is not None and inputs.modification is None and impl in KERNELS
     why = () if is_plain else reasons(inputs, impl)
     if encoded is not None and not why:
-        call = _Call.of(inputs, value, dropout_p, str(impl), seed, *encoded)
+        call = _Call.of(inputs, value, request, *encoded)
         return eager.finished(inputs, *_product(*call))
     if not torch.compiler.is_dynamo_compiling():  # but exporting: here an error may be raised
         hint = "masks and scores of saccade, bool tensors, and frozen dataclasses of your own go into a program"
@@ -87,15 +80,13 @@ def output(
     # decorator would do the same, and import the compiler with `import saccade`.
     torch._dynamo.graph_break(msg=f"attention cannot be one operation: {'; '.join(why)}")
     outside: Callable[..., tuple[Tensor, Tensor | None]] = torch.compiler.disable(_outside)
-    return outside(inputs, value, dropout_p, impl, seed, needs_lse=needs_lse)
+    return outside(inputs, value, request)
 
 
-def _outside(
-    inputs: AttentionInputs, value: Tensor, dropout_p: float, impl: str | Kernel, seed: int | None, *, needs_lse: bool
-) -> tuple[Tensor, Tensor | None]:
-    # While sizes are symbols nobody looks at what a mask tells apart.
+def _outside(inputs: AttentionInputs, value: Tensor, request: Request) -> tuple[Tensor, Tensor | None]:
+    # While sizes are symbols, the batch items and heads that a mask distinguishes are not checked.
     check_told_apart(inputs.rule, inputs.shape)
-    return eager.output(inputs, value, dropout_p, impl, seed, needs_lse=needs_lse)
+    return eager.attend(inputs, value, request)
 
 
 def reasons(inputs: AttentionInputs, impl: str | Kernel) -> tuple[str, ...]:
@@ -132,9 +123,7 @@ class _Call(NamedTuple):
         cls,
         inputs: AttentionInputs,
         value: Tensor,
-        dropout_p: float,
-        impl: str,
-        seed: int | None,
+        request: Request,
         program: list[int],
         tensors: list[Tensor],
     ) -> _Call:
@@ -147,14 +136,14 @@ class _Call(NamedTuple):
             addresses = [x for x in (bias.q_addresses, bias.kv_addresses) if x is not None]
         wants_bias = bias is not None and wants_gradient(bias.source)
         head = [kind, lowest, first, len(addresses), int(wants_bias), *inputs.origin]
-        numbers = [inputs.scale, math.nan if inputs.softcap is None else inputs.softcap, float(dropout_p)]
-        if dropout_p and seed is None:
+        numbers = [inputs.scale, math.nan if inputs.softcap is None else inputs.softcap, float(request.dropout_p)]
+        if request.dropout_p and request.seed is None:
             drawn = torch.randint(0, 1 << 31, ())
         else:
-            drawn = torch.full((), seed or 0, dtype=torch.int64)
+            drawn = torch.full((), request.seed or 0, dtype=torch.int64)
         sources = [*([] if bias is None else [bias.source]), *inputs.parameters]
         constants = [*tensors, *addresses, drawn]
-        return cls(inputs.query, inputs.key, value, sources, constants, [*head, *program], numbers, impl)
+        return cls(inputs.query, inputs.key, value, sources, constants, [*head, *program], numbers, str(request.impl))
 
     @property
     def wants_bias(self) -> bool:
@@ -168,11 +157,11 @@ class _Call(NamedTuple):
 
     @property
     def dropped(self) -> Dropped | None:
-        """Which weights are left out."""
+        """Return the dropout of the product."""
         return Dropped(self.numbers[2], int(self.constants[-1])) if self.numbers[2] else None
 
     def inputs(self) -> AttentionInputs:
-        """The ingredients again, on the other side."""
+        """Return the ingredients, behind the operation."""
         kind, lowest, first, count, _, *origin = self.program[:_HEAD]
         sources, constants, (scale, softcap, _) = self.sources, self.constants, self.numbers
         rule, tile_function = decode(self.program[_HEAD:], constants[: -1 - count])
@@ -187,7 +176,7 @@ class _Call(NamedTuple):
             dtype=self.value.dtype,
             query=self.query,
             key=self.key,
-            rule=found(rule, shape, (origin[0], origin[1]), is_kept=False),
+            rule=recognise_tensors(rule, shape, (origin[0], origin[1]), may_cache=False),
             origin=(origin[0], origin[1]),
             scale=scale,
             softcap=None if math.isnan(softcap) else softcap,
@@ -198,18 +187,17 @@ class _Call(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the operation of a program is asked for."""
+    """Inputs and request of the operation of a program."""
 
     inputs: AttentionInputs
     value_dim: int
-    dropout_p: float
-    impl: str
+    request: Request
 
 
 def asked(arguments: Sequence[Any]) -> Asked:
-    """The same, told from the arguments of the operation, or of the one that takes its gradients."""
+    """Read inputs and request from the arguments of the operation, or of the one that computes its gradients."""
     call = _Call(*arguments[: len(_Call._fields)])
-    return Asked(call.inputs(), call.value.shape[3], call.numbers[2], call.kernel_name)
+    return Asked(call.inputs(), call.value.shape[3], Request(call.numbers[2], call.kernel_name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +218,7 @@ class _Derived:
 def _product(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = _Call(*arguments)
     seed = None if call.dropped is None else call.dropped.seed
-    out, lse = _outside(call.inputs(), call.value, call.numbers[2], call.kernel_name, seed, needs_lse=True)
+    out, lse = _outside(call.inputs(), call.value, Request(call.numbers[2], call.kernel_name, seed, True))
     assert lse is not None
     # A compiler counts on this layout: [batch, len, heads, width] in memory.
     return out.transpose(1, 2).contiguous().transpose(1, 2), lse.contiguous()
@@ -256,9 +244,9 @@ def _product_backward(*arguments: Any) -> list[Tensor]:
     if inputs.tile_function is not None and not hasattr(inputs.tile_function, "gradients"):
         inputs = inputs.replaced(tile_function=_Derived(inputs.tile_function))
     dropped = call.dropped
-    route = eager.route_of(inputs, call.numbers[2], call.kernel_name, by_hand=True)
+    chosen = eager.choose_kernel(inputs, Request(call.numbers[2], call.kernel_name, needs_backward=True))
     wanted = (True, True, True, call.wants_bias, *(True,) * len(inputs.parameters))
-    kernel = cast("KernelByHand", route.kernel)  # `reasons` refuses the reference
+    kernel = cast("KernelWithBackward", chosen)  # `reasons` refuses the reference
     grads = list(nonfinite.backward(kernel, inputs, call.value, dropped, results, wanted))
     if inputs.bias is None:
         del grads[3]

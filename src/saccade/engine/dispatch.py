@@ -1,12 +1,12 @@
-"""The product ``A @ value``: choose a kernel, put the rows in order, run, and keep NaN where it may be seen.
+"""Run ``A @ value``: choose a kernel, permute rows if it helps, run it, contain NaN and inf.
 
-`route_of` is read by `product` and by `AttentionMatrix.explain`: what is told is what runs.
+`choose_kernel` serves both `attend` and `AttentionMatrix.explain`, so `explain` reports what will run.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,155 +17,142 @@ from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.flex import Flex
 from saccade.engine.kernels.fused import Fused
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict
 from saccade.engine.kernels.native import Native
 from saccade.engine.kernels.reference import Reference
 from saccade.engine.kernels.sdpa import Sdpa
 from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.kernels.varlen import Varlen
-from saccade.engine.positions.row_permutation import FEWEST, Reordered, reordered
+from saccade.engine.positions.row_permutation import FEWEST, reordered
 from saccade.engine.samples import are_mapped, of_all_samples
 from saccade.engine.validation import autocast, check_value
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import any_autocast, has_values, is_autocast, without_autocast
 
-__all__ = ["KERNELS", "Route", "check_dropout", "finished", "output", "product", "route_of"]
-
 _COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
+DEFAULT = Request()
 _TILED = Tiled()
 KERNELS: tuple[Kernel, ...] = (Native(), Fused(), Sdpa(), Varlen(), Flex(), _TILED, Reference())
-"""In the order in which they are asked. The tiled kernel runs everything, so that the definition runs by name only."""
+"""In the order in which "auto" tries them. The tiled kernel runs nearly everything, so the reference hardly runs."""
 
 
-class Route(NamedTuple):
-    """How a product runs.
-
-    Attributes:
-        kernel: the fastest that is exact for the inputs, or the one asked for.
-        passed_over: kernels that were asked before it, and every reason why they cannot run these inputs.
-        reordered: the ingredients with their rows in the order that suits mask and kernel; None as they are.
-    """
-
-    kernel: Kernel
-    passed_over: dict[str, tuple[str, ...]]
-    reordered: Reordered | None
-
-
-def route_of(
-    inputs: AttentionInputs, dropout_p: float, impl: str | Kernel, *, needs_lse: bool = False, by_hand: bool = False
-) -> Route:
-    """How a product will run.
-
-    Args:
-        inputs, dropout_p, impl: of the product.
-        needs_lse: whether somebody reads the lse; a sink does.
-        by_hand: whether only those kernels are asked that compute gradients themselves.
+def choose_kernel(inputs: AttentionInputs, request: Request = DEFAULT) -> Kernel:
+    """Return the kernel that will run a product: the fastest that is exact for the inputs, or the requested one.
 
     Raises:
         ValueError: an unknown name.
-        UnsupportedError: the kernel asked for cannot run the inputs; every reason is listed.
+        UnsupportedError: the requested kernel cannot run the inputs; every reason is listed.
     """
-    needs_lse = needs_lse or inputs.sink_logit is not None
-    if impl == "auto":
-        kernel, passed_over = _fastest(inputs, dropout_p, needs_lse=needs_lse, by_hand=by_hand)
+    if inputs.sink_logit is not None and not request.needs_lse:
+        request = request._replace(needs_lse=True)
+    kernel = None
+    if request.impl != "auto":
+        kernel = _requested(inputs, request)
     else:
-        kernel, passed_over = _named(inputs, impl), {}
-        reasons = _reasons(kernel, inputs, dropout_p, needs_lse)
-        if reasons:
-            what, hint = f'impl="{kernel.name}"', 'impl="auto" finds a kernel that can'
-            raise unsupported(what, reasons, hint=hint)
-    return Route(kernel, passed_over, reordered(inputs, kernel, dropout_p) if inputs.shape[2] >= FEWEST else None)
+        left: Kernel | None = None  # would rather leave the inputs to a faster kernel, which may be unable to run them
+        for candidate in KERNELS:
+            if request.needs_backward and not candidate.has_backward:
+                continue
+            verdict = candidate.verdict(inputs, request)
+            if candidate.is_checked and not verdict.cannot:
+                verdict = _verdict(candidate, inputs, request)
+            if not (verdict.cannot or verdict.rather_not):
+                kernel = candidate
+                break
+            if left is not None and left.leaves_to == candidate.name:
+                if not _verdict(left, inputs, request._replace(impl=left.name)).cannot:
+                    kernel = left
+                    break
+                left = None
+            if verdict.rather_not and not verdict.cannot and candidate.leaves_to:
+                left = candidate
+        if kernel is None:
+            names = [candidate.name for candidate in KERNELS]
+            raise unsupported('impl="auto"', names, hint='impl="reference" runs everything')
+    return kernel
 
 
-def _fastest(
-    inputs: AttentionInputs, dropout_p: float, *, needs_lse: bool, by_hand: bool
-) -> tuple[Kernel, dict[str, tuple[str, ...]]]:
-    """Return the first kernel that can run and leaves the inputs to no other, and why not those before it."""
+def why_not(inputs: AttentionInputs, request: Request, kernel: Kernel) -> dict[str, tuple[str, ...]]:
+    """Return for every other kernel why ``impl="auto"`` chose `kernel` instead; empty for a kernel chosen by name."""
     passed_over: dict[str, tuple[str, ...]] = {}
-    left: Kernel | None = None  # with drawbacks, until the kernel that is faster is known to run
-    for kernel in KERNELS:
-        if (kernel.is_choosy and not kernel.suits(inputs, dropout_p)) or (by_hand and not kernel.by_hand):
+    if request.impl != "auto":
+        return passed_over
+    if inputs.sink_logit is not None:
+        request = request._replace(needs_lse=True)
+    for other in KERNELS:
+        if other is kernel:
             continue
-        drawbacks = kernel.drawbacks(inputs, dropout_p)
-        is_left = bool(drawbacks and kernel.leaves_to)
-        reasons = drawbacks if is_left else _reasons(kernel, inputs, dropout_p, needs_lse) or drawbacks
-        if not reasons:
-            return kernel, passed_over
-        passed_over[kernel.name] = reasons
-        if left is not None and left.leaves_to == kernel.name:
-            passed_over[left.name] = _reasons(left, inputs, dropout_p, needs_lse)
-            if not passed_over[left.name]:
-                del passed_over[left.name]
-                return left, passed_over
-            left = None
-        left = kernel if is_left else left
-    raise unsupported('impl="auto"', list(passed_over), hint='impl="reference" runs everything')
+        verdict = _verdict(other, inputs, request)
+        reasons = verdict.cannot or verdict.rather_not
+        if not verdict.cannot and verdict.rather_not and other.leaves_to not in ("", kernel.name):
+            reasons = _verdict(other, inputs, request._replace(impl=other.name)).cannot or reasons
+        passed_over[other.name] = reasons or (f"it could run these inputs; {kernel.name} is faster",)
+    return passed_over
 
 
-def _reasons(kernel: Kernel, inputs: AttentionInputs, dropout_p: float, needs_lse: bool) -> tuple[str, ...]:
-    """Every reason why a kernel cannot run; empty if it can."""
-    reasons = kernel.reasons(inputs, dropout_p)
-    if needs_lse:
-        reasons += kernel.reasons_of_lse(inputs)
-    return reasons or kernel_check.reasons(kernel, inputs)
+def _verdict(kernel: Kernel, inputs: AttentionInputs, request: Request) -> Verdict:
+    """Return a kernel's verdict; one whose first run went wrong cannot run."""
+    verdict = kernel.verdict(inputs, request)
+    if verdict.cannot or not kernel.is_checked:
+        return verdict
+    return verdict._replace(cannot=kernel_check.reasons(kernel, inputs))
 
 
-def _named(inputs: AttentionInputs, impl: str | Kernel) -> Kernel:
-    if isinstance(impl, Kernel):
-        return impl
-    found = [kernel for kernel in KERNELS if kernel.name == impl]
-    if found:
-        return found[0]
-    names = ", ".join(repr(name) for name in ("auto", *(kernel.name for kernel in KERNELS)))
-    raise value_error("impl", f"be one of {names}", repr(impl))
+def _requested(inputs: AttentionInputs, request: Request) -> Kernel:
+    """Return the kernel that ``impl`` names; raise if it cannot run the inputs."""
+    impl = request.impl
+    matches = [impl] if isinstance(impl, Kernel) else [kernel for kernel in KERNELS if kernel.name == impl]
+    if not matches:
+        names = ", ".join(repr(name) for name in ("auto", *(kernel.name for kernel in KERNELS)))
+        raise value_error("impl", f"be one of {names}", repr(impl))
+    reasons = _verdict(matches[0], inputs, request).cannot
+    if reasons:
+        hint = 'impl="auto" finds a kernel that can'
+        raise unsupported(f'impl="{matches[0].name}"', reasons, hint=hint)
+    return matches[0]
 
 
-def product(
-    inputs: AttentionInputs, value: Tensor, dropout_p: float = 0.0, impl: str | Kernel = "auto", seed: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Output, in the dtype of the query, and lse.
+def attend_with_lse(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor]:
+    """Return the output, in the dtype of the query, and the lse.
 
     Args:
         inputs: the ingredients.
-        value, dropout_p, impl, seed: as the user gave them; see `AttentionMatrix.matmul`.
+        value: as the user passed it; see `AttentionMatrix.matmul`.
+        request: as the user passed it.
     """
-    out, lse = output(inputs, value, dropout_p, impl, seed, needs_lse=True)
-    assert lse is not None  # a kernel that gives none has been passed over
+    out, lse = attend(inputs, value, request._replace(needs_lse=True))
+    assert lse is not None  # kernels without one are passed over
     return out, lse
 
 
-def output(
-    inputs: AttentionInputs,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    impl: str | Kernel = "auto",
-    seed: int | None = None,
-    *,
-    needs_lse: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """The same where nobody reads the lse, which is None if the kernel gives none: torch's own has a faster one."""
+def attend(inputs: AttentionInputs, value: Tensor, request: Request = DEFAULT) -> tuple[Tensor, Tensor | None]:
+    """Return the output and the lse; the lse may be None unless ``request.needs_lse``.
+
+    Some kernels are faster when they need not return the lse.
+    """
     if any_autocast() and is_autocast(inputs.query):
         # Projections have been cast by now; scores and softmax are computed in float32 or wider, always.
         value = autocast(value, inputs.dtype)
         with without_autocast(inputs.device):
-            return output(inputs, value, dropout_p, impl, seed, needs_lse=needs_lse)
+            return attend(inputs, value, request)
     check_value(value, inputs.query, inputs.key, inputs.dtype)
+    dropout_p, _, seed, _, _ = request
     if type(dropout_p) is not float or dropout_p != 0.0 or seed is not None:
         check_dropout(dropout_p, seed)
-    if value.dtype != inputs.query.dtype:  # prepared in float32, since scores are computed in float32 or wider
+    if value.dtype != inputs.query.dtype:  # a query prepared in float32, since scores are computed in float32 or wider
         value = value.to(inputs.query.dtype)
     inputs = inputs.current() if inputs.is_live else inputs
-    inputs.plan  # noqa: B018  made here, to be kept for the backward pass
+    inputs.plan  # noqa: B018  computed here, to be cached for the backward pass
     dropped = None
     if dropout_p and has_values(inputs.query):
         drawn = dropout.draw() if seed is None else None
         dropped = Dropped(dropout_p, cast("int", seed)) if drawn is None else Dropped.of(dropout_p, drawn)
         if drawn is not None and dropped.levels:  # samples that share all inputs have results of their own, too
             inputs = inputs.replaced(query=inputs.query + torch.zeros_like(drawn).to(inputs.query))
-    found = None
-    while found is None:  # a kernel that is seen to err is not asked again
-        found = _tried(inputs, value, dropped, route_of(inputs, dropout_p, impl, needs_lse=needs_lse))
-    out, lse = found
+    result = None
+    while result is None:  # a kernel that failed its check is excluded from the next choice
+        result = _run(inputs, value, dropped, choose_kernel(inputs, request))
+    out, lse = result
     if lse is None:
         return out if out.dtype == inputs.dtype else out.to(inputs.dtype), None
     if inputs.sink_logit is None and out.dtype == inputs.dtype:
@@ -173,56 +160,71 @@ def output(
     return finished(inputs, out, lse)
 
 
-def _tried(
-    inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, route: Route
+def _run(
+    inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, kernel: Kernel
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Output and lse; None where the kernel errs, which is then known of it."""
-    kernel, _, order = route
-    own = inputs if order is None else order.inputs
+    """Return output and lse; None if the kernel failed its check, which is then recorded."""
     if not has_values(inputs.query):
         if autograd.is_recorded(inputs, value):
             return autograd.differentiable(_TILED, inputs, value, None)
         return autograd.results_like(inputs, value)
-    if not kernel_check.holds(kernel, inputs, value, own):
+    order = None
+    if inputs.shape[2] >= FEWEST:
+        order = reordered(inputs, kernel, 0.0 if dropped is None else dropped.p)
+    local = inputs if order is None else order.inputs
+    if kernel.is_checked and not kernel_check.holds(kernel, inputs, value, local):
         return None
+    results: tuple[Tensor, Tensor | None] | None = None
     try:
-        out, lse = _run(kernel, own, value, dropped)
+        runner = kernel
+        if not kernel.supports_masked_rows:
+            runner, results = _TILED, _run_if_finite(kernel, local, value)
+        if results is None:
+            if not runner.has_backward:
+                results = _run_by_autograd(runner, local, value, dropped)
+            elif autograd.is_recorded(local, value):
+                results = autograd.differentiable(runner, local, value, dropped)
+            else:
+                results = nonfinite.forward(runner, local, value, dropped)
     except Exception as error:
-        # What else is raised here may be meant for others: checkpoints stop a run this way.
+        # Re-raise anything else: torch.utils.checkpoint stops a forward pass with an exception.
         if not kernel.is_checked or not type(error).__module__.startswith(_COMPILERS) or not kernel_check.is_on(inputs):
             raise
-        kernel_check.failed(kernel, inputs, value, own, error)
+        kernel_check.failed(kernel, inputs, value, local, error)
         return None
-    return (out, lse) if order is None or lse is None else order.restored(out, lse)
+    out, lse = results
+    return results if order is None or lse is None else order.restored(out, lse)
 
 
-def _run(
+def _run_if_finite(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    """Return the results of a kernel that cannot mask rows; None if NaN or inf could spread."""
+    results = nonfinite.forward_if_clean(kernel, inputs, value)
+    if results is None or kernel.has_second_derivatives:
+        return results
+    return autograd.differentiable_again(inputs, value, *results)
+
+
+def _run_by_autograd(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None
-) -> tuple[Tensor, Tensor | None]:
-    if not kernel.hides or kernel.reasons_of_lse(inputs):
-        found = nonfinite.forward_if_clean(kernel, inputs, value)
-        if found is not None:
-            return found if kernel.has_second_derivatives else autograd.differentiable_again(inputs, value, *found)
-        kernel = _TILED
-    if kernel.by_hand and autograd.is_recorded(inputs, value):
-        return autograd.differentiable(kernel, inputs, value, dropped)
-    if not kernel.by_hand and are_mapped(inputs, value):
-        if dropped is not None:
-            reason = "it is run once for all samples, and its dropout does not tell them apart"
-            raise unsupported("vmap", [reason], hint='impl="auto" has dropout under vmap')
-        out, lse = of_all_samples(inputs, partial(nonfinite.forward, kernel), value)
-        return out, lse
-    return nonfinite.forward(kernel, inputs, value, dropped)
+) -> tuple[Tensor, Tensor]:
+    """Run a kernel without a backward pass; under ``vmap``, once for all samples."""
+    if not are_mapped(inputs, value):
+        return nonfinite.forward(kernel, inputs, value, dropped)
+    if dropped is not None:
+        reason = "it is run once for all samples, and its dropout does not tell them apart"
+        raise unsupported("vmap", [reason], hint='impl="auto" has dropout under vmap')
+    out, lse = of_all_samples(inputs, partial(nonfinite.forward, kernel), value)
+    return out, lse
 
 
 def check_dropout(dropout_p: float, seed: int | None) -> None:
-    """Raise unless both are what a product takes."""
+    """Raise unless both are valid options of a product."""
     dropout.check(dropout_p)
     dropout.check_seed(seed)
 
 
 def finished(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """A kernel's results with the sink's share, in the dtype of the query."""
+    """Return a kernel's results with the sink's share, in the dtype of the query."""
     if inputs.sink_logit is not None:
         out, lse = with_sink(out, lse, inputs.sink_logit)
     return (out if out.dtype == inputs.dtype else out.to(inputs.dtype)), lse

@@ -1,4 +1,4 @@
-"""Which weights dropout keeps: a function of seed, batch item, head and positions, and of nothing else.
+"""The weights that dropout keeps: a function of seed, batch item, head and positions, and of nothing else.
 
 Tilings, recomputation in the backward pass and ranks of a sharded sequence therefore agree without storing a mask.
 """
@@ -15,8 +15,6 @@ from saccade.plan import Ranges
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.torch_modes import mapped_levels
 from saccade.support.validation import is_integer, is_number
-
-__all__ = ["Dropped", "Words", "check", "check_seed", "draw", "draw_seed", "drop_", "dropped", "keep"]
 
 _WORD = 0xFFFFFFFF
 
@@ -44,7 +42,7 @@ class Dropped(NamedTuple):
         return cls(p, int(value.flatten()[0].item()), levels)  # of samples that differ, their places tell the rest
 
     def folded(self, batch: int, size: int, level: int) -> Dropped:
-        """The same after ``vmap`` has folded an axis of ``size`` samples into a batch of ``batch`` items each."""
+        """Return the dropout after ``vmap`` folded an axis of ``size`` samples into batches of ``batch`` items."""
         return self if level in self.levels else self._replace(repeats=(*self.repeats, (batch, size)))
 
     def items(self, b: Tensor) -> Tensor:
@@ -92,7 +90,7 @@ def draw_seed() -> int:
 
 
 def keep(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor, dropout_p: float) -> Tensor:
-    """True where a weight is kept, bool of the shape that the index tensors broadcast to.
+    """Return True where a weight is kept, bool of the shape that the index tensors broadcast to.
 
     Rows and columns get a full avalanche each (O(rows + columns)); a pair costs one xor, one multiplication and one
     comparison of 32-bit words.
@@ -140,7 +138,7 @@ def drop_(weights: Tensor, words: Tensor) -> Tensor:
 
 
 def dropped(weights: Tensor, words: Tensor, *, out: Tensor) -> Tensor:
-    """What `drop_` makes of the weights, written to ``out``."""
+    """Write the result of `drop_` to ``out``; the weights stay as they are."""
     if weights.dtype == torch.float32:
         torch.mul(weights.view(torch.int32), words, out=out.view(torch.int32))
         return out
@@ -152,7 +150,7 @@ def _threshold(dropout_p: float) -> int:
 
 
 def _words_of(seed: int, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-    """A word for each row and one for each column, int32."""
+    """Return a word for each row and one for each column, int32."""
     low, high = seed & _WORD, seed >> 32 & _WORD
     start = _mix(torch.full_like(q, low) ^ _mix(torch.full_like(q, high)))
     rows = _mix(_mix(_mix(start ^ (b & _WORD)) ^ (h & _WORD)) ^ (q & _WORD))

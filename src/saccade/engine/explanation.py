@@ -7,12 +7,12 @@ import math
 
 from saccade.engine import kernel_check, nonfinite
 from saccade.engine.bias.sink_logit import bytes_of_sink
-from saccade.engine.dispatch import Route
+from saccade.engine.dispatch import why_not
 from saccade.engine.inputs import AttentionInputs
+from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.memory_accounting import Cost, Ledger
+from saccade.engine.positions.row_permutation import FEWEST, reordered
 from saccade.masks import Mask
-
-__all__ = ["Explanation"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Explanation:
 
     Attributes:
         kernel: name of the kernel that runs.
-        passed_over: faster kernels and every reason why they cannot run these inputs.
+        passed_over: every other kernel, and why it does not run; empty if the kernel was requested by name.
         shape: (batch, heads, q_len, kv_len).
         seen: what has been seen of the kernel where these tensors are, if its first use is checked; else empty.
         mask: the rule, as text; of a bool tensor also the rule that was found in it.
@@ -54,25 +54,28 @@ class Explanation:
         return self.operations["QKᵀ"] + self.operations["AV"]
 
     @classmethod
-    def of(cls, inputs: AttentionInputs, route: Route, value_dim: int, dropout_p: float, *, mask: Mask) -> Explanation:
+    def of(
+        cls, inputs: AttentionInputs, kernel: Kernel, value_dim: int, request: Request, *, mask: Mask
+    ) -> Explanation:
         """Read off what is going to run; nothing is computed, but for what a rule holds per pair.
 
         Args:
-            inputs, route, value_dim, dropout_p: of the product.
+            inputs, kernel, value_dim, request: of the product.
             mask: as the user gave it; the ingredients hold what was found in its tensors.
         """
-        own = inputs if route.reordered is None else route.reordered.inputs
-        cost = route.kernel.cost(own, value_dim, dropout_p)
+        order = reordered(inputs, kernel, request.dropout_p) if inputs.shape[2] >= FEWEST else None
+        own = inputs if order is None else order.inputs
+        cost = kernel.cost(own, value_dim, request.dropout_p)
         return cls(
-            route.kernel.name,
-            route.passed_over,
+            kernel.name,
+            why_not(inputs, request, kernel),
             inputs.shape,
-            kernel_check.seen(route.kernel, inputs),
+            kernel_check.seen(kernel, inputs),
             str(mask) if str(mask) == str(inputs.rule) else f"{mask}, the same as {inputs.rule}",
             cost.tiles,
             cost.pairs,
             {"QKᵀ": 2 * cost.pairs * inputs.query.shape[3], "softmax": cost.pairs, "AV": 2 * cost.pairs * value_dim},
-            _extra_bytes(own, route, cost, value_dim),
+            _extra_bytes(own, kernel, cost, value_dim, is_reordered=order is not None),
         )
 
     def __str__(self) -> str:
@@ -88,28 +91,31 @@ class Explanation:
             f"steps    QKᵀ {scores:.3g} GFLOP, softmax {exponentials:.3g} G exponentials, AV {sums:.3g} GFLOP",
         ]
         lines += [f"seen     {self.seen}"] if self.seen else []
+        names: dict[str, list[str]] = {}
         for name, reasons in self.passed_over.items():
-            lines += [f"not {name}: {reason}" for reason in reasons]
+            for reason in reasons:
+                names.setdefault(reason, []).append(name)
+        lines += [f"not {', '.join(kernels)}: {reason}" for reason, kernels in names.items()]
         return "\n".join(lines)
 
 
-def _extra_bytes(inputs: AttentionInputs, route: Route, cost: Cost, value_dim: int) -> int:
-    """What a whole product holds beside inputs and outputs: the kernel's part, and what is done before and after."""
+def _extra_bytes(inputs: AttentionInputs, kernel: Kernel, cost: Cost, value_dim: int, *, is_reordered: bool) -> int:
+    """Return the bytes that a whole product holds beside inputs and outputs, before and after the kernel included."""
     (batch, heads, q_len, kv_len), query, wide = inputs.shape, inputs.query, inputs.compute_dtype
     rows, ledger = batch * heads * q_len, Ledger()
     out, lse = rows * value_dim * query.dtype.itemsize, rows * wide.itemsize
-    look = nonfinite.bytes_of_look(route.kernel, inputs, value_dim)
+    look = nonfinite.bytes_of_check(kernel, inputs, value_dim)
     if query.dtype != inputs.dtype:  # scores are computed in float32 or wider, and some are prepared in it
         ledger.take(batch * inputs.key.shape[1] * kv_len * value_dim * query.dtype.itemsize)
     bias = None if inputs.bias is None or inputs.bias.source.shape[2] == 1 else inputs.bias.source
     copied = query.numel() * query.dtype.itemsize + (0 if bias is None else bias.numel() * bias.dtype.itemsize)
-    with ledger.holding(0 if route.reordered is None else copied):
-        if not route.kernel.by_hand:
+    with ledger.holding(copied if is_reordered else 0):
+        if not kernel.has_backward:
             ledger.touch(look)
         ledger.step(cost.held)
-        if route.kernel.by_hand:
+        if kernel.has_backward:
             ledger.touch(look)
-        ledger.touch(0 if route.reordered is None else out + lse)
+        ledger.touch(out + lse if is_reordered else 0)
     if inputs.sink_logit is not None:
         ledger.touch(bytes_of_sink(rows, value_dim, wide))
     if query.dtype != inputs.dtype:

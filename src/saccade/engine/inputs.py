@@ -16,10 +16,10 @@ from saccade.engine.positions.positioned_mask import PositionedMask, checked_pos
 from saccade.engine.to_device import moved
 from saccade.engine.validation import as_score, autocast, check_query_key, checked_scale, checked_sink, checked_softcap
 from saccade.masks import Full, Mask, as_mask
-from saccade.masks.convert.causal_bias import from_causal_bias
-from saccade.masks.convert.recognise_tensor import found
+from saccade.masks.convert.as_mask import from_causal_bias
+from saccade.masks.convert.recognise_tensor import recognise_tensors
 from saccade.masks.plan_cache import plan_of
-from saccade.plan import Plan, Strip, Tile
+from saccade.plan import ColumnRange, Plan, Tile
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.scores import Score
@@ -28,8 +28,6 @@ from saccade.support.errors import hidden_by_vmap, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import any_autocast, is_mapped, without_autocast
 from saccade.support.validation import is_causal_bias
-
-__all__ = ["AttentionInputs"]
 
 _FULL, _NOTHING = Full(), torch.empty(0)
 
@@ -131,7 +129,9 @@ class AttentionInputs:
             q, kv = checked_positions(q_positions, kv_positions, shape)
             if isinstance(mask, Tensor):
                 raise _refused_at_positions(mask, "mask")
-        rule, origin = resolve_positions(rule, q, kv, shape, query.device)
+        origin = (shape[3] - shape[2], 0)
+        is_default = mask is None and q is None
+        rule, origin = (rule, origin) if is_default else resolve_positions(rule, q, kv, shape, query.device)
         term = None if bias is None else bias_term(bias, query, shape, rule, origin, scale)
         tile_function: TileFunction | None = None
         parameters: tuple[Tensor, ...] = ()
@@ -152,8 +152,10 @@ class AttentionInputs:
         return made
 
     def current(self) -> AttentionInputs:
-        """The same with what the tensors of the mask hold now: the rules that are found in them, and a new plan."""
-        return self.replaced(rule=found(self.rule, self.shape, self.origin), is_live=False) if self.is_live else self
+        """Return the inputs with the present contents of the mask's tensors: recognised rules, and a new plan."""
+        if not self.is_live:
+            return self
+        return self.replaced(rule=recognise_tensors(self.rule, self.shape, self.origin), is_live=False)
 
     @property
     def row_plan(self) -> Plan:
@@ -167,12 +169,12 @@ class AttentionInputs:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
         return self.query.device
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """What gradients may be taken of."""
+        """Tensors that gradients may be taken of."""
         bias = () if self.bias is None else (self.bias.source,)
         sink = () if self.sink_logit is None else (self.sink_logit,)
         return (self.query, self.key, *bias, *sink, *self.parameters, *self.captured)
@@ -184,18 +186,18 @@ class AttentionInputs:
 
     @property
     def captured(self) -> tuple[Tensor, ...]:
-        """What a function of scores reads that gradients are taken of."""
+        """Tensors that a function of scores reads and that need gradients."""
         return () if self.modification is None else self.modification.leaves
 
     @property
     def everything(self) -> Tile:
         """The whole matrix as one tile."""
         batch, heads, q_len, kv_len = self.shape
-        keys = Strip(range(kv_len), True if self.plan.is_full else "all pairs")
+        keys = ColumnRange(range(kv_len), True if self.plan.is_full else "all pairs")
         return Tile(slice(0, batch), slice(0, heads), range(q_len), (keys,), self.rule)
 
     def replaced(self, **changes: Any) -> AttentionInputs:
-        """The same with some fields replaced; the plan is kept where rule, shape and origin are."""
+        """Return a copy with some fields replaced; the plan is kept where rule, shape and origin are."""
         other = object.__new__(AttentionInputs)
         other.__dict__.update(self.__dict__, **changes)
         if not changes.keys().isdisjoint(("rule", "shape", "origin")):
@@ -203,7 +205,7 @@ class AttentionInputs:
         return other
 
     def to(self, device: torch.device | None, dtype: torch.dtype | None) -> AttentionInputs:
-        """The same on another device, or computed in another dtype."""
+        """Return the ingredients on another device, or computed in another dtype."""
         own = self.dtype if dtype is None else dtype
         narrow = self.query.dtype == self.dtype and self.tile_function is None
         kept = own if narrow else wide_dtype(own)
@@ -218,19 +220,19 @@ class AttentionInputs:
         )
 
     def sources(self, value: Tensor) -> tuple[Tensor | None, ...]:
-        """All tensors that a product is a function of, sinks aside: query, key, value, bias, parameters, captured."""
+        """Return all inputs of a product, sinks aside: query, key, value, bias, parameters, captured tensors."""
         bias = None if self.bias is None else self.bias.source
         return (self.query, self.key, value, bias, *self.parameters, *self.captured)
 
     def of_sources(self, sources: tuple[Tensor | None, ...]) -> tuple[AttentionInputs, Tensor]:
-        """The same made of other `sources`, and the value among them."""
+        """Return the ingredients with other `sources`, and the value among these."""
         query, key, value, bias, *parameters = sources[: len(sources) - len(self.captured)]
         assert value is not None
         term = self.bias if self.bias is None or bias is None else self.bias.of(bias)
         return self.replaced(query=query, key=key, bias=term, parameters=tuple(parameters)), value
 
     def emptied(self) -> AttentionInputs:
-        """The same without its sources, so that who keeps it until the backward pass keeps no memory of theirs."""
+        """Return the ingredients without their sources, to be kept until the backward pass at no cost in memory."""
         bias = None if self.bias is None else self.bias.of(_NOTHING)
         return self.replaced(query=_NOTHING, key=_NOTHING, parameters=(), bias=bias, answers={})
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Cost", "Held", "Ledger", "Watch", "bytes_widened", "counted"]
-
 
 class Held(NamedTuple):
     """Bytes that a step holds at most while it is taken, what comes of it included, and those of what comes of it."""
@@ -23,7 +21,7 @@ class Held(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a forward product costs.
+    """Return the cost of a forward product.
 
     Attributes:
         tiles: boxes of the plan that it runs.
@@ -37,7 +35,7 @@ class Cost(NamedTuple):
 
 
 def bytes_widened(entries: int, dtype: torch.dtype) -> int:
-    """What torch holds while it sums half precision: a copy in float32."""
+    """Return the bytes that torch holds while it sums half precision: a copy in float32."""
     return 4 * entries if dtype in (torch.float16, torch.bfloat16) else 0
 
 
@@ -48,12 +46,12 @@ class Ledger:
         self.now = self.most = 0
 
     def take(self, size: float) -> None:
-        """These many more bytes are held."""
+        """Add bytes that are held from now on."""
         self.now += int(size)
         self.most = max(self.most, self.now)
 
     def give(self, size: float) -> None:
-        """These many are held no longer."""
+        """Subtract bytes that are no longer held."""
         self.now -= int(size)
 
     def touch(self, size: float) -> None:
@@ -74,7 +72,7 @@ class Ledger:
 
 
 def counted(run: Callable[[], object]) -> Held:
-    """What tensors hold while a function runs, and what its result holds after; inputs are not counted."""
+    """Count the bytes of tensors while a function runs, and of its result; inputs are not counted."""
     with Watch() as watch:
         result = run()
     left = watch.now

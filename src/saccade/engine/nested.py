@@ -16,8 +16,6 @@ from saccade.positions import Bias
 from saccade.scores import Modified, Score
 from saccade.support.errors import unsupported, value_error
 
-__all__ = ["Nested", "check_dense", "check_nested", "is_nested"]
-
 
 def is_nested(*tensors: object) -> bool:
     """Return whether one of these is a nested tensor."""
@@ -165,7 +163,7 @@ class Nested(NamedTuple):
         return tuple(map(max, self.q_lengths, self.kv_lengths))
 
     def _table(self) -> Tensor:
-        """The item, and the position of its first key, for each position of the packed sequence, int64 ``[2, len]``."""
+        """Return item and position of its first key, for each packed position, int64 ``[2, len]``."""
         rows, start = [], 0
         for item, (block, kv_len) in enumerate(zip(self._blocks, self.kv_lengths, strict=True)):
             rows.append(torch.tensor([[item], [start + block - kv_len]]).expand(2, block))

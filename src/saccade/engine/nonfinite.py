@@ -1,7 +1,7 @@
 """NaN and inf must not pass between a query and a key where the one may not attend to the other.
 
 In a product of matrices 0 * NaN is NaN, so masking the given alone does not keep them apart. Kernels therefore run on
-ingredients in which such rows are zeroed and hidden, and afterwards mark with NaN the queries that are concerned: those
+ingredients in which such rows are zeroed and hidden, and afterwards mark with NaN the queries that are affected: those
 that may attend to such a key or value, and those that hold it themselves and may attend to anything. A pair whose score
 is -inf has weight 0, whatever its key and value hold.
 
@@ -20,59 +20,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.engine.bias.term import HidingTerm
+from saccade.engine.bias.term import MaskedTerm
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Backward, Kernel, KernelByHand, Tensors
+from saccade.engine.kernels.kernel import Backward, Kernel, KernelWithBackward, Tensors
 from saccade.engine.kernels.tiled import Tiled
 from saccade.engine.memory_accounting import bytes_widened
 from saccade.engine.tiles.grouped_heads import at, groups_of, joined, take
 from saccade.engine.tiles.tile_scores import scores_of
 from saccade.engine.tiles.tile_splitting import pieces
-from saccade.plan import Strip, Tile
+from saccade.plan import ColumnRange, Tile
 from saccade.support.numerics import is_finite, not_finite
-
-__all__ = ["Isolated", "backward", "bytes_of_look", "contained", "forward", "forward_if_clean", "is_clean", "isolate"]
 
 _PAIRS_AT_ONCE = 1 << 20
 _TILED = Tiled()
 
 
-class Isolated(NamedTuple):
+class Sanitized(NamedTuple):
     """AttentionInputs without non-finite rows, and the queries whose results are NaN all the same.
 
     Attributes:
         inputs, value: the cleaned ingredients; rows of query and key that were not finite are hidden.
-        in_scores: queries with a score that is NaN, or that reach such a key; bool ``[batch, heads, q_len]``.
-        in_output: these, and queries that may attend to such a value.
+        nan_scores: queries with a score that is NaN, or that reach such a key; bool ``[batch, heads, q_len]``.
+        nan_output: these, and queries that may attend to such a value.
     """
 
     inputs: AttentionInputs
     value: Tensor
-    in_scores: Tensor
-    in_output: Tensor
+    nan_scores: Tensor
+    nan_output: Tensor
 
     def forward(self, kernel: Kernel, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Output and lse of the cleaned ingredients, NaN for the queries concerned; other rows stay as they are."""
+        """Output and lse of the cleaned ingredients, NaN for the queries affected; other rows stay as they are."""
         out, lse = kernel.forward(self.inputs, self.value, dropped)
         assert lse is not None  # a kernel that gives none is run by `forward_if_clean`
-        if isinstance(kernel, KernelByHand) and not is_finite(out):
+        if isinstance(kernel, KernelWithBackward) and not is_finite(out):
             out, lse = _forward_again(kernel, self.inputs, self.value, dropped, (out, lse))
-        return out.masked_fill(self.in_output[..., None], math.nan), lse.masked_fill(self.in_scores, math.nan)
+        return out.masked_fill(self.nan_output[..., None], math.nan), lse.masked_fill(self.nan_scores, math.nan)
 
 
 def forward(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output and lse of any kernel, in which NaN and inf are where they may be seen."""
-    if isinstance(kernel, KernelByHand):
+    if isinstance(kernel, KernelWithBackward):
         out, lse = kernel.forward(inputs, value, dropped)
         # Where the output is finite, nothing that is not has had a part in it, unless scores could bring it back.
         if inputs.plan.is_full or (is_finite(out) and (_keeps_infinity(inputs) or is_finite(inputs.query, inputs.key))):
             return out, lse
-        isolated = isolate(inputs, value)
-        if isolated is not None:
-            return isolated.forward(kernel, dropped)
+        sanitized = sanitize(inputs, value)
+        if sanitized is not None:
+            return sanitized.forward(kernel, dropped)
         return (out, lse) if is_finite(out) else _forward_again(kernel, inputs, value, dropped, (out, lse))
     return _forward_by_autograd(kernel, inputs, value, dropped)
 
@@ -82,16 +80,16 @@ def _forward_by_autograd(
 ) -> tuple[Tensor, Tensor]:
     # Autograd goes back through what is computed: what is hidden must not be part of it.
     inputs, value = _without_large(inputs, value) or (inputs, value)
-    isolated = None if is_clean(inputs, inputs.query, inputs.key, value) else isolate(inputs, value)
-    if isolated is not None:
-        return isolated.forward(kernel, dropped)
+    sanitized = None if is_clean(inputs, inputs.query, inputs.key, value) else sanitize(inputs, value)
+    if sanitized is not None:
+        return sanitized.forward(kernel, dropped)
     out, lse = kernel.forward(inputs, value, dropped)
     assert lse is not None
-    spoilt = lse.detach().isnan()
-    if out.requires_grad and not inputs.plan.is_full and bool(spoilt.any()):
-        isolated = isolate(inputs, value, spoilt)
-        assert isolated is not None  # there is a row to hide
-        return isolated.forward(kernel, dropped)
+    nan_rows = lse.detach().isnan()
+    if out.requires_grad and not inputs.plan.is_full and bool(nan_rows.any()):
+        sanitized = sanitize(inputs, value, nan_rows)
+        assert sanitized is not None  # there is a row to hide
+        return sanitized.forward(kernel, dropped)
     return out, lse
 
 
@@ -112,7 +110,7 @@ def forward_if_clean(kernel: Kernel, inputs: AttentionInputs, value: Tensor) -> 
 
 
 def backward(
-    kernel: KernelByHand,
+    kernel: KernelWithBackward,
     inputs: AttentionInputs,
     value: Tensor,
     dropped: Dropped | None,
@@ -121,7 +119,7 @@ def backward(
 ) -> Tensors:
     """Gradients by a kernel's own backward pass."""
     if not _is_plain(inputs, value, results.lse):
-        inputs, value, results = _kept_apart(kernel, inputs, value, dropped, results)
+        inputs, value, results = _sanitized_inputs(kernel, inputs, value, dropped, results)
     found = kernel.backward(inputs, value, dropped, results, wanted)
     if inputs.plan.is_full or is_finite(*(x for x in found if x is not None)):
         return found
@@ -140,33 +138,33 @@ def contained(
         grad_out, grad_lse: gradients of the results, which are zeroed for the rows that are NaN.
     """
     inputs, value = _without_large(inputs, value) or (inputs, value)
-    spoilt = lse.isnan()
-    if is_clean(inputs, inputs.query, inputs.key, value) and (inputs.plan.is_full or not bool(spoilt.any())):
+    nan_rows = lse.isnan()
+    if is_clean(inputs, inputs.query, inputs.key, value) and (inputs.plan.is_full or not bool(nan_rows.any())):
         return inputs, value, grad_out, grad_lse
-    isolated = isolate(inputs, value, spoilt)
-    if isolated is None:
+    sanitized = sanitize(inputs, value, nan_rows)
+    if sanitized is None:
         return inputs, value, grad_out, grad_lse
-    grad_lse = None if grad_lse is None else grad_lse.masked_fill(isolated.in_scores, 0.0)
-    return isolated.inputs, isolated.value, grad_out.masked_fill(isolated.in_output[..., None], 0.0), grad_lse
+    grad_lse = None if grad_lse is None else grad_lse.masked_fill(sanitized.nan_scores, 0.0)
+    return sanitized.inputs, sanitized.value, grad_out.masked_fill(sanitized.nan_output[..., None], 0.0), grad_lse
 
 
-def _kept_apart(
-    kernel: KernelByHand, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, results: Backward
+def _sanitized_inputs(
+    kernel: KernelWithBackward, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, results: Backward
 ) -> tuple[AttentionInputs, Tensor, Backward]:
-    """What a backward pass starts from, such that nothing spreads from what is hidden or sees nothing."""
+    """Return inputs of a backward pass from which nothing spreads through hidden pairs or empty rows."""
     # A finite output does not say that what is hidden was: here 0 * NaN and 0 * inf would spread from there.
     # Nor do finite inputs: a bias may be NaN where it is seen, and then all weights of the row are.
-    spoilt = results.lse.isnan()
-    known = is_clean(inputs, inputs.query, inputs.key, value) and (inputs.plan.is_full or not bool(spoilt.any()))
-    isolated = None if known else isolate(inputs, value, spoilt)
-    if isolated is not None:
-        inputs, value = isolated.inputs, isolated.value
+    nan_rows = results.lse.isnan()
+    known = is_clean(inputs, inputs.query, inputs.key, value) and (inputs.plan.is_full or not bool(nan_rows.any()))
+    sanitized = None if known else sanitize(inputs, value, nan_rows)
+    if sanitized is not None:
+        inputs, value = sanitized.inputs, sanitized.value
         out, lse = kernel.forward(inputs, value, dropped)
         if not is_finite(out):
             out, lse = _forward_again(kernel, inputs, value, dropped, (out, lse))
-        # The results of the queries concerned are NaN, whatever the inputs are.
-        grad_lse = None if results.grad_lse is None else results.grad_lse.masked_fill(isolated.in_scores, 0.0)
-        grad_out = results.grad_out.masked_fill(isolated.in_output[..., None], 0.0)
+        # The results of the queries affected are NaN, whatever the inputs are.
+        grad_lse = None if results.grad_lse is None else results.grad_lse.masked_fill(sanitized.nan_scores, 0.0)
+        grad_out = results.grad_out.masked_fill(sanitized.nan_output[..., None], 0.0)
         results = Backward(out, lse, grad_out, grad_lse)
     empty = results.lse == -math.inf
     if bool(empty.any()):  # a row that sees nothing cannot be moved, not even by NaN
@@ -177,21 +175,25 @@ def _kept_apart(
 
 
 def _forward_again(
-    kernel: KernelByHand, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None, found: tuple[Tensor, Tensor]
+    kernel: KernelWithBackward,
+    inputs: AttentionInputs,
+    value: Tensor,
+    dropped: Dropped | None,
+    found: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """The product where what is hidden may have overflowed; what was found if nothing could."""
+    """Run the product again if hidden pairs may have overflowed; else return the earlier results."""
     instead = _instead(kernel, inputs, value)
     return found if instead is None else instead[0].forward(*instead[1:], dropped)
 
 
 def _instead(
-    kernel: KernelByHand, inputs: AttentionInputs, value: Tensor
-) -> tuple[KernelByHand, AttentionInputs, Tensor] | None:
-    """What to run where what is hidden may have overflowed; None if nothing could."""
+    kernel: KernelWithBackward, inputs: AttentionInputs, value: Tensor
+) -> tuple[KernelWithBackward, AttentionInputs, Tensor] | None:
+    """Return the kernel and inputs to run where hidden pairs may have overflowed; None if nothing could."""
     smaller = _without_large(inputs, value)
-    if smaller is None and not kernel.adds_to_hidden:
+    if smaller is None and not kernel.adds_to_masked:
         return None
-    return (_TILED if kernel.adds_to_hidden else kernel, *(smaller or (inputs, value)))
+    return (_TILED if kernel.adds_to_masked else kernel, *(smaller or (inputs, value)))
 
 
 def _without_large(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Tensor] | None:
@@ -204,19 +206,19 @@ def _without_large(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInp
         return None
     nobody = torch.zeros(inputs.query.shape[:3], dtype=torch.bool, device=inputs.device)
     with torch.no_grad():
-        concerned = _concerned(inputs.replaced(answers=None), nobody, large_key, large_value)
-    if any(bool(x.any()) for x in concerned):
+        affected = affected_queries(inputs.replaced(answers=None), nobody, large_key, large_value)
+    if any(bool(x.any()) for x in affected):
         return None
     # Nobody may attend to it by the mask, or since its score is -inf: that of zeros would not be.
-    bias = _hiding(inputs, nobody, large_key) if bool(large_key.any()) else inputs.bias
+    bias = _masked(inputs, nobody, large_key) if bool(large_key.any()) else inputs.bias
     key = inputs.key.masked_fill(large_key[..., None], 0)
     return inputs.replaced(key=key, bias=bias), value.masked_fill(large_value[..., None], 0)
 
 
-def _hiding(inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor) -> HidingTerm:
-    """The bias with -inf for some queries and keys, which is what a score of -inf means."""
+def _masked(inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor) -> MaskedTerm:
+    """Return the bias with -inf for some queries and keys, which masks their scores."""
     hidden = bad_key.repeat_interleave(inputs.shape[1] // bad_key.shape[1], 1)
-    return HidingTerm(inputs.bias, bad_query, hidden, inputs.query.new_zeros(1, 1, 1, 1))
+    return MaskedTerm(inputs.bias, bad_query, hidden, inputs.query.new_zeros(1, 1, 1, 1))
 
 
 def is_clean(inputs: AttentionInputs, *tensors: Tensor) -> bool:
@@ -236,13 +238,13 @@ def _keeps_infinity(inputs: AttentionInputs) -> bool:
     return inputs.softcap is None and inputs.tile_function is None and inputs.modification is None
 
 
-def bytes_of_look(kernel: Kernel, inputs: AttentionInputs, value_dim: int) -> int:
-    """What is held beside a kernel's results, or instead of them, while `forward` looks whether all is finite."""
+def bytes_of_check(kernel: Kernel, inputs: AttentionInputs, value_dim: int) -> int:
+    """Return the bytes held beside a kernel's results, or instead of them, while `forward` tests for NaN and inf."""
     batch, heads, q_len, kv_len = inputs.shape
     if inputs.plan.is_full:
         return 0
     width, groups = inputs.key.shape[3], inputs.key.shape[1]
-    if not kernel.by_hand:
+    if not kernel.has_backward:
         entries = groups * kv_len * max(width, value_dim)
     elif _keeps_infinity(inputs):
         entries = heads * q_len * value_dim
@@ -251,30 +253,32 @@ def bytes_of_look(kernel: Kernel, inputs: AttentionInputs, value_dim: int) -> in
     return bytes_widened(batch * entries, inputs.query.dtype)
 
 
-def isolate(inputs: AttentionInputs, value: Tensor, spoilt: Tensor | None = None) -> Isolated | None:
+def sanitize(inputs: AttentionInputs, value: Tensor, nan_rows: Tensor | None = None) -> Sanitized | None:
     """Zero and hide the non-finite rows of query, key and value; None if there are none.
 
     Args:
         inputs, value: as they are.
-        spoilt: bool ``[batch, heads, q_len]``, queries that are known to have a score of NaN, as a bias may give them.
+        nan_rows: bool ``[batch, heads, q_len]``, queries that are known to have a score of NaN, such as from a bias.
 
     Cost: O(len * head_dim), and if there are such rows a look at the pairs of the plan that they have a part in.
     """
     bad_query, bad_key, bad_value = (not_finite(x) for x in (inputs.query, inputs.key, value))
-    bad_query = bad_query if spoilt is None else bad_query | spoilt
+    bad_query = bad_query if nan_rows is None else bad_query | nan_rows
     if not bool(bad_query.any() | bad_key.any() | bad_value.any()):
         return None
     # A zeroed key has score 0; -inf in the bias hides it.
-    bias = _hiding(inputs, bad_query, bad_key) if bool(bad_query.any() | bad_key.any()) else inputs.bias
+    bias = _masked(inputs, bad_query, bad_key) if bool(bad_query.any() | bad_key.any()) else inputs.bias
     query, key = inputs.query.masked_fill(bad_query[..., None], 0), inputs.key.masked_fill(bad_key[..., None], 0)
     clean = inputs.replaced(query=query, key=key, bias=bias)
     with torch.no_grad():
-        by_scores, by_value = _concerned(inputs.replaced(answers=None), bad_query, bad_key, bad_value)
-    return Isolated(clean, value.masked_fill(bad_value[..., None], 0), by_scores, by_scores | by_value)
+        by_scores, by_value = affected_queries(inputs.replaced(answers=None), bad_query, bad_key, bad_value)
+    return Sanitized(clean, value.masked_fill(bad_value[..., None], 0), by_scores, by_scores | by_value)
 
 
-def _concerned(inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries with a score above -inf, or NaN, that a bad query or key has a part in; the same for bad values."""
+def affected_queries(
+    inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor, bad_value: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return queries with a score, other than -inf, of a bad query or key; and those that reach a bad value."""
     _, heads, _, _ = inputs.shape
     groups = bad_key.shape[1]
     by_scores, by_value = torch.zeros_like(bad_query), torch.zeros_like(bad_query)
@@ -302,11 +306,11 @@ def _concerned(inputs: AttentionInputs, bad_query: Tensor, bad_key: Tensor, bad_
     return by_scores, by_value
 
 
-def _picked(tile: Tile, marked: np.ndarray) -> Iterator[Strip]:
-    """The columns of a tile that are marked (bool ``[kv_len]``), as strips."""
+def _picked(tile: Tile, marked: np.ndarray) -> Iterator[ColumnRange]:
+    """Yield the marked columns of a tile (bool ``[kv_len]``), as ranges."""
     for strip in tile.columns:
         keys = strip.keys
         places = np.flatnonzero(marked[keys.start : keys.stop : keys.step])
         for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(places) else ():
             span = keys[int(run[0]) : int(run[-1]) + 1]
-            yield Strip(span, True if strip.residual is True else ("pairs", tile.rows, span))
+            yield ColumnRange(span, True if strip.partial is True else ("pairs", tile.rows, span))

@@ -13,8 +13,6 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import is_mapped
 
-__all__ = ["are_mapped", "of_all_samples"]
-
 Question = Callable[..., tuple[Tensor, ...]]
 
 
@@ -48,7 +46,7 @@ def _answers(question: Question, inputs: AttentionInputs, count: int, *tensors: 
 def _folded(
     inputs: AttentionInputs, count: int, tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], size: int
 ) -> tuple[AttentionInputs, list[Tensor | None]]:
-    """The ingredients and all tensors with the mapped axis in their batch."""
+    """Return the ingredients and all tensors with the mapped axis in their batch."""
     folded, sources = folded_into_batch(inputs, tensors[count:], dims[count:], size)
     others = [into_batch(x, dim, size) for x, dim in zip(tensors[:count], dims[:count], strict=True)]
     return folded, [*others, *sources]

@@ -13,18 +13,16 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from saccade.engine.bias.term import HidingTerm, Term
+from saccade.engine.bias.term import MaskedTerm, Term
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Tensors
 from saccade.engine.kernels.reference import weighted
-from saccade.engine.kernels.tiled_blocks import blocks_of
+from saccade.engine.kernels.tiled_cost import blocks_of
 from saccade.engine.nonfinite import contained
 from saccade.engine.tiles.grouped_heads import add_at, at, groups_of, joined, take
 from saccade.engine.tiles.tile_scores import allowed, visible_scores
 from saccade.plan import Tile
-
-__all__ = ["Backward", "derivatives"]
 
 CALLED_AS = "attention"  # in errors
 
@@ -88,7 +86,7 @@ class _Slices:
     @property
     def _term(self) -> Term | None:
         bias = self.inputs.bias
-        return bias.term if isinstance(bias, HidingTerm) else bias
+        return bias.term if isinstance(bias, MaskedTerm) else bias
 
     def of(self, tensors: Tensors) -> list[Tensor | None]:
         """Return the parts, in the compute dtype; what a function of scores captures is read whole, as it is."""
@@ -126,7 +124,7 @@ class _Slices:
 def _of_tile(
     of: Backward, slices: _Slices, tensors: Tensors, grads: Tensors, needed: Sequence[bool], create_graph: bool
 ) -> Tensors:
-    """The parts of the result that the rows of a tile have a share in."""
+    """Compute the parts of the result that the rows of a tile contribute to."""
     with torch.enable_grad():
         captured = range(4 + len(of.inputs.parameters), len(tensors) - 2)
         leaves = [
@@ -140,7 +138,7 @@ def _of_tile(
 
 
 def _leaf(x: Tensor, create_graph: bool) -> Tensor:
-    """A tensor of its own node, which gradients are taken of; with ``create_graph``, computed from ``x``."""
+    """Return a leaf for gradients; with ``create_graph``, a node computed from ``x``."""
     return x.view_as(x) if create_graph and x.requires_grad else x.detach().requires_grad_()
 
 
@@ -152,7 +150,7 @@ def _results(of: Backward, tile: Tile, sources: Sequence[Tensor | None]) -> tupl
     scores = visible_scores(inputs, query, key, bias, tile)
     seen = allowed(inputs, tile)
     scores = scores if seen is None else scores.masked_fill(~seen, -math.inf)
-    if isinstance(inputs.bias, HidingTerm):
+    if isinstance(inputs.bias, MaskedTerm):
         scores = scores.masked_fill(inputs.bias.hidden(tile), -math.inf)
     return weighted(inputs, tile, scores, value, of.dropped)
 

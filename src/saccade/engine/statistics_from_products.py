@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias.term import DenseTerm
-from saccade.engine.dispatch import product, route_of
+from saccade.engine.dispatch import attend_with_lse, choose_kernel
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.nonfinite import is_clean
 from saccade.masks import Mask
 from saccade.support.torch_modes import is_plain
-
-__all__ = ["NAMES", "can_ask", "numbers"]
 
 NAMES = frozenset(["entropy", "received"])
 _KERNELS = ("varlen", "flex")  # for which this is the fastest way: others read complete rows anyway
@@ -36,7 +34,7 @@ def can_ask(inputs: AttentionInputs, impl: str | Kernel) -> bool:
         return False
     if not inputs.is_plain or inputs.softcap is not None or inputs.sink_logit is not None:
         return False
-    if route_of(_wide(inputs), 0.0, impl, needs_lse=True).kernel.name not in _KERNELS:
+    if choose_kernel(_wide(inputs), Request(impl=impl, needs_lse=True)).name not in _KERNELS:
         return False
     longest = torch.stack([torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).max() for x in _tensors(inputs)])
     return float(longest.prod()) * abs(inputs.scale) <= _LARGEST and is_clean(inputs, *_tensors(inputs))
@@ -44,7 +42,7 @@ def can_ask(inputs: AttentionInputs, impl: str | Kernel) -> bool:
 
 @torch.no_grad()
 def numbers(inputs: AttentionInputs, impl: str | Kernel, names: Collection[str]) -> dict[str, Tensor]:
-    """Those of `NAMES` that are asked for and can be had, of ingredients of which `can_ask` says yes.
+    """Compute the requested statistics of `NAMES`; `can_ask` must hold.
 
     Args:
         inputs, impl: of the matrix.
@@ -59,11 +57,11 @@ def numbers(inputs: AttentionInputs, impl: str | Kernel, names: Collection[str])
     wide, found = _wide(inputs), {}
     exchanged = _transposed(inputs.rule) if "received" in names else None
     if "entropy" in names:
-        seen, lse = product(wide, wide.key, impl=impl)
+        seen, lse = attend_with_lse(wide, wide.key, Request(impl=impl))
         entropy = lse - inputs.scale * (wide.query * seen).sum(-1)
         found["entropy"] = entropy.masked_fill(lse == -math.inf, 0.0).clamp_min(0.0)
     elif exchanged is not None:
-        lse = product(wide, wide.key.new_zeros(*wide.key.shape[:3], 1), impl=impl)[1]
+        lse = attend_with_lse(wide, wide.key.new_zeros(*wide.key.shape[:3], 1), Request(impl=impl))[1]
     if exchanged is not None:
         found["received"] = _received(wide, exchanged, lse, impl)
     return found
@@ -79,7 +77,7 @@ def _received(inputs: AttentionInputs, rule: Mask, lse: Tensor, impl: str | Kern
         key=inputs.query,
         bias=DenseTerm(-lse.masked_fill(lse == -math.inf, 0.0)[:, :, None]),
     )
-    return product(exchanged, lse.new_zeros(batch, heads, q_len, 1), impl=impl)[1].exp()
+    return attend_with_lse(exchanged, lse.new_zeros(batch, heads, q_len, 1), Request(impl=impl))[1].exp()
 
 
 def _wide(inputs: AttentionInputs) -> AttentionInputs:
@@ -94,6 +92,6 @@ def _tensors(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
 
 
 def _transposed(rule: Mask) -> Mask | None:
-    from saccade.masks.transposed import transposed  # noqa: PLC0415  knows masks that a product need not
+    from saccade.masks.convert.patterns import transposed  # noqa: PLC0415  knows masks that a product need not
 
     return transposed(rule)

@@ -1,4 +1,4 @@
-"""What holds tensors, on another device or in another dtype."""
+"""Moves values that hold tensors to another device or dtype."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from saccade.support.errors import kind, type_error
 from saccade.support.numerics import wide_dtype
 
-__all__ = ["moved", "target_of"]
-
 T = TypeVar("T")
 
 
 def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
-    """What stands between the brackets of ``A.to(...)``: a device, a float dtype, or both, also by these names."""
+    """Read the arguments of ``A.to(...)``: a device, a float dtype, or both, also by these names."""
     device, dtype = None, None
     for name in named:
         if name not in ("device", "dtype"):
@@ -35,7 +33,7 @@ def target_of(target: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.
 
 
 def moved(x: T, device: torch.device | None, dtype: torch.dtype | None) -> T:
-    """A copy with all tensors moved; floats become float32, or float64 where that is asked for.
+    """Return a copy with all tensors moved; floats become float32, or float64 if that is requested.
 
     Args:
         x: a tensor, an object of saccade, or a tuple, list or dict of these; anything else stays as it is.

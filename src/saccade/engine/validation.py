@@ -1,4 +1,4 @@
-"""What a score matrix refuses, in sentences: ingredients that do not fit together, before any work is done."""
+"""Checks of the inputs of a score matrix, before any work is done."""
 
 from __future__ import annotations
 
@@ -15,17 +15,6 @@ from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_autocast
 from saccade.support.validation import check_number, check_type
 
-__all__ = [
-    "as_score",
-    "autocast",
-    "check_alike",
-    "check_query_key",
-    "check_value",
-    "checked_scale",
-    "checked_sink",
-    "checked_softcap",
-]
-
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # How a tensor of fewer dimensions becomes one of four.
@@ -36,7 +25,7 @@ _FOR_FEWER = {
 
 
 def check_query_key(query: Tensor, key: Tensor, score: Score | None) -> tuple[int, int, int, int]:
-    """The shape of their matrix, ``(batch, heads, q_len, kv_len)``; raise if query and key do not fit together."""
+    """Return the matrix's shape, ``(batch, heads, q_len, kv_len)``; raise if query and key do not fit together."""
     if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
         for name, x in (("query", query), ("key", key)):
             check_type(name, x, Tensor, "be a tensor")
@@ -76,7 +65,7 @@ def _explained(query: Tensor, key: Tensor, score: Score | None) -> Exception:
 
 
 def as_score(score: Score | ScoreMod) -> Score:
-    """A score as it is, or the dot product changed by a function."""
+    """Return a score as it is; a function becomes the dot product changed by it."""
     if isinstance(score, Score):
         return score
     if callable(score) and not isinstance(score, type | Mask | Bias):
@@ -88,7 +77,7 @@ def as_score(score: Score | ScoreMod) -> Score:
 
 
 def autocast(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor in the type that autocast gives to the arguments of attention, where it is switched on.
+    """Cast a tensor to the type that autocast gives to the arguments of attention, where it is switched on.
 
     That is torch's rule for ``F.scaled_dot_product_attention``: single and half precision become the half precision of
     autocast (or ``dtype``), float64 stays.
@@ -126,17 +115,17 @@ def check_value(value: Tensor, query: Tensor, key: Tensor, dtype: torch.dtype) -
 
 
 def checked_scale(scale: float | None) -> float:
-    """A finite number; 1 for None, which is met only where every score is 0."""
+    """Return a finite number; 1 for None, which is used only where every score is 0."""
     return 1.0 if scale is None else check_number("scale", scale)
 
 
 def checked_softcap(softcap: float) -> float:
-    """A finite number above 0."""
+    """Return a finite number above 0."""
     return check_number("softcap", softcap, above=0.0, hint="None means no cap")
 
 
 def checked_sink(sink: Tensor, query: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """A logit for each head, in the dtype of the lse."""
+    """Return a logit for each head, in the dtype of the lse."""
     check_type("sink_logit", sink, Tensor, "be a tensor or None")
     if sink.shape != (shape[1],):
         raise value_error("sink_logit", f"have shape [{shape[1]}], one for each head", list(sink.shape))

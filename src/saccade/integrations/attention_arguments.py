@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from saccade.integrations.lazy_mask import Placed
 from saccade.support.errors import unsupported
 
-__all__ = ["ENDS", "SUPPORTED", "UNSUPPORTED", "WITHOUT_EFFECT", "check_ends", "check_supported"]
-
 # A test searches the sources of transformers for arguments that are in none of these.
 SUPPORTED = frozenset(
     {

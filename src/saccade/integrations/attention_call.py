@@ -17,8 +17,6 @@ from saccade.masks import Causal, Full, Mask, Predicate, Window, from_key_paddin
 from saccade.matrix import AttentionMatrix
 from saccade.support.errors import unsupported
 
-__all__ = ["AttentionCall"]
-
 _PAGED = "paged caches have kernels of their own"
 
 

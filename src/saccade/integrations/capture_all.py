@@ -19,8 +19,6 @@ from saccade.integrations.sdpa_capture import tapped_products
 from saccade.integrations.torch_capture import tapped_torch_layers
 from saccade.integrations.transformers_capture import tapped_interface
 
-__all__ = ["tapped"]
-
 _CALLED_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 # Parts of such a layer that attend to nothing.
 _PARTS = re.compile(

@@ -13,19 +13,7 @@ from torch import nn
 
 from saccade.matrix import Matrix
 from saccade.support.errors import unsupported
-
-__all__ = [
-    "Ear",
-    "Make",
-    "Sink",
-    "Valve",
-    "closed",
-    "hand_out",
-    "is_recomputed",
-    "names_of",
-    "refuse_compiled",
-    "speaks_attention_interface",
-]
+from saccade.support.torch_modes import is_tracing
 
 CALLED_AS = "record"  # in errors
 
@@ -134,7 +122,7 @@ def refuse_compiled() -> None:
     Raises:
         UnsupportedError: it is.
     """
-    if torch.compiler.is_compiling():
+    if is_tracing():
         reason = "a compiled graph runs no Python between its kernels"
         hint = "record the model before it is compiled, or under torch.compiler.set_stance('force_eager')"
         raise unsupported("a compiled model", [reason], hint=hint)

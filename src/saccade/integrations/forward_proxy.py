@@ -13,8 +13,6 @@ from torch import nn
 
 from saccade.integrations.capture_context import Ear, Valve
 
-__all__ = ["CHANGING", "HeardCall", "Kind", "Post", "Running", "listening"]
-
 
 class HeardCall(NamedTuple):
     """A call of a module that somebody listens to.

@@ -14,8 +14,6 @@ from saccade.integrations.mha_inputs import projected, rule_of
 from saccade.matrix import AttentionMatrix
 from saccade.support.errors import unsupported
 
-__all__ = ["function_matrix", "layer_matrix"]
-
 CALLED_AS = "record"  # in errors
 
 _FUNCTION = inspect.signature(F.multi_head_attention_forward)

@@ -15,8 +15,6 @@ from torch.utils._pytree import tree_iter, tree_map
 from saccade.masks import Dense, Mask
 from saccade.support.errors import unsupported
 
-__all__ = ["LazyMask", "Placed", "dense_at"]
-
 _SAME = ("aten.detach.default", "aten.alias.default", "aten.lift_fresh.default")
 # Operations that change the memory or the shape of a tensor in place.
 _OTHER_FORM = ("aten.set_", "aten.resize", "aten.squeeze_", "aten.unsqueeze_")
@@ -49,6 +47,9 @@ class _Content:
         self.placed, self.not_readable = placed, not_readable
         self.memory: Tensor | None = None
         self.lock = threading.Lock()
+
+
+CALLED_AS = "LazyMask"  # in errors
 
 
 class LazyMask(Tensor):

@@ -15,8 +15,7 @@ from saccade.matrix import DENSE_LIMIT, Matrix
 from saccade.statistics.row_block import as_slice
 from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
-
-__all__ = ["LazyWeights", "weights_of"]
+from saccade.support.torch_modes import is_tracing
 
 CALLED_AS = "nn.MultiheadAttention"  # in errors
 
@@ -153,7 +152,7 @@ def weights_of(
 
     if math.prod(matrix.shape) <= DENSE_LIMIT:
         return make()
-    if torch.compiler.is_compiling():
+    if is_tracing():
         reason = f"{math.prod(matrix.shape):,} weights are asked for while a program is compiled"
         raise unsupported("need_weights=True", [reason], hint="need_weights=False")
     batch, heads, q_len, kv_len = matrix.shape

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["mask_dtype"]
-
 
 def mask_dtype(config: object, dtype: torch.dtype) -> torch.dtype:
     """Return bool, or the model's ``dtype`` if its code may add the mask to its scores.

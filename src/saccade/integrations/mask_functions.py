@@ -14,8 +14,6 @@ from saccade.integrations.lazy_mask import Placed
 from saccade.integrations.tensor_masks import both
 from saccade.masks import Causal, Coarse, Documents, Full, Mask, Predicate, Window, from_key_padding_mask
 
-__all__ = ["MaskFunction", "as_rule", "place", "with_padding"]
-
 MaskFunction = Callable[..., Tensor]
 """``(batch_idx, head_idx, q_idx, kv_idx) -> bool`` of absolute positions, which is what our masks are."""
 

@@ -12,8 +12,6 @@ from saccade.integrations.tensor_masks import both, mask_of_tensor, rule_of_tens
 from saccade.masks import Dense, Full, Mask, from_key_padding_mask
 from saccade.support.validation import check_holds_values
 
-__all__ = ["Projected", "projected", "rule_of", "with_added_keys"]
-
 CALLED_AS = "nn.MultiheadAttention"  # in errors
 
 

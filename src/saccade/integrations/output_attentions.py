@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import nn
 
 from saccade.support.errors import unsupported
-
-__all__ = ["check_no_weights"]
+from saccade.support.torch_modes import is_tracing
 
 _FLAG = "output_attentions"
 
@@ -39,7 +37,7 @@ def _is_collected() -> bool:
     """Whether transformers is collecting the weights that layers return, as most models are asked to do."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collector = getattr(capturing, "_active_collector", None)
-    is_compiling = torch.compiler.is_compiling()
+    is_compiling = is_tracing()
     if is_compiling:  # a context variable cannot be traced; there, transformers keeps what it says here
         collected = getattr(collector, "global_var", None)
     else:

@@ -16,8 +16,6 @@ from saccade.masks.algebra import And
 from saccade.masks.rules.documents import with_facts
 from saccade.support.errors import unsupported
 
-__all__ = ["with_pattern"]
-
 
 def with_pattern(placed: Placed, pattern: Mask, position_ids: Tensor | None = None) -> Mask:
     """Return the rule of a call joined with a pattern that counts from the first token of each text.

@@ -10,13 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.masks import Causal
-from saccade.mechanisms.delta_rule import Delta
-from saccade.mechanisms.gated_linear import GatedLinear
+from saccade.mechanisms.gated_linear import Delta, GatedLinear
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
-
-__all__ = ["ATTRIBUTES", "FUNCTIONS", "Function", "Tokens", "lightning_tokens"]
 
 CALLED_AS = "record"  # in errors
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from saccade.integrations.recurrence_calls import Tokens
 from saccade.support.errors import unsupported
 
-__all__ = ["Past"]
-
 CALLED_AS = "record"  # in errors
 
 

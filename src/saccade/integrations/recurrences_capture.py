@@ -20,8 +20,6 @@ from saccade.integrations.recurrence_calls import ATTRIBUTES, FUNCTIONS, Functio
 from saccade.integrations.recurrence_history import Past
 from saccade.matrix import Matrix
 
-__all__ = ["is_recurrence", "tapped_recurrences"]
-
 CALLED_AS = "record"  # in errors
 
 _LIGHTNING = "MiniMaxLightningAttention"

@@ -13,18 +13,16 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from saccade.integrations import transformers
+from saccade.integrations.capture_context import speaks_attention_interface
 from saccade.integrations.replacement_modules import FusedAttention, TorchAttention, is_fused
 from saccade.integrations.stand_in import StandIn, put_in, tried
-from saccade.integrations.transformers_capture import speaks_attention_interface
 from saccade.integrations.written_out import written_out
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
 from saccade.nn import MultiHeadAttention
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, shown, type_error, unsupported, value_error
 from saccade.support.validation import check_type
-
-__all__ = ["Replaced", "replace_attention"]
 
 _TAKEN = ("attn_mask", "is_causal")  # of a timm-style attention, besides its input
 _names = (f"saccade-{number}" for number in itertools.count(1))
@@ -43,7 +41,7 @@ class Replaced(NamedTuple):
     after: str
 
 
-@answers({})
+@argument_hints({})
 def replace_attention(
     model: nn.Module,
     *,

@@ -14,13 +14,11 @@ from saccade.integrations.mha_inputs import projected, rule_of, with_added_keys
 from saccade.integrations.stand_in import StandIn
 from saccade.integrations.tensor_masks import both, rule_of_tensor
 from saccade.masks import Causal, Full, Mask
-from saccade.masks.convert.causal_bias import from_causal_bias
+from saccade.masks.convert.as_mask import from_causal_bias
 from saccade.mechanisms import Softmax
 from saccade.support.errors import unsupported
-from saccade.support.torch_modes import is_plain
+from saccade.support.torch_modes import is_plain, is_tracing
 from saccade.support.validation import check_holds_values, is_causal_bias
-
-__all__ = ["FusedAttention", "TorchAttention", "is_fused"]
 
 CALLED_AS = "nn.MultiheadAttention"  # in errors
 
@@ -96,7 +94,7 @@ class TorchAttention(StandIn):
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average_attn_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Run a call on nested tensors, ``[batch, len, width]`` whatever `batch_first` is, as one packed sequence."""
-        if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
+        if is_tracing():  # lengths are read, which a compiler's graph cannot do
             outside: Any = torch.compiler.disable(self._of_nested)
             return outside(query, key, value, need_weights, average_attn_weights)
         items = Nested.of(query, key, value, axis=0)

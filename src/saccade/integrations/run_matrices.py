@@ -6,11 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from saccade.matrix import Matrix
-
-__all__ = ["collected_matrices", "report_matrix"]
+from saccade.support.torch_modes import is_tracing
 
 
 class _Here(threading.local):
@@ -27,7 +24,7 @@ def report_matrix(matrix: Matrix) -> None:
     An attention function that is registered with another library calls this with the matrix that it multiplies: only
     the function knows which mask and which terms it added to those of the call.
     """
-    if not torch.compiler.is_compiling() and _here.lists:
+    if not is_tracing() and _here.lists:
         _here.lists[-1].append(matrix)
 
 

@@ -19,8 +19,6 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 from saccade.support.errors import unsupported
 
-__all__ = ["tapped_mechanisms"]
-
 CALLED_AS = "record"  # in errors
 
 
@@ -69,7 +67,7 @@ def _check_cache(module: nn.Module, name: str, cache: object) -> None:
         reason = f"the cache of {name} holds a sum, in which the keys of earlier tokens cannot be told apart"
         hint = "caches.KVCache() keeps the tokens, and fits every mechanism"
         raise unsupported(type(module).__name__, [reason], hint=hint)
-    if isinstance(cache, LayerCache) and not isinstance(cache, RecurrentCache) and not cache.hands_on_all:
+    if isinstance(cache, LayerCache) and not isinstance(cache, RecurrentCache) and not cache.exposes_all_keys:
         reason = f"the {type(cache).__name__} of {name} hands on some of the keys, in an order of its own"
         hint = "caches.KVCache() hands on all, and what the other would leave out can be asked of its matrix"
         raise unsupported(type(module).__name__, [reason], hint=hint)

@@ -25,13 +25,11 @@ from saccade.integrations.layer_matrix import function_matrix
 from saccade.integrations.softmax_products import SoftmaxProducts
 from saccade.integrations.tensor_masks import rule_of_tensor
 from saccade.masks import Causal
-from saccade.masks.convert.causal_bias import starts_at_first_key
+from saccade.masks.convert.as_mask import starts_at_first_key
 from saccade.matrix import AttentionMatrix, Impl, matrix_from_inputs
 from saccade.matrix.functions import OBSERVERS
 from saccade.support.errors import unsupported
 from saccade.support.validation import is_causal_bias
-
-__all__ = ["hearing_products", "tapped_products", "without_mode"]
 
 CALLED_AS = "record"  # in errors
 

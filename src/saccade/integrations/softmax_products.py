@@ -12,8 +12,6 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["SoftmaxProducts"]
-
 _SOFTMAX: frozenset[Callable[..., Any]] = frozenset(
     {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax, F.gumbel_softmax}
 )

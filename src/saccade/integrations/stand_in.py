@@ -14,8 +14,6 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.support.errors import unsupported
 
-__all__ = ["StandIn", "put_in", "tried"]
-
 CALLED_AS = "replace_attention"  # in errors
 
 

@@ -8,8 +8,6 @@ from torch import Tensor
 from saccade.masks import Dense, Full, Mask
 from saccade.support.validation import check_holds_values
 
-__all__ = ["both", "mask_of_tensor", "rule_of_tensor"]
-
 
 def mask_of_tensor(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """A mask as torch's kernels take it: which pairs are allowed, and what is added to the scores of the others.

@@ -16,8 +16,6 @@ from saccade.integrations.layer_matrix import layer_matrix
 from saccade.integrations.sdpa_capture import without_mode
 from saccade.matrix import AttentionMatrix
 
-__all__ = ["tapped_torch_layers"]
-
 CALLED_AS = "record"  # in errors
 
 _ATTENTION = inspect.signature(nn.MultiheadAttention.forward)

@@ -20,8 +20,6 @@ from saccade.support.validation import check_type
 if TYPE_CHECKING:
     from transformers import Cache as TransformersCache
 
-__all__ = ["install_caches", "transformers_cache"]
-
 _NAME = "saccade-cache"
 _WITHOUT_CACHE = Attention(_NAME, None)
 _softmax = functools.lru_cache(Softmax)  # each pass of a model asks for the same ones

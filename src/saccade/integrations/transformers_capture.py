@@ -21,7 +21,6 @@ from saccade.integrations.capture_context import (
     closed,
     hand_out,
     names_of,
-    speaks_attention_interface,
 )
 from saccade.integrations.forward_proxy import CHANGING
 from saccade.integrations.lazy_mask import LazyMask, Placed
@@ -31,8 +30,7 @@ from saccade.integrations.sdpa_capture import hearing_products, without_mode
 from saccade.integrations.tensor_masks import mask_of_tensor
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.support.errors import unsupported
-
-__all__ = ["speaks_attention_interface", "tapped_interface"]
+from saccade.support.torch_modes import is_tracing
 
 CALLED_AS = "record"  # in errors
 
@@ -241,7 +239,7 @@ def _tapped_mask(function: Callable[..., Any]) -> Callable[..., Any]:
     def tapped(*args: Any, **kwargs: Any) -> Any:
         mask = without_mode(function)(*args, **kwargs)
         is_known = (type(mask) is Tensor and mask.dim() == 4) or isinstance(mask, BlockMask)
-        if is_known and not args and not torch.compiler.is_compiling():
+        if is_known and not args and not is_tracing():
             names = ("q_length", "kv_length", "q_offset", "kv_offset")
             sizes = {name: kwargs[name] for name in names if name in kwargs}
             placed = place(

@@ -15,8 +15,6 @@ from saccade.positions import Rotary
 from saccade.support.errors import type_error, unsupported
 from saccade.support.validation import check_type
 
-__all__ = ["from_transformers"]
-
 _LATENT = ("DeepseekV2Attention", "DeepseekV3Attention")
 _DIFFERENTIAL = "DiffLlamaAttention"
 _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}

@@ -14,8 +14,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["written_out"]
-
 _SOFTMAX = frozenset({"softmax", "gumbel_softmax", "Softmax"})
 _PRODUCTS = frozenset({"matmul", "bmm", "mm", "mv", "baddbmm", "addbmm", "einsum", "tensordot"})
 _FUNCTIONS = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention"})

@@ -1,4 +1,4 @@
-"""Do they learn? Small models, alike but for what mixes their tokens, on tasks that ask for what stood earlier."""
+"""Training of small models that differ only in the mixer of tokens, on tasks of recall."""
 
 from saccade.learning.learner import Learner
 from saccade.learning.mixers import MIXERS, Mixer

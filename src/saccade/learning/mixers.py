@@ -1,4 +1,4 @@
-"""What mixes the tokens of a small model: attention with every mask and mechanism, recurrences, convolutions."""
+"""Mixers of tokens for small models: attention with masks and mechanisms, recurrences, convolutions, an LSTM."""
 
 from __future__ import annotations
 
@@ -6,38 +6,98 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from saccade import masks, mechanisms
-from saccade.learning.convolutions import DilatedConvolutions
-from saccade.learning.lstm import LSTM
 from saccade.masks import Mask
 from saccade.mechanisms import Mechanism
 from saccade.nn import MultiHeadAttention, Recurrence, StateSpace
-
-__all__ = ["MIXERS", "Mixer"]
 
 
 class Mixer(NamedTuple):
     """A way to mix tokens.
 
     Args:
-        make: a module from ``[batch, length, width]`` to the same, for a width, a length, and a layer from 0.
-        sees_later: whether tokens see later ones.
+        make: builds a module from ``[batch, length, width]`` to the same, for a width, a length and a layer from 0.
+        sees_later: whether tokens attend to later ones.
     """
 
     make: Callable[[int, int, int], nn.Module]
     sees_later: bool = False
 
 
+class ShortConvolution(nn.Module):
+    """A causal convolution of each channel.
+
+    Args:
+        width: number of channels.
+        size: number of tokens in the kernel, including the current one.
+        dilation: distance between them.
+
+    Example:
+        >>> import torch
+        >>> ShortConvolution(4, 3)(torch.ones(1, 5, 4)).shape
+        torch.Size([1, 5, 4])
+    """
+
+    def __init__(self, width: int, size: int, dilation: int = 1):
+        super().__init__()
+        self.convolution = nn.Conv1d(width, width, size, groups=width, dilation=dilation)
+        self.reach = (size - 1) * dilation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[batch, length, width]`` of the same shape."""
+        return self.convolution(F.pad(x.mT, (self.reach, 0))).mT
+
+
+class DilatedConvolutions(nn.Module):
+    """Three causal convolutions of three tokens with doubling dilations, and projections that mix channels.
+
+    Args:
+        width: number of channels.
+        layer: index of the layer, from 0; dilations continue from the layer below.
+
+    Reference: van den Oord et al. 2016, arXiv:1609.03499, section 2.1.
+    """
+
+    def __init__(self, width: int, layer: int):
+        super().__init__()
+        self.convolutions = nn.ModuleList(ShortConvolution(width, 3, 2 ** (3 * layer + i)) for i in range(3))
+        self.mixing = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[batch, length, width]`` of the same shape."""
+        for convolution, mixing in zip(self.convolutions, self.mixing, strict=True):
+            x = x + F.gelu(mixing(convolution(x)))
+        return x
+
+
+class LSTM(nn.Module):
+    """A ``torch.nn.LSTM`` that returns its outputs only.
+
+    Args:
+        width: width of inputs and outputs.
+    """
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.lstm = nn.LSTM(width, width, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[batch, length, width]`` of the same shape."""
+        out: Tensor = self.lstm(x)[0]
+        return out
+
+
 def _attention(
     mask: Callable[[int, int], Mask], mechanism: Callable[[], Mechanism] | None = None, heads: int = 8
 ) -> Mixer:
-    """Attention; the mask is made for a length and a layer."""
+    """Return a mixer by attention; the mask depends on length and layer."""
 
     def make(width: int, length: int, layer: int) -> nn.Module:
-        own = None if mechanism is None else mechanism()
-        return MultiHeadAttention(width, heads, mask=mask(length, layer), mechanism=own, projection_bias=False)
+        built = None if mechanism is None else mechanism()
+        return MultiHeadAttention(width, heads, mask=mask(length, layer), mechanism=built, projection_bias=False)
 
     return Mixer(make)
 
@@ -96,4 +156,4 @@ MIXERS: Mapping[str, Mixer] = MappingProxyType(
         "dilated CNN": Mixer(lambda width, length, layer: DilatedConvolutions(width, layer)),
     }
 )
-"""By name. Attention has 8 heads unless the name says 1; windows reach an eighth of the text."""
+"""The mixers by name. Attention has 8 heads unless the name says 1; windows are an eighth of the length."""

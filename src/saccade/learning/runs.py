@@ -1,4 +1,4 @@
-"""Many runs: on several processes, each kept in a file of its own, so that what is there need not run again."""
+"""Runs of many trainings on several processes, with a file per outcome, so that finished runs are not repeated."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from saccade.learning.training import DEFAULT, Outcome, Settings, train
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
-__all__ = ["Run", "planned", "run_all"]
-
 
 class Run(NamedTuple):
     """One training: names of a mixer and of a question, and a seed."""
@@ -33,12 +31,12 @@ class Run(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Of the file that keeps its outcome."""
+        """Return the name of the file of its outcome."""
         return f"{self.question}-{self.mixer}-{self.seed}.json".replace(", ", "-").replace(" ", "-").lower()
 
 
 def planned(mixers: Sequence[str], questions: Sequence[str], seeds: int) -> list[Run]:
-    """All runs that are possible: mixers that see later tokens are not asked what stands there."""
+    """Return all possible runs: mixers that attend to later tokens skip tasks whose answers are there."""
     return [
         Run(mixer, question, seed)
         for seed in range(check_int("seeds", seeds))
@@ -59,33 +57,33 @@ def run_all(
     """Train all, on one core each.
 
     Args:
-        runs: what to train.
-        folder: where outcomes are kept, a file each; what is there already is read. Made where it is missing.
-        settings: what all share.
-        workers: processes.
-        progress: called with each run once its outcome is there.
+        runs: the runs to train.
+        folder: the folder of the outcomes, one file each; existing outcomes are read. Created if missing.
+        settings: settings of all runs.
+        workers: number of processes.
+        progress: called with each finished run.
 
     Raises:
-        ValueError: a file in the folder that is no outcome, or one of other settings.
+        ValueError: a file in the folder that is not an outcome, or is one of other settings.
     """
     check_int("workers", workers)
     folder.mkdir(parents=True, exist_ok=True)
-    found = {run: outcome for run in runs if (outcome := _kept(folder / run.file_name, settings)) is not None}
-    for run in found:
+    outcomes = {run: outcome for run in runs if (outcome := _load(folder / run.file_name, settings)) is not None}
+    for run in outcomes:
         progress(run)
-    for run, outcome in _trained([run for run in runs if run not in found], settings, workers):
-        _keep(folder / run.file_name, outcome, settings)
-        found[run] = outcome
+    for run, outcome in _train_all([run for run in runs if run not in outcomes], settings, workers):
+        _save(folder / run.file_name, outcome, settings)
+        outcomes[run] = outcome
         progress(run)
-    return {run: found[run] for run in runs}
+    return {run: outcomes[run] for run in runs}
 
 
-def _trained(runs: list[Run], settings: Settings, workers: int) -> Iterator[tuple[Run, Outcome]]:
-    """Runs as they end. Processes are begun anew, so that nothing that stands in this one decides about them."""
+def _train_all(runs: list[Run], settings: Settings, workers: int) -> Iterator[tuple[Run, Outcome]]:
+    """Yield runs as they end. Processes are spawned, so that the state of this one does not affect them."""
     if not runs:
         return
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin)
+    pool = ProcessPoolExecutor(workers, context, initializer=_initialize_worker)
     try:
         waiting = {pool.submit(_run, run, settings): run for run in runs}
         for done in as_completed(waiting):
@@ -98,8 +96,8 @@ def _trained(runs: list[Run], settings: Settings, workers: int) -> Iterator[tupl
         pool.shutdown(cancel_futures=True)
 
 
-def _begin() -> None:
-    """One core, and no longer than the process that waits for the outcome, however that ends."""
+def _initialize_worker() -> None:
+    """Use one thread, and exit with the parent process."""
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -115,14 +113,14 @@ def _run(run: Run, settings: Settings) -> Outcome:
     return train(MIXERS[run.mixer], QUESTIONS[run.question], run.seed, settings)
 
 
-def _kept(path: Path, settings: Settings) -> Outcome | None:
-    """What a file keeps; None where there is none."""
+def _load(path: Path, settings: Settings) -> Outcome | None:
+    """Return the outcome in a file; None if there is no file."""
     if not path.exists():
         return None
     hint = f"remove {path.name}, or choose another folder"
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        outcome, others, checksum = Outcome(**kept["outcome"]), kept["settings"], kept["checksum"]
+        contents = json.loads(path.read_text(encoding="utf-8"))
+        outcome, others, checksum = Outcome(**contents["outcome"]), contents["settings"], contents["checksum"]
     except (ValueError, KeyError, TypeError) as error:
         raise value_error("folder", "hold outcomes of runs", f"{path}: {error}", hint=hint) from None
     if checksum != _checksum(outcome._asdict(), others):
@@ -132,13 +130,13 @@ def _kept(path: Path, settings: Settings) -> Outcome | None:
     return outcome
 
 
-def _keep(path: Path, outcome: Outcome, settings: Settings) -> None:
-    """Write a file that is there whole or not at all."""
-    kept = {"outcome": outcome._asdict(), "settings": settings._asdict()}
-    text = json.dumps({**kept, "checksum": _checksum(**kept)}, indent=1)
-    with NamedTemporaryFile("w", dir=path.parent, prefix=".", suffix=".part", delete=False, encoding="utf-8") as beside:
-        beside.write(text + "\n")
-    os.replace(beside.name, path)
+def _save(path: Path, outcome: Outcome, settings: Settings) -> None:
+    """Write a file atomically."""
+    contents = {"outcome": outcome._asdict(), "settings": settings._asdict()}
+    text = json.dumps({**contents, "checksum": _checksum(**contents)}, indent=1)
+    with NamedTemporaryFile("w", dir=path.parent, prefix=".", suffix=".part", delete=False, encoding="utf-8") as file:
+        file.write(text + "\n")
+    os.replace(file.name, path)
 
 
 def _checksum(outcome: dict[str, object], settings: dict[str, object]) -> str:

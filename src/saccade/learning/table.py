@@ -1,4 +1,4 @@
-"""What came of runs, as a table: a row for each mixer, a column for each question."""
+"""Outcomes of runs as a table: a row for each mixer, a column for each task."""
 
 from __future__ import annotations
 
@@ -11,38 +11,36 @@ from saccade.learning.task_presets import QUESTIONS
 from saccade.learning.training import SOLVED, Outcome
 from saccade.tasks import IGNORED
 
-__all__ = ["legend", "names", "rows", "shares"]
-
 _NOT_ASKED = "-"
-_SAMPLE = 2000  # texts in which the commonest answer is counted
+_SAMPLE = 2000  # sequences for counting the commonest answer
 
 
 def rows(outcomes: Mapping[Run, Outcome]) -> list[list[str]]:
-    """Lines of a table, names of columns first; the last line is what the commonest answer alone would get.
+    """Return the lines of a table, names of columns first; the last line is the share of the commonest answer.
 
-    A cell says in how many steps all seeds learned a task, or the mean share of right answers and its range.
+    A cell has the number of steps in which all seeds learned a task, or the mean share of right answers and its range.
     """
     mixers, questions = names(outcomes)
     lines = [["", *questions]]
-    lines += [[mixer, *(_cell(_of(outcomes, mixer, question)) for question in questions)] for mixer in mixers]
-    return [*lines, ["the commonest answer", *(f"{_guessed(question):.2f}" for question in questions)]]
+    lines += [[mixer, *(_cell(_select(outcomes, mixer, question)) for question in questions)] for mixer in mixers]
+    return [*lines, ["the commonest answer", *(f"{_commonest_share(question):.2f}" for question in questions)]]
 
 
 def names(outcomes: Mapping[Run, Outcome]) -> tuple[list[str], list[str]]:
-    """Mixers, and questions, in the order in which they came."""
+    """Return mixers and questions in order of appearance."""
     both = [run.mixer for run in outcomes], [run.question for run in outcomes]
     return list(dict.fromkeys(both[0])), list(dict.fromkeys(both[1]))
 
 
 def shares(outcomes: Mapping[Run, Outcome]) -> list[list[float]]:
-    """Mean shares of right answers, a row for each mixer; NaN where a question was not asked."""
+    """Return mean shares of right answers, a row for each mixer; NaN for runs that do not exist."""
     mixers, questions = names(outcomes)
-    found = [[[x.accuracy for x in _of(outcomes, one, other)] for other in questions] for one in mixers]
-    return [[statistics.mean(own) if own else math.nan for own in line] for line in found]
+    cells = [[[x.accuracy for x in _select(outcomes, mixer, question)] for question in questions] for mixer in mixers]
+    return [[statistics.mean(cell) if cell else math.nan for cell in line] for line in cells]
 
 
 def legend(outcomes: Mapping[Run, Outcome]) -> str:
-    """What cells are, and what the runs cost."""
+    """Return an explanation of the cells, and the cost of the runs."""
     seeds, minutes = len({run.seed for run in outcomes}), sum(outcome.seconds for outcome in outcomes.values()) / 60
     return (
         f"Share of right answers to fresh texts, mean over {seeds} seed{'' if seeds == 1 else 's'} (least to most), or "
@@ -50,20 +48,21 @@ def legend(outcomes: Mapping[Run, Outcome]) -> str:
     )
 
 
-def _of(outcomes: Mapping[Run, Outcome], mixer: str, question: str) -> list[Outcome]:
+def _select(outcomes: Mapping[Run, Outcome], mixer: str, question: str) -> list[Outcome]:
     return [outcomes[run] for run in outcomes if run[:2] == (mixer, question)]
 
 
-def _cell(own: Sequence[Outcome]) -> str:
-    if not own:
+def _cell(outcomes: Sequence[Outcome]) -> str:
+    if not outcomes:
         return _NOT_ASKED
-    found = [outcome.accuracy for outcome in own]
-    if min(found) >= SOLVED:
-        return f"learned, {round(statistics.mean(outcome.steps for outcome in own))}"
-    return f"{statistics.mean(found):.2f} ({min(found):.2f} to {max(found):.2f})" if len(own) > 1 else f"{found[0]:.2f}"
+    shares = [outcome.accuracy for outcome in outcomes]
+    if min(shares) >= SOLVED:
+        return f"learned, {round(statistics.mean(outcome.steps for outcome in outcomes))}"
+    mean = f"{statistics.mean(shares):.2f}"
+    return f"{mean} ({min(shares):.2f} to {max(shares):.2f})" if len(shares) > 1 else mean
 
 
-def _guessed(question: str) -> float:
+def _commonest_share(question: str) -> float:
     targets = QUESTIONS[question].make(_SAMPLE, 0).targets
     asked = targets[targets != IGNORED]
     return float(asked.bincount().max() / len(asked))

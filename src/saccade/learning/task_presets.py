@@ -1,4 +1,4 @@
-"""The tasks that small models learn, in sizes that one core learns in seconds."""
+"""Presets of tasks for small models, in sizes that one core learns in seconds."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import NamedTuple
 
 from saccade.tasks import Recall, induction, listops, mqar, passkey, selective_copying
 
-__all__ = ["QUESTIONS", "Question"]
-
 
 class Question(NamedTuple):
     """A task in one size.
 
     Args:
-        make: examples from their number and a seed.
+        make: draws examples from their number and a seed.
         vocab_size: number of tokens.
-        length: tokens in a text.
-        hides_answers: whether answers do not stand in the text, so that models that see later tokens may be asked.
+        length: tokens in a sequence.
+        hides_answers: whether the sequence does not contain the answers, so that models may attend to later tokens.
     """
 
     make: Callable[[int, int], Recall]
@@ -38,4 +36,4 @@ QUESTIONS: Mapping[str, Question] = MappingProxyType(
         "passkey": Question(lambda n, seed: passkey(n, 64, key_len=2, vocab_size=64, seed=seed), 64, 64, False),
     }
 )
-"""By name, in the sizes of Zoology's smallest recall (64 tokens, 8 pairs) and below."""
+"""The presets by name, in sizes up to Zoology's smallest recall (64 tokens, 8 pairs)."""

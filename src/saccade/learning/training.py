@@ -1,4 +1,4 @@
-"""Train one learner on one task, and see how much of it is right."""
+"""Training of one learner on one task, and its accuracy."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_number
 from saccade.tasks import IGNORED, Recall
 
-__all__ = ["DEFAULT", "SOLVED", "Outcome", "Settings", "train"]
-
 SOLVED = 0.99
-"""Where so many answers are right, a task is learned."""
+"""The share of right answers from which a task counts as learned."""
 
 
 class Settings(NamedTuple):
-    """What all runs of a comparison share.
+    """The settings of all runs of a comparison.
 
     Args:
-        steps: most steps; a run ends before where `SOLVED` of fresh answers are right.
-        batch_size: texts a step.
-        texts: different ones to learn from.
-        fresh: texts that the answers are counted in.
-        learning_rate: at its highest; it rises over a tenth of the steps, then falls to 0 as a cosine.
-        ask_every: steps between two looks at the answers.
-        width, num_layers: of the models.
+        steps: most steps; a run stops early if its accuracy on fresh sequences reaches `SOLVED`.
+        batch_size: sequences per step.
+        texts: number of training sequences.
+        fresh: number of sequences for the accuracy.
+        learning_rate: highest rate; it rises over a tenth of the steps, then decays to 0 as a cosine.
+        ask_every: steps between two measurements of the accuracy.
+        width, num_layers: sizes of the models.
     """
 
     steps: int = 600
@@ -49,13 +47,13 @@ DEFAULT = Settings()
 
 
 class Outcome(NamedTuple):
-    """How a run ended.
+    """The outcome of a run.
 
     Args:
-        accuracy: the share of right answers to fresh texts.
-        steps: that were taken.
-        seconds: of processor time.
-        parameters: of the model.
+        accuracy: share of right answers in fresh sequences.
+        steps: number of steps.
+        seconds: processor time.
+        parameters: number of the model's parameters.
     """
 
     accuracy: float
@@ -68,25 +66,25 @@ def train(mixer: Mixer, question: Question, seed: int, settings: Settings = DEFA
     """Train a learner on a task.
 
     Args:
-        mixer: what mixes its tokens.
+        mixer: its mixer of tokens.
         question: the task.
-        seed: of weights, texts and their order; the same for all mixers.
+        seed: seed of weights, sequences and their order; the same for all mixers.
         settings: sizes and lengths.
 
     Raises:
-        ValueError: a mixer that sees later tokens, for a task whose answers stand in the text; a setting below 1, or a
-            rate that is not above 0.
+        ValueError: a mixer that attends to later tokens for a task whose sequences contain the answers; a setting below
+            1, or a rate that is not above 0.
     """
-    for name, given in settings._asdict().items():
+    for name, value in settings._asdict().items():
         if name == "learning_rate":
-            check_number(f"settings.{name}", given, above=0)
+            check_number(f"settings.{name}", value, above=0)
         else:
-            check_int(f"settings.{name}", given)
+            check_int(f"settings.{name}", value)
     if mixer.sees_later and not question.hides_answers:
         hint = "it would read them"
         raise value_error("mixer", "see no later tokens where answers stand among them", "one", hint=hint)
     began = time.process_time()
-    learned, fresh = question.make(settings.texts, 2 * seed), question.make(settings.fresh, 2 * seed + 1)
+    training, fresh = question.make(settings.texts, 2 * seed), question.make(settings.fresh, 2 * seed + 1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         sizes = {"width": settings.width, "num_layers": settings.num_layers}
@@ -97,7 +95,7 @@ def train(mixer: Mixer, question: Question, seed: int, settings: Settings = DEFA
             batch = torch.randint(settings.texts, (settings.batch_size,), generator=order)
             for group in optimizer.param_groups:
                 group["lr"] = _rate(step, settings)
-            _step(model, optimizer, learned, batch)
+            _step(model, optimizer, training, batch)
             if step % settings.ask_every == 0 and _accuracy(model, fresh) >= SOLVED:
                 break
     parameters = sum(x.numel() for x in model.parameters())
@@ -116,9 +114,9 @@ def _step(model: Learner, optimizer: torch.optim.Optimizer, task: Recall, batch:
 @torch.no_grad()
 def _accuracy(model: Learner, task: Recall) -> float:
     model.eval()
-    found = task.accuracy(model(task.tokens))
+    accuracy = task.accuracy(model(task.tokens))
     model.train()
-    return found
+    return accuracy
 
 
 def _rate(step: int, settings: Settings) -> float:

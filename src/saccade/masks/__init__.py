@@ -1,4 +1,4 @@
-"""WHO may attend to whom: rules on positions, and their algebra. True = may attend."""
+"""WHO may attend to whom: masks on positions, and their algebra. True = may attend."""
 
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from saccade.masks.grid.neighborhood import Neighborhood
     from saccade.masks.grid.windows import ShiftedWindows
     from saccade.masks.mask import Mask
-    from saccade.masks.receptive_field import through_layers as through_layers  # what Mask.__pow__ calls
+    from saccade.masks.receptive_field import through_layers as through_layers  # called by Mask.__pow__
     from saccade.masks.recipes import (
         bigbird,
         image_columns,

@@ -1,4 +1,4 @@
-"""The algebra of masks: And, Or and Not join rules, After moves one; what they know follows from their parts."""
+"""The algebra of masks: And, Or and Not join masks, After shifts one; their properties follow from their parts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,16 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from saccade.masks.domain import Domain
-from saccade.masks.mask import Mask
+from saccade.masks.mask import Domain, Mask
 from saccade.masks.validation import SIZE_BITS, check_field, items_of
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.validation import check_type
 
-__all__ = ["After", "And", "Not", "Or"]
-
 
 class _Formula(Mask):
-    """A rule made of others by ``&``, ``|`` and ``~``."""
+    """A mask made of others by ``&``, ``|`` and ``~``."""
 
     @property
     def is_relative(self) -> bool:
@@ -40,25 +37,25 @@ class _Formula(Mask):
 
 @dataclasses.dataclass(frozen=True)
 class _Joined(_Formula):
-    """Several rules as one; nested joints of the same kind are flattened."""
+    """Several masks joined by one operator; nested joins of the same kind are flattened."""
 
     parts: tuple[Mask, ...]
-    _shape: ClassVar[tuple[int, int]]  # of the parts: asked for several times in a call
-    _needs_all: ClassVar[bool]  # And does, to allow a pair; to Or one part is enough
+    _shape: ClassVar[tuple[int, int]]  # of the parts; read several times in a call
+    _needs_all: ClassVar[bool]  # And allows a pair if all parts do, Or if one does
 
     def __post_init__(self) -> None:
         flat: list[Mask] = []
         for part in _masks(self.parts):
             flat += part.parts if type(part) is type(self) and isinstance(part, _Joined) else [part]
         object.__setattr__(self, "parts", tuple(flat))
-        told = [part.shape for part in flat if part.shape != (1, 1)]
-        for axis, name in enumerate(("batch items", "heads")) if len(told) > 1 else ():
-            # Compared one by one: a set would fix sizes that are symbols while a program is traced.
-            sizes = [shape[axis] for shape in told if shape[axis] != 1]
+        shapes = [part.shape for part in flat if part.shape != (1, 1)]
+        for axis, name in enumerate(("batch items", "heads")) if len(shapes) > 1 else ():
+            # Compare one by one: a set would specialise sizes that are symbols while a program is traced.
+            sizes = [shape[axis] for shape in shapes if shape[axis] != 1]
             if any(size != sizes[0] for size in sizes):
                 rule = f"tell apart the same number of {name} (or none)"
                 raise value_error("masks that are joined", rule, sorted(set(sizes)))
-        batch, heads = zip(*told, strict=True) if told else ((1,), (1,))
+        batch, heads = zip(*shapes, strict=True) if shapes else ((1,), (1,))
         object.__setattr__(self, "_shape", (max(batch), max(heads)))
 
     @property
@@ -87,21 +84,21 @@ class _Joined(_Formula):
             allowed = allowed & other if self._needs_all else allowed | other
         return allowed
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         bounds = self.parts[0].bounds(groups, keys)
         for part in self.parts[1:]:
             other = part.bounds(groups, keys)
             bounds = bounds.both(other, keys) if self._needs_all else bounds.either(other, keys)
         return bounds
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         keys = []
         for part in self.parts:
-            residual = part.residual(box)
-            if not isinstance(residual, bool):
-                keys.append(residual)
-            elif residual is not self._needs_all:
-                return residual
+            partial = part.partial(box)
+            if not isinstance(partial, bool):
+                keys.append(partial)
+            elif partial is not self._needs_all:
+                return partial
         if not keys:
             return self._needs_all
         return keys[0] if len(keys) == 1 else (self._sign, *keys)
@@ -123,7 +120,7 @@ class And(_Joined):
         lists = [part.terms() for part in self.parts]
         if all(step == 1 for step, _ in itertools.chain(*lists)):
             return [(1, self)]
-        # (a | b) & c = (a & c) | (b & c); terms of one part are disjoint, so the products are too.
+        # (a | b) & c = (a & c) | (b & c); the terms of a part are disjoint, so the products are too.
         return [
             (math.lcm(*(step for step, _ in chosen)), And(tuple(term for _, term in chosen)))
             for chosen in itertools.product(*lists)
@@ -141,19 +138,19 @@ class Or(_Joined):
             by_step.setdefault(step, []).append(term)
         if set(by_step) == {1}:
             return [(1, self)]
-        # a | b = a | (b & ~a): which term a pair belongs to is decided pair by pair.
+        # a | b = a | (b & ~a): every pair belongs to one term.
         disjoint: list[tuple[int, Mask]] = []
         before: list[Mask] = []
         for step, members in sorted(by_step.items(), key=lambda item: item[0]):
-            own = members[0] if len(members) == 1 else Or(tuple(members))
-            disjoint.append((step, And((own, *(~term for term in before))) if before else own))
-            before.append(own)
+            joined = members[0] if len(members) == 1 else Or(tuple(members))
+            disjoint.append((step, And((joined, *(~term for term in before))) if before else joined))
+            before.append(joined)
         return disjoint
 
 
 @dataclasses.dataclass(frozen=True)
 class Not(_Formula):
-    """Pairs that the other rule does not allow; written ``~a``."""
+    """Pairs that the other mask does not allow; written ``~a``."""
 
     part: Mask
 
@@ -174,12 +171,12 @@ class Not(_Formula):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return ~self.part.allows(b, h, q, kv)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         return self.part.bounds(groups, keys).inverted(keys)
 
-    def residual(self, box: Box) -> bool | Hashable:
-        residual = self.part.residual(box)
-        return not residual if isinstance(residual, bool) else ("~", residual)
+    def partial(self, box: Box) -> bool | Hashable:
+        partial = self.part.partial(box)
+        return not partial if isinstance(partial, bool) else ("~", partial)
 
     def __invert__(self) -> Mask:
         return self.part
@@ -190,7 +187,7 @@ class Not(_Formula):
 
 @dataclasses.dataclass(frozen=True)
 class After(Mask):
-    """A rule behind ``length`` other positions, which see nothing and are not seen; written ``rule.after(length)``."""
+    """A mask behind ``length`` other positions, which neither see nor are seen; written ``mask.after(length)``."""
 
     rule: Mask
     length: int
@@ -218,33 +215,33 @@ class After(Mask):
         here = (q >= self.length) & (kv >= self.length)
         return here & self.rule.allows(b, h, q - self.length, kv - self.length)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         first, last = groups.first - self.length, groups.last - self.length
         some = last >= 0
-        # Rows before the rule begins are left out: the first of the others is the first that is a step away.
+        # Skip rows before position `length`: start at the first row on the group's step.
         start = np.where(some, np.maximum(first, first % groups.step), 0)
         some = some & (start <= last)
-        own = Universe(*(np.maximum(edge - self.length, 0) for edge in keys))
-        inner = self.rule.bounds(Groups(groups.batch, start, np.where(some, last, start), groups.step), own)
+        shifted = KeyDomain(*(np.maximum(edge - self.length, 0) for edge in keys))
+        inner = self.rule.bounds(Groups(groups.batch, start, np.where(some, last, start), groups.step), shifted)
         offset = np.full_like(first, self.length)
         nothing = Spans.nothing(keys)
-        needed = inner.needed.shifted(offset, keys).where(some, nothing)
+        any_row = inner.any_row.shifted(offset, keys).where(some, nothing)
         every = some & (first >= 0)
         if inner.is_exact and bool((every == some).all()):
-            return Bounds.exactly(needed)
-        return Bounds(needed, inner.sure.shifted(offset, keys).where(every, nothing))
+            return Bounds.exactly(any_row)
+        return Bounds(any_row, inner.all_rows.shifted(offset, keys).where(every, nothing))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         if box.rows[-1] < self.length or box.keys[-1] < self.length:
             return False
         if box.rows[0] < self.length or box.keys[0] < self.length:
-            return super().residual(box)
+            return super().partial(box)
         rows, keys = (range(x.start - self.length, x.stop - self.length, x.step) for x in (box.rows, box.keys))
-        return self.rule.residual(Box(box.batch, rows, keys))
+        return self.rule.partial(Box(box.batch, rows, keys))
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        own = range(max(rows.start - self.length, 0), max(rows.stop - self.length, 0))
-        return np.append(self.rule.cuts(batch, own), 0) + self.length
+        shifted = range(max(rows.start - self.length, 0), max(rows.stop - self.length, 0))
+        return np.append(self.rule.cuts(batch, shifted), 0) + self.length
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
         terms = self.rule.terms()
@@ -259,10 +256,10 @@ class After(Mask):
 
 def _masks(parts: object) -> tuple[Mask, ...]:
     rule = "be masks, at least one, in a tuple"
-    given = parts if isinstance(parts, tuple) else tuple(items_of("parts", parts, rule))
-    for part in given:
-        if Mask not in type(part).__mro__:  # isinstance takes five times as long for a class that is abstract
+    checked = parts if isinstance(parts, tuple) else tuple(items_of("parts", parts, rule))
+    for part in checked:
+        if Mask not in type(part).__mro__:  # isinstance is five times slower for abstract classes
             raise type_error("parts", rule, f"{kind(part)} among them")
-    if not given:
+    if not checked:
         raise value_error("parts", rule, "none")
-    return given
+    return checked

@@ -1,4 +1,4 @@
-"""Whether queries may attend to keys that come later: then they must not be computed before those are there."""
+"""Tests whether queries may attend to later keys, which must then be present before the queries are computed."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from torch import Tensor
 
 from saccade.masks.mask import Mask
 from saccade.plan import ALL, Groups
-from saccade.plan.key_ranges import Spans, Universe
+from saccade.plan.key_ranges import KeyDomain, Spans
 from saccade.positions.token_positions import Positions
 
-__all__ = ["sees_later"]
-
-_SPAN = 1 << 40  # keys that may still come
-_ROWS, _NEAR, _FAR = 64, 64, 32  # of a rule that must be asked: rows, the keys next to come, some of those behind them
+_SPAN = 1 << 40  # later keys
+_ROWS, _NEAR, _FAR = 64, 64, 32  # sizes of a sample: rows, next keys, distant keys
 
 
 def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
-    """True if a query may attend to a key behind the last of ``positions``.
+    """Return whether a query may attend to a key after the last of ``positions``.
 
-    A rule that knows its bounds is asked for those; any other one on a sample of rows and keys.
+    The bounds of the mask decide; if they are not exact, a sample of rows and keys does.
 
     Args:
-        mask: the rule; None for none.
-        positions: where the queries stand: a range, or int64 ``[len]`` or ``[batch, len]``; -1 for no token.
+        mask: the mask; None for full attention.
+        positions: of the queries: a range, or int64 ``[len]`` or ``[batch, len]``; -1 marks padding.
     """
     if mask is None:
         return len(positions) > 0 if isinstance(positions, range) else positions.numel() > 0
@@ -39,19 +37,21 @@ def sees_later(mask: Mask | None, positions: range | Tensor) -> bool:
     first = table.masked_fill(table < 0, _SPAN).amin(1)[some].numpy()
     last = table.amax(1)[some].numpy()
     which = np.arange(items)[some.numpy()] if mask.shape[0] > 1 else np.full(len(last), ALL)
-    bounds = mask.bounds(Groups(which, first, last), Universe(last + 1, last + 1 + _SPAN))
-    if not _any(bounds.needed):
+    bounds = mask.bounds(Groups(which, first, last), KeyDomain(last + 1, last + 1 + _SPAN))
+    if not _any(bounds.any_row):
         return False
-    if _any(bounds.sure):
+    if _any(bounds.all_rows):
         return True
     return any(_sampled(mask, item, row[row >= 0]) for item, row in enumerate(table) if bool((row >= 0).any()))
 
 
 def _any(spans: Spans) -> bool:
+    """Return whether any range holds a key."""
     return bool((spans.starts < spans.ends).any())
 
 
 def _sampled(mask: Mask, item: int, positions: Tensor) -> bool:
+    """Return whether a sample of the rows allows a later key."""
     rows = positions[torch.linspace(0, len(positions) - 1, min(_ROWS, len(positions)), device="cpu").round().long()]
     near, far = (torch.arange(1, end + 1, device="cpu") for end in (_NEAR, _FAR))
     away = torch.cat([near, _NEAR * 2**far // 2])

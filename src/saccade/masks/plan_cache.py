@@ -1,4 +1,4 @@
-"""Plans of masks, kept for the next call: of any size, and of the last rows that decoding asks for one by one."""
+"""Cached plans of masks: of any size, and of the last rows that decoding needs one by one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 
 from saccade.plan import Plan, make
 from saccade.plan.decode_plan import ROWS, RowPlan, RowsAhead
+from saccade.support.torch_modes import is_tracing
 
 if TYPE_CHECKING:
     from saccade.masks.mask import Mask
-
-__all__ = ["plan_of"]
 
 _kept_plan = lru_cache(maxsize=256)(make)
 _kept_rows = lru_cache(maxsize=16)(RowsAhead)
@@ -24,8 +23,8 @@ _kept_row_plan = lru_cache(maxsize=64)(RowPlan)
 def plan_of(
     mask: Mask, shape: tuple[int, int, int, int], q_first: int, kv_first: int, whole_rows: bool = False
 ) -> Plan:
-    """The plan of a mask, kept for the next call if the mask is a value."""
-    if torch.compiler.is_compiling():  # index arithmetic in NumPy is run, not traced
+    """Return the plan of a mask; plans of masks that are values are cached."""
+    if is_tracing():  # run NumPy's index arithmetic instead of tracing it
         outside: Callable[..., Plan] = torch.compiler.disable(_complete)
         return outside(mask, shape, q_first, kv_first, whole_rows)
     batch, heads, q_len, kv_len = shape
@@ -33,12 +32,12 @@ def plan_of(
     if is_last_row and batch and heads and not whole_rows and mask.shape[0] == 1 and mask.is_value:
         rows = _kept_rows(mask, max(kv_first, q_first - q_first % ROWS), kv_first)
         return _kept_row_plan(rows, q_first, shape)
-    made = _kept_plan if mask.is_value else make
-    return made(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)
+    plan = _kept_plan if mask.is_value else make
+    return plan(mask, shape, q_first=q_first, kv_first=kv_first, whole_rows=whole_rows)
 
 
-def _complete(*of: Any) -> Plan:
-    """A plan with all that is made when it is asked for."""
-    plan = plan_of(*of)
+def _complete(*args: Any) -> Plan:
+    """Return a plan with all lazy attributes computed."""
+    plan = plan_of(*args)
     plan.is_full, plan.pairs, plan.tiles  # noqa: B018
     return plan

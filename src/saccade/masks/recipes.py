@@ -1,4 +1,4 @@
-"""Recipes: the patterns of well-known papers, as masks made of masks."""
+"""Recipes: the patterns of well-known papers, built from masks."""
 
 from __future__ import annotations
 
@@ -15,28 +15,16 @@ from saccade.masks.rules.random_blocks import DRAW_BITS, SEED_BITS, Random
 from saccade.masks.rules.strided import Strided
 from saccade.masks.rules.window import Window
 from saccade.masks.validation import POSITION_BITS, SIZE_BITS
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
-__all__ = [
-    "bigbird",
-    "image_columns",
-    "image_neighbors",
-    "image_rows",
-    "longformer",
-    "prefix_lm",
-    "sliding_window",
-    "sparse_transformer",
-    "streaming",
-]
-
-_GLOBAL_BITS = 20  # each global token is kept as a position of its own
+_GLOBAL_BITS = 20  # each global token is stored as a position
 
 
-@answers()
+@argument_hints()
 def sliding_window(window: int) -> Mask:
-    """Causal attention to the last ``window`` keys, the query's own included.
+    """Return causal attention to the last ``window`` keys, including the query's position.
 
     >>> print(sliding_window(2).picture(4))
     1 . . .
@@ -45,7 +33,7 @@ def sliding_window(window: int) -> Mask:
     . . 1 1
 
     Args:
-        window: keys that a query sees, itself included, at least 1. (``Window(left, right)`` counts the others.)
+        window: number of visible keys, including the query's position, at least 1. (``Window`` does not count it.)
 
     Reference: Jiang et al. 2023, arXiv:2310.06825, section 2, whose window counts the same way.
     """
@@ -53,9 +41,9 @@ def sliding_window(window: int) -> Mask:
     return Causal() & Window(window - 1, 0)
 
 
-@answers()
+@argument_hints()
 def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
-    """A window on both sides, and global tokens that see all and that all see.
+    """Return a window on both sides, and global tokens that see all and that all see.
 
     >>> print(longformer(1, [0]).picture(5))
     1 1 1 1 1
@@ -65,9 +53,9 @@ def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
     1 . . 1 1
 
     Args:
-        each_side: keys before and keys behind a query that it sees, besides itself. The paper's window size w
+        each_side: visible keys before and after a query, besides its position. The paper's window size w
             (``attention_window`` in its code) is twice this number.
-        positions: where the global tokens stand.
+        positions: of the global tokens.
 
     Reference: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
     """
@@ -75,11 +63,11 @@ def longformer(each_side: int, positions: Iterable[int] = (0,)) -> Mask:
     return Window(each_side, each_side) | Global(global_positions(positions))
 
 
-@answers()
+@argument_hints()
 def bigbird(
     block_size: int, *, window_blocks: int = 3, global_blocks: int = 2, random_blocks: int = 3, seed: int = 0
 ) -> Mask:
-    """Blocks of tokens that see their neighbours, the first blocks, and blocks drawn at random.
+    """Return blocks of tokens that see their neighbours, the first blocks, and random blocks.
 
     >>> print(bigbird(1, window_blocks=3, global_blocks=1, random_blocks=1).picture(8))
     1 1 1 1 1 1 1 1
@@ -91,15 +79,15 @@ def bigbird(
     1 . . . . 1 1 1
     1 . 1 . . . 1 1
 
-    The same matrix in training and evaluation, and for every length of keys: the global blocks are the first ones
-    (some code takes the first and the last), and the draws are those of `Random`.
+    The matrix is the same in training and evaluation, and for every number of keys: the global blocks are the first
+    ones (some code takes the first and the last), and `Random` draws the random ones.
 
     Args:
         block_size: tokens in a block.
         window_blocks: neighbouring blocks that a block sees, itself included; odd.
         global_blocks: blocks at the beginning that see all and that all see.
-        random_blocks: blocks drawn for each block; some may lie within the window, or beyond the last key.
-        seed: of the draws.
+        random_blocks: random blocks for each block; some may be in the window, or beyond the last key.
+        seed: of the random blocks.
 
     Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2.
     """
@@ -119,9 +107,9 @@ def bigbird(
     return mask | Random(random_blocks, block_size, seed) if random_blocks else mask
 
 
-@answers()
+@argument_hints()
 def streaming(sink_tokens: int, window: int) -> Mask:
-    """Causal attention to the first tokens and the last ones.
+    """Return causal attention to the first tokens and the last ones.
 
     >>> print(streaming(1, 2).picture(5))
     1 . . . .
@@ -131,11 +119,11 @@ def streaming(sink_tokens: int, window: int) -> Mask:
     1 . . 1 1
 
     Args:
-        sink_tokens: positions at the beginning that every later query sees, at least 0.
-        window: last keys that a query sees, itself included, at least 1.
+        sink_tokens: first positions that every later query sees, at least 0.
+        window: number of last keys, including the query's position, at least 1.
 
     Reference: Xiao et al. 2024, arXiv:2309.17453, section 3.2. Its cache counts positions inside the cache; here
-    they stay where they are.
+    they do not change.
     """
     check_int("sink_tokens", sink_tokens, 0, below=1 << POSITION_BITS)
     check_int("window", window)
@@ -143,9 +131,9 @@ def streaming(sink_tokens: int, window: int) -> Mask:
     return Causal() & (near | Prefix(sink_tokens)) if sink_tokens else Causal() & near
 
 
-@answers()
+@argument_hints()
 def sparse_transformer(step: int) -> Mask:
-    """Causal attention to the last ``step`` keys and to every step-th key before.
+    """Return causal attention to the last ``step`` keys and to every step-th key before.
 
     >>> print(sparse_transformer(3).picture(7))
     1 . . . . . .
@@ -157,7 +145,7 @@ def sparse_transformer(step: int) -> Mask:
     1 . . 1 1 1 1
 
     Args:
-        step: the stride, best near the square root of the length: then a query sees about 2 * sqrt(n) keys.
+        step: the stride; near the square root of the length, a query sees about 2 * sqrt(n) keys.
 
     Reference: Child et al. 2019, arXiv:1904.10509, section 4.3 (the strided pattern, both heads' sets joined).
     """
@@ -165,9 +153,9 @@ def sparse_transformer(step: int) -> Mask:
     return Causal() & (Window(step, 0) | Strided(step))
 
 
-@answers()
+@argument_hints()
 def prefix_lm(length: int) -> Mask:
-    """Causal attention, but the first ``length`` positions see each other, and all see them.
+    """Return causal attention in which all tokens see the first ``length`` positions.
 
     >>> print(prefix_lm(2).picture(4))
     1 1 . .
@@ -184,9 +172,9 @@ def prefix_lm(length: int) -> Mask:
     return Causal() | Prefix(length)
 
 
-@answers()
+@argument_hints()
 def image_rows(text_len: int, height: int, width: int) -> Mask:
-    """A text, then the cells of an image row by row: a cell sees the text, and the cells of its row up to itself.
+    """Return the mask of text, then the cells of an image row by row: a cell sees the text and its row up to itself.
 
     >>> print(image_rows(2, 2, 3).picture(8))
     1 . . . . . . .
@@ -198,8 +186,8 @@ def image_rows(text_len: int, height: int, width: int) -> Mask:
     1 1 . . . 1 1 .
     1 1 . . . 1 1 1
 
-    What stands behind the image sees the text alone; without a text it is refused. In the paper a row goes on over its
-    beginning, up to the cell above the query's own: ``Causal() & (Prefix(n) | Window(width, 0).after(n))``.
+    Tokens after the image see only the text; without text they are refused. In the paper a row continues beyond its
+    start, up to the cell above the query: ``Causal() & (Prefix(n) | Window(width, 0).after(n))``.
 
     Args:
         text_len: positions before the first cell, at least 0.
@@ -213,9 +201,9 @@ def image_rows(text_len: int, height: int, width: int) -> Mask:
     return _behind_text(text_len, Axial(height, width, "rows"))
 
 
-@answers()
+@argument_hints()
 def image_columns(text_len: int, height: int, width: int) -> Mask:
-    """A text, then the cells of an image row by row: a cell sees the text, and the cells above it and itself.
+    """Return the mask of text, then the cells of an image row by row: a cell sees the text and its column up to itself.
 
     >>> print(image_columns(2, 2, 3).picture(8))
     1 . . . . . . .
@@ -238,9 +226,9 @@ def image_columns(text_len: int, height: int, width: int) -> Mask:
     return _behind_text(text_len, Axial(height, width, "columns"))
 
 
-@answers()
+@argument_hints()
 def image_neighbors(text_len: int, height: int, width: int, radius: int | tuple[int, int]) -> Mask:
-    """A text, then the cells of an image row by row: a cell sees the text, and earlier cells near itself.
+    """Return the mask of text, then the cells of an image row by row: a cell sees the text and earlier cells near it.
 
     >>> print(image_neighbors(2, 2, 3, 1).picture(8))
     1 . . . . . . .
@@ -254,10 +242,10 @@ def image_neighbors(text_len: int, height: int, width: int, radius: int | tuple[
 
     Args:
         text_len, height, width: see `image_rows`.
-        radius: rows above, and columns on either side, that a cell sees besides its own; see `Neighborhood`. The
-            paper's kernel of 11 x 11 cells is a radius of 5; there it goes on over the ends of rows.
+        radius: visible rows above, and columns on either side, besides the cell's position; see `Neighborhood`. The
+            paper's kernel of 11 x 11 cells is a radius of 5; there it continues across the ends of rows.
 
-    Cost: about ``text_len + 2 * radius ** 2`` keys per query, and those that a tile spans.
+    Cost: about ``text_len + 2 * radius ** 2`` keys per query, and the other keys of each tile.
 
     Reference: Ramesh et al. 2021, arXiv:2102.12092, appendix B.1 and figure 11.
     """
@@ -271,6 +259,6 @@ def _check_image(text_len: int, height: int, width: int) -> None:
     check_int("width", width, below=1 << SIZE_BITS)
 
 
-def _behind_text(text_len: int, rule: Mask) -> Mask:
-    """A rule on cells behind a text that all see, each token no later one."""
-    return Causal() & (Prefix(text_len) | rule.after(text_len)) if text_len else Causal() & rule
+def _behind_text(text_len: int, mask: Mask) -> Mask:
+    """Return a causal mask of text that all tokens see, followed by cells under ``mask``."""
+    return Causal() & (Prefix(text_len) | mask.after(text_len)) if text_len else Causal() & mask

@@ -1,4 +1,4 @@
-"""What masks are made from, checked: lists of whole numbers, tensors that are read, lengths and positions."""
+"""Checks of what masks are made from: lists of whole numbers, tensors that are read, lengths and positions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,6 @@ from saccade.support.errors import hidden_by_vmap, shown, type_error, value_erro
 from saccade.support.torch_modes import is_mapped
 from saccade.support.validation import check_holds_values, check_int, is_integer
 
-__all__ = [
-    "POSITION_BITS",
-    "SIZE_BITS",
-    "check_field",
-    "check_readable",
-    "items_of",
-    "ints_of",
-    "size_of",
-    "written_out",
-]
-
 POSITION_BITS = 62
 """Positions, and lengths that are added to them, stay below two to this power: their sums must fit int64."""
 SIZE_BITS = 40
@@ -32,7 +21,7 @@ SIZE_BITS = 40
 
 
 def check_field(mask: object, name: str, least: int, *, bits: int = POSITION_BITS) -> None:
-    """Make a field of a frozen mask an int, of at least ``least`` and below ``2 ** bits``; NumPy's become Python's.
+    """Convert a field of a frozen mask to an int of at least ``least`` and below ``2 ** bits``.
 
     Raises:
         ValueError: anything else.
@@ -42,15 +31,15 @@ def check_field(mask: object, name: str, least: int, *, bits: int = POSITION_BIT
 
 
 def items_of(name: str, given: object, rule: str, *, is_ordered: bool = True, hint: str | None = None) -> list[Any]:
-    """The items of a list, a tensor, an array or another iterable, which are yet to be checked.
+    """Return the items of a list, tensor, array or other iterable; the items are not checked.
 
     Args:
         where, name, rule, hint: for the error message.
-        given: what was handed over.
-        is_ordered: the order matters, so that a set will not do.
+        given: the argument.
+        is_ordered: whether the order matters, so that a set is refused.
 
     Raises:
-        TypeError: nothing that can be gone through; text and mappings, whose items are not what is meant.
+        TypeError: no iterable, or a string or mapping.
         ValueError: a tensor that cannot be read.
     """
     items = given
@@ -59,7 +48,7 @@ def items_of(name: str, given: object, rule: str, *, is_ordered: bool = True, hi
         if is_mapped(given):
             raise hidden_by_vmap(name)
     if isinstance(given, Tensor | np.ndarray):
-        items = given.tolist()  # a number where there is no dimension
+        items = given.tolist()  # a number for a tensor without dimensions
     unfit = (str, bytes, Mapping, Set) if is_ordered else (str, bytes, Mapping)
     if not isinstance(items, Iterable) or isinstance(items, unfit):
         raise type_error(name, rule, shown(given), hint=hint)
@@ -67,7 +56,7 @@ def items_of(name: str, given: object, rule: str, *, is_ordered: bool = True, hi
 
 
 def ints_of(name: str, given: object, *, is_ordered: bool = True, hint: str | None = None) -> tuple[int, ...]:
-    """Ints of at least 0 and below 2**62, from a list, a tensor, an array or another iterable; see `items_of`.
+    """Return ints of at least 0 and below 2**62, from a list, tensor, array or other iterable; see `items_of`.
 
     Raises:
         TypeError, ValueError: anything else.
@@ -82,11 +71,11 @@ def ints_of(name: str, given: object, *, is_ordered: bool = True, hint: str | No
 
 
 def check_readable(name: str, tensor: Tensor) -> None:
-    """Accept only a tensor that holds its values, one after another.
+    """Accept only a tensor that holds its values densely.
 
     Raises:
         ValueError: a tensor without values (device "meta"), a sparse or a nested one.
-        TypeError: a subclass that keeps its values elsewhere; torch's ``CausalBias``.
+        TypeError: a subclass whose values are elsewhere, such as torch's ``CausalBias``.
     """
     check_holds_values(name, tensor)
     if tensor.is_meta:
@@ -97,14 +86,14 @@ def check_readable(name: str, tensor: Tensor) -> None:
 
 
 def size_of(name: str, size: object) -> int:
-    """A length or a number of items or heads: also NumPy's, or a symbol while a program is traced."""
+    """Return a length or a number of items or heads; symbols pass while a program is traced."""
     if isinstance(size, torch.SymInt):
         return size  # type: ignore[return-value]
     return check_int(name, size, 0, below=1 << SIZE_BITS)
 
 
 def written_out(given: GivenPositions, name: str, first: int, length: int, batch: int) -> Tensor:
-    """Positions, int64 ``[batch | 1, length]``; from ``first`` on when None. In a tensor all below 0 mean no token."""
+    """Return positions as int64 ``[batch | 1, length]``, from ``first`` on if None; negative numbers mean padding."""
     if given is None:
         return torch.arange(first, first + length, device="cpu")[None]
     if isinstance(given, Tensor):

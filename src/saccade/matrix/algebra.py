@@ -8,36 +8,20 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from saccade.matrix.matrix import Matrix
+from saccade.matrix.matrix import DerivedMatrix, Matrix
 from saccade.plan import Ranges
 from saccade.statistics.row_block import Block, as_slice
 from saccade.support.errors import kind, type_error, unsupported, value_error
 from saccade.support.validation import is_number
 
-__all__ = ["Chain", "Sum"]
-
 _ENTRIES = 1 << 18  # weights that are held at once: a megabyte
 
 
-class _Made(Matrix):
+class _ByRows(DerivedMatrix):
     """A matrix that yields a few rows at a time, over all keys, of one head of one item."""
 
-    first: Matrix
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.first.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.first.device
-
-    @property
-    def is_stochastic(self) -> bool:
-        return False
-
     def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
-        """Some rows, ``[rows, kv_len]`` in float32 or wider."""
+        """Return some rows, ``[rows, kv_len]`` in float32 or wider."""
         raise NotImplementedError
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
@@ -56,10 +40,10 @@ class _Made(Matrix):
                     yield Block(slice(b, b + 1), slice(h, h + 1), some, (range(kv_len),), weights)
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        return self.first.positions(rows, columns)
+        return self.inner.positions(rows, columns)
 
 
-class Sum(_Made):
+class Sum(_ByRows):
     """``c1 * A1 + c2 * A2 + …``: products are sums of products, each by its own kernel.
 
     Its rows are distributions no longer. Differential attention is ``(A1 - c * A2) @ value``.
@@ -85,13 +69,13 @@ class Sum(_Made):
             factor = _factor(given, matrix)
             inner = matrix.terms if isinstance(matrix, Sum) else ((1.0, matrix),)
             self.terms += tuple((factor * own, each) for own, each in inner)
-        self.first = self.terms[0][1]
+        super().__init__(self.terms[0][1])
         for _, other in self.terms[1:]:
-            _check_alike(self.first, other, self.first.shape, "+")
+            _check_alike(self.inner, other, self.shape, "+")
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.first.shape
+    def is_stochastic(self) -> bool:
+        return False
 
     @property
     def kv_heads(self) -> int:
@@ -122,7 +106,7 @@ class Sum(_Made):
         return " + ".join(f"{own} * {matrix}" for own, (_, matrix) in zip(told, self.terms, strict=True))
 
 
-class Chain(_Made):
+class Chain(_ByRows):
     """``A1 @ A2``: how attention reaches through two layers. A product with values is two products.
 
     Args:
@@ -142,13 +126,14 @@ class Chain(_Made):
     def __init__(self, first: Matrix, second: Matrix):
         for matrix in (first, second):
             _check_weights(matrix)
-        batch, heads, _, inner = first.shape
-        _check_alike(first, second, (batch, heads, inner, second.shape[3]), "@")
-        self.first, self.second = first, second
+        batch, heads, _, length = first.shape
+        _check_alike(first, second, (batch, heads, length, second.shape[3]), "@")
+        super().__init__(first)
+        self.second = second
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        return (*self.first.shape[:3], self.second.shape[3])
+        return (*self.inner.shape[:3], self.second.shape[3])
 
     @property
     def kv_heads(self) -> int:
@@ -156,18 +141,18 @@ class Chain(_Made):
 
     @property
     def is_stochastic(self) -> bool:
-        return self.first.is_stochastic and self.second.is_stochastic
+        return self.inner.is_stochastic and self.second.is_stochastic
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
         if dropout_p:
             return super().matmul(value, dropout_p=dropout_p, seed=seed)
-        return _each_head(self.first, self.second.matmul(value))
+        return _each_head(self.inner, self.second.matmul(value))
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        return self.second.rmatmul(self.first.rmatmul(x))
+        return self.second.rmatmul(self.inner.rmatmul(x))
 
     def rows_of(self, batch: int, head: int, rows: range) -> Tensor:
-        left = self.first[batch, head, as_slice(rows)]
+        left = self.inner[batch, head, as_slice(rows)]
         out = left.new_zeros(len(rows), self.shape[3])
         for block in self.second.blocks(batch, head):
             part = left[:, as_slice(block.rows)] @ block.weights[0, 0].to(left.dtype)
@@ -176,16 +161,16 @@ class Chain(_Made):
         return out
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        q, _ = self.first.positions(rows, (range(1),))
+        q, _ = self.inner.positions(rows, (range(1),))
         _, kv = self.second.positions(range(1), columns)
         return q, kv
 
     def __repr__(self) -> str:
-        return f"{self.first} @ {self.second}"
+        return f"{self.inner} @ {self.second}"
 
 
 def _each_head(matrix: Matrix, value: Tensor) -> Tensor:
-    """The product where values may be given for more heads than the matrix has groups of."""
+    """Return the product; values may have more heads than the matrix has groups."""
     groups, given = matrix.kv_heads, value.shape[1]
     if given == groups:
         return matrix.matmul(value)
@@ -222,7 +207,7 @@ def _check_alike(first: Matrix, other: Matrix, shape: tuple[int, ...], sign: str
 
 
 def _factor(factor: object, matrix: Matrix) -> float | Tensor:
-    """A number, or a tensor of one number or of one for each head, ``[]`` or ``[heads, 1, 1]``."""
+    """Return a number, or a tensor of one number or one for each head, ``[]`` or ``[heads, 1, 1]``."""
     if is_number(factor):
         return float(factor)
     heads = matrix.shape[1]

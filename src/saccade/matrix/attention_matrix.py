@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from saccade.engine import custom_op, dropout
-from saccade.engine.dispatch import output, product, route_of
+from saccade.engine.dispatch import attend, attend_with_lse, choose_kernel
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Kernel
-from saccade.engine.nonfinite import is_clean, isolate
+from saccade.engine.kernels.kernel import Kernel, Request
+from saccade.engine.nonfinite import is_clean, sanitize
 from saccade.engine.tiles.grouped_heads import joined
 from saccade.engine.tiles.tile_scores import softmax_rows
 from saccade.engine.tiles.tile_splitting import part_of
@@ -28,14 +28,12 @@ from saccade.scores.base import ScoreMod
 from saccade.statistics.fused_sweep import compute_by_sweep
 from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import MatrixInfo, Statistic
-from saccade.support.argument_hints import answers
-from saccade.support.torch_modes import is_plain, wants_gradient, without_autocast
+from saccade.support.argument_hints import argument_hints
+from saccade.support.torch_modes import is_tracing, is_transformed, wants_gradient, without_autocast
 
 if TYPE_CHECKING:
     from saccade.engine.explanation import Explanation
     from saccade.statistics import Parts, Summary
-
-__all__ = ["AttentionMatrix", "Impl", "matrix_from_inputs"]
 
 Impl = Literal["auto", "native", "fused", "sdpa", "varlen", "flex", "tiled", "reference"] | Kernel
 
@@ -87,7 +85,7 @@ class AttentionMatrix(OfInputs):
     Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
     """
 
-    @answers(value="A @ value takes the values")
+    @argument_hints(value="A @ value takes the values")
     def __init__(
         self,
         query: Tensor,
@@ -120,11 +118,11 @@ class AttentionMatrix(OfInputs):
 
     @property
     def mask(self) -> Mask:
-        """Who may attend to whom."""
+        """The mask: who may attend to whom."""
         return self.inputs.rule
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """``A @ value`` by the fastest exact kernel.
+        """Compute ``A @ value`` by the fastest exact kernel.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``; ``value_dim`` may differ from ``head_dim``.
@@ -135,9 +133,11 @@ class AttentionMatrix(OfInputs):
         Returns:
             ``[batch, heads, q_len, value_dim]`` in the query's dtype; 0 for a row that may attend to nothing.
         """
-        run = custom_op.output if torch.compiler.is_compiling() else output
-        out, lse = run(self.inputs, value, dropout_p, self.impl, seed)
-        if lse is not None and not lse.requires_grad and is_plain(lse):
+        request = Request(dropout_p, self.impl, seed)
+        if is_tracing():
+            return custom_op.attend(self.inputs, value, request)[0]
+        out, lse = attend(self.inputs, value, request)
+        if type(lse) is Tensor and not lse.requires_grad and not is_transformed():
             self._lse = lse
         return out
 
@@ -154,12 +154,12 @@ class AttentionMatrix(OfInputs):
             return self._lse
         key = self.inputs.key
         nothing = key.new_zeros(*key.shape[:3], 1, dtype=self.dtype)
-        run = custom_op.product if torch.compiler.is_compiling() else product
-        return run(self.inputs, nothing, impl=self.impl)[1]
+        run = custom_op.attend_with_lse if is_tracing() else attend_with_lse
+        return run(self.inputs, nothing, Request(impl=self.impl))[1]
 
     @property
     def scores(self) -> ScoreMatrix:
-        """What the softmax is taken of: scaled, capped and biased, -inf at hidden pairs; lazy like the weights."""
+        """The matrix before the softmax: scaled, capped and biased, -inf at hidden pairs; lazy like the weights."""
         return ScoreMatrix(self.inputs)
 
     def to(
@@ -178,14 +178,15 @@ class AttentionMatrix(OfInputs):
         return summary_of(self, self.inputs.current(), parts)
 
     def explain(self, *, value_dim: int | None = None, dropout_p: float = 0.0) -> Explanation:
-        """Which kernel ``A @ value`` runs, why not the others, and what it costs."""
+        """Report which kernel ``A @ value`` runs, why not the others, and what it costs."""
         from saccade.engine.explanation import Explanation  # noqa: PLC0415  nothing but this needs it
 
         dropout.check(dropout_p)
         inputs = self.inputs.current()
-        route = route_of(inputs, dropout_p, self.impl)
+        request = Request(dropout_p, self.impl)
+        kernel = choose_kernel(inputs, request)
         value_dim = inputs.query.shape[3] if value_dim is None else value_dim
-        return Explanation.of(inputs, route, value_dim, dropout_p, mask=self.mask)
+        return Explanation.of(inputs, kernel, value_dim, request, mask=self.mask)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         self._check_part(batch, head, rows)
@@ -194,9 +195,9 @@ class AttentionMatrix(OfInputs):
     def _blocks(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[Block]:
         inputs, bad = self.inputs.current(), None
         if not is_clean(inputs, inputs.query, inputs.key):
-            isolated = isolate(inputs, inputs.key)
-            if isolated:
-                inputs, bad = isolated.inputs, isolated.in_scores
+            sanitized = sanitize(inputs, inputs.key)
+            if sanitized:
+                inputs, bad = sanitized.inputs, sanitized.nan_scores
         for tile in inputs.row_plan.tiles:
             for piece in part_of(tile, batch, head, rows):
                 with without_autocast(self.device):
@@ -220,7 +221,7 @@ class AttentionMatrix(OfInputs):
 
 
 def matrix_from_inputs(inputs: AttentionInputs, impl: Impl = "auto") -> AttentionMatrix:
-    """The matrix of ingredients that have been checked."""
+    """Return the matrix of checked ingredients."""
     matrix = object.__new__(AttentionMatrix)
     matrix.inputs, matrix.impl, matrix._lse = inputs, impl, None
     return matrix

@@ -1,48 +1,48 @@
-"""selected: exact softmax over the blocks of keys that were chosen for each query."""
+"""Block-sparse attention, as mechanisms and caches use it: select blocks of keys, and restrict a matrix to them."""
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 from torch import Tensor
 
 from saccade.engine.block_sparse.by_key import ByBlock
 from saccade.engine.block_sparse.gather import Gathered
-from saccade.engine.block_sparse.index import reasons_of
-from saccade.engine.block_sparse.selected_blocks import Chosen
+from saccade.engine.block_sparse.selected_blocks import SelectedBlocks
+from saccade.engine.block_sparse.selection import select_blocks, stable_topk
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.matrix.attention_matrix import AttentionMatrix, matrix_from_inputs
 
-__all__ = ["selected"]
+__all__ = ["SelectedBlocks", "restrict_to_blocks", "select_blocks", "stable_topk"]
 
 _BY_BLOCK, _GATHERED = ByBlock(), Gathered()
-_GATHER, _FEW = 32, 8  # times that a gathered key costs a key of a tile; queries of a step
-_SMALLEST = 16  # keys of a block, from which on products with it are worth the rows that are gathered for it
+_GATHER, _FEW = 32, 8  # cost of a gathered key, in keys of a tile; queries of a decoding step
+_SMALLEST = 16  # keys of a block from which on its products outweigh gathering its rows
 
 
-def selected(matrix: AttentionMatrix, index: Tensor, size: int) -> AttentionMatrix:
-    """A softmax matrix of which each query sees chosen blocks only.
+def restrict_to_blocks(matrix: AttentionMatrix, index: Tensor, size: int) -> AttentionMatrix:
+    """Return a softmax matrix in which each query sees only the selected blocks.
 
     Args:
-        matrix: any; what it allows is allowed still.
-        index: see `saccade.engine.block_sparse.selected_blocks.Chosen`.
+        matrix: any; what it hides stays hidden.
+        index: see `saccade.engine.block_sparse.selected_blocks.SelectedBlocks`.
         size: keys of a block.
     """
     inputs = matrix.inputs.current()
     _, heads, _, kv_len = inputs.shape
-    rule = Chosen(inputs.rule, inputs.origin, index, size, heads, -(-kv_len // size))
-    made = inputs.replaced(rule=rule, is_live=False)
-    return matrix_from_inputs(made, _impl_of(made) if matrix.impl == "auto" else matrix.impl)
+    mask = SelectedBlocks(inputs.rule, inputs.origin, index, size, heads, -(-kv_len // size))
+    result = inputs.replaced(rule=mask, is_live=False)
+    return matrix_from_inputs(result, _kernel_for(result, mask) if matrix.impl == "auto" else matrix.impl)
 
 
-def _impl_of(inputs: AttentionInputs) -> Kernel | Literal["auto"]:
-    """The kernel that reads nothing but what was chosen, if it runs the scores and pays; else any, with the mask."""
-    rule, (_, heads, q_len, kv_len) = cast("Chosen", inputs.rule), inputs.shape
-    if reasons_of(inputs):
+def _kernel_for(inputs: AttentionInputs, mask: SelectedBlocks) -> Kernel | Literal["auto"]:
+    """Return the kernel that reads only selected keys, if it can run the scores and is faster; else any kernel."""
+    _, heads, q_len, kv_len = inputs.shape
+    if _BY_BLOCK.verdict(inputs, Request()).cannot:
         return "auto"
-    if rule.size >= _SMALLEST and q_len > 1:
+    if mask.size >= _SMALLEST and q_len > 1:
         return _BY_BLOCK
-    sharing = heads // max(1, inputs.key.shape[1], rule.index.shape[1])
-    slots = rule.index.shape[3] * rule.size
+    sharing = heads // max(1, inputs.key.shape[1], mask.index.shape[1])
+    slots = mask.index.shape[3] * mask.size
     return _GATHERED if slots * _GATHER <= sharing * kv_len or q_len <= _FEW else "auto"

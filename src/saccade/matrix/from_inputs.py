@@ -13,12 +13,11 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.samples import are_mapped, of_all_samples
 from saccade.engine.tiles.tile_scores import positions
 from saccade.matrix.indexing import Index
-from saccade.matrix.matrix import DENSE_LIMIT, Matrix
-from saccade.plan import Ranges, Strip, Tile
+from saccade.matrix.matrix import Matrix
+from saccade.plan import ColumnRange, Ranges, Tile
+from saccade.statistics.sparse import DENSE_LIMIT
 from saccade.statistics.statistic import Statistic
 from saccade.support.errors import unsupported
-
-__all__ = ["OfInputs"]
 
 
 class OfInputs(Matrix):
@@ -44,7 +43,7 @@ class OfInputs(Matrix):
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
         batch, heads, _, _ = self.shape
-        strips = tuple(Strip(span, True) for span in columns)
+        strips = tuple(ColumnRange(span, True) for span in columns)
         inputs = self.inputs
         return positions(inputs, Tile(slice(0, batch), slice(0, heads), rows, strips, inputs.rule))
 

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
 
 from saccade.engine import custom_op
-from saccade.engine.dispatch import output, product
+from saccade.engine.dispatch import DEFAULT, attend, attend_with_lse
 from saccade.engine.inputs import AttentionInputs
+from saccade.engine.kernels.kernel import Request
 from saccade.engine.nested import Nested, check_nested, is_nested
 from saccade.matrix.attention_matrix import Impl
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
 from saccade.scores.base import ScoreMod
-from saccade.support.argument_hints import answers
-
-__all__ = ["OBSERVERS", "attention", "attention_with_lse"]
+from saccade.support.argument_hints import unexpected_argument
+from saccade.support.torch_modes import is_tracing
 
 OBSERVERS: list[Callable[[AttentionInputs, Impl], None]] = []
 """Called with the inputs of each `attention` and `attention_with_lse` after it has run; a recording adds itself."""
 
 
-@answers(value="attention(query, key, value); self-attention gives the same tensor three times")
 def attention(
     query: Tensor,
     key: Tensor,
@@ -41,6 +40,7 @@ def attention(
     impl: Impl = "auto",
     q_positions: GivenPositions = None,
     kv_positions: GivenPositions = None,
+    **unknown: Never,
 ) -> Tensor:
     """Exact softmax attention: ``AttentionMatrix(query, key, mask, ...) @ value``.
 
@@ -69,6 +69,8 @@ def attention(
         >>> attention(q, k, v).shape
         torch.Size([1, 2, 4, 8])
     """
+    if unknown:
+        raise unexpected_argument(unknown, attention)
     # fmt: off
     if is_nested(query, key, value):
         return _of_nested(
@@ -80,13 +82,14 @@ def attention(
         q_positions=q_positions, kv_positions=kv_positions,
     )
     # fmt: on
-    out = (custom_op.output if torch.compiler.is_compiling() else output)(inputs, value, dropout_p, impl)[0]
+    run = custom_op.attend if is_tracing() else attend
+    is_default = type(dropout_p) is float and dropout_p == 0.0 and impl == "auto"
+    out = run(inputs, value, DEFAULT if is_default else Request(dropout_p, impl))[0]
     for observe in OBSERVERS:
         observe(inputs, impl)
     return out
 
 
-@answers()
 def attention_with_lse(
     query: Tensor,
     key: Tensor,
@@ -102,13 +105,16 @@ def attention_with_lse(
     impl: Impl = "auto",
     q_positions: GivenPositions = None,
     kv_positions: GivenPositions = None,
+    **unknown: Never,
 ) -> tuple[Tensor, Tensor]:
-    """Same as `attention`, and the log-sum-exp of each row's scores, ``[batch, heads, q_len]``.
+    """Return the output of `attention`, and the log-sum-exp of each row's scores, ``[batch, heads, q_len]``.
 
     Two results over disjoint keys merge by it: ``lse = logaddexp(lse1, lse2)``,
     ``out = out1 * exp(lse1 - lse) + out2 * exp(lse2 - lse)``. It is the natural log, in float32 (float64 for float64
     inputs), -inf for a row that may attend to nothing, and differentiable. Dropout does not change it.
     """
+    if unknown:
+        raise unexpected_argument(unknown, attention_with_lse)
     # fmt: off
     if is_nested(query, key, value):
         return _of_nested(
@@ -120,7 +126,8 @@ def attention_with_lse(
         q_positions=q_positions, kv_positions=kv_positions,
     )
     # fmt: on
-    results = (custom_op.product if torch.compiler.is_compiling() else product)(inputs, value, dropout_p, impl)
+    run = custom_op.attend_with_lse if is_tracing() else attend_with_lse
+    results = run(inputs, value, Request(dropout_p, impl))
     for observe in OBSERVERS:
         observe(inputs, impl)
     return results
@@ -137,7 +144,7 @@ def _of_nested(
     **options: Any,
 ) -> Any:
     """Run one of the functions above on nested tensors, and nest its results."""
-    if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
+    if is_tracing():  # lengths are read, which a compiler's graph cannot do
         outside = torch.compiler.disable(_of_nested)
         return outside(run, query, key, value, mask, q_positions, kv_positions, **options)
     positions = {"q_positions": q_positions, "kv_positions": kv_positions}

@@ -17,10 +17,8 @@ from saccade.support.validation import is_integer
 if TYPE_CHECKING:
     from saccade.matrix.matrix import Matrix
 
-__all__ = ["Index", "part_of"]
-
 Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
-"""What stands between the brackets: whole numbers, slices and one ``...``, for batch, head, query and key."""
+"""An index: whole numbers, slices and one ``...``, for batch, head, query and key."""
 
 _FAR = 16  # rows from one that is asked for to the next: closer ones take less time with those between them
 _AXES = ("batch", "head", "query", "key")
@@ -87,7 +85,7 @@ def _four(index: object) -> tuple[int | slice, int | slice, int | slice, int | s
 
 
 def _span(own: int | slice, axis: int, size: int) -> range:
-    """The indices along an axis."""
+    """Return the indices along an axis."""
     if isinstance(own, slice):
         for edge in (own.start, own.stop, own.step):
             if edge is not None and not is_integer(edge):

@@ -30,8 +30,6 @@ from saccade.support.validation import check_type, is_integer
 if TYPE_CHECKING:
     from saccade.statistics.pooled import How
 
-__all__ = ["DENSE_LIMIT", "Block", "Matrix", "Transposed"]
-
 
 class Matrix(Operators, ABC):
     """A lazy matrix of shape [batch, heads, q_len, kv_len].
@@ -49,12 +47,12 @@ class Matrix(Operators, ABC):
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """Of the products; weights are computed in float32 or wider."""
+        """Dtype of the products; weights are computed in float32 or wider."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the ingredients are."""
+        """Device of the inputs."""
 
     @property
     @abstractmethod
@@ -63,7 +61,7 @@ class Matrix(Operators, ABC):
 
     @abstractmethod
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
-        """The matrix as complete rows, about a megabyte at a time; rows that appear in no block are 0.
+        """Yield the matrix as complete rows, about a megabyte at a time; rows that appear in no block are 0.
 
         Args:
             batch, head, rows: restrict to one batch item, one head, some rows (step 1); None means all.
@@ -76,7 +74,7 @@ class Matrix(Operators, ABC):
 
     @property
     def hidden(self) -> float:
-        """What stands at pairs that no block names."""
+        """The entry at pairs that appear in no block."""
         return 0.0
 
     @property
@@ -85,7 +83,7 @@ class Matrix(Operators, ABC):
         return Transposed(self)
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """``A @ value``.
+        """Compute ``A @ value``.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
@@ -186,7 +184,7 @@ class Matrix(Operators, ABC):
         return self.compute(statistics.Entropy())[0]
 
     def topk(self, k: int) -> statistics.Strongest:
-        """A query's strongest keys and their weights, ``[batch, heads, q_len, k]``; see `saccade.statistics.TopK`."""
+        """Return each query's k largest weights and their keys; see `saccade.statistics.TopK`."""
         return self.compute(statistics.TopK(k))[0]
 
     def received(self) -> Tensor:
@@ -194,7 +192,7 @@ class Matrix(Operators, ABC):
         return self.compute(statistics.Received())[0]
 
     def pooled(self, bins: int, *, how: How = "mean") -> Tensor:
-        """A map of at most ``bins`` × ``bins`` cells for each batch item and head; see `saccade.statistics.Pooled`."""
+        """Return a map of at most ``bins`` × ``bins`` cells for each item and head; see `saccade.statistics.Pooled`."""
         return self.compute(statistics.Pooled(bins, how))[0]
 
     def summary(self, parts: statistics.Parts | None = None) -> statistics.Summary:
@@ -211,7 +209,7 @@ class Matrix(Operators, ABC):
         return summary_of(self, parts=parts)
 
     def to_sparse(self, *, limit: int = SPARSE_LIMIT) -> Tensor:
-        """The weights other than 0, as a sparse COO tensor ``[batch, heads, q_len, kv_len]`` in float32 or wider.
+        """Return nonzero weights as a sparse COO tensor ``[batch, heads, q_len, kv_len]`` in float32 or wider.
 
         Args:
             limit: most weights to write out; each takes 36 bytes (40 in float64).
@@ -231,7 +229,7 @@ class Matrix(Operators, ABC):
         return part_of(self, index)
 
     def to(self, *target: torch.device | str | torch.dtype, **kwargs: torch.device | str | torch.dtype | None) -> Self:
-        """The same matrix on another ``device``, of another float ``dtype``, or both: ``A.to("cuda", torch.half)``."""
+        """Return it on another ``device``, of another float ``dtype``, or both: ``A.to("cuda", torch.half)``."""
         return moved(self, *target_of(target, kwargs))
 
     def to_dense(self, *, limit: int = DENSE_LIMIT) -> Tensor:
@@ -257,7 +255,7 @@ class Matrix(Operators, ABC):
         return f"{type(self).__name__}(shape={list(self.shape)}, {self.dtype}, {self.device})"
 
     def positions(self, rows: range, columns: Ranges) -> tuple[Tensor, Tensor]:
-        """Where queries and keys stand, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``.
+        """Return positions of queries and keys, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``.
 
         By default key j stands at j and query i at ``kv_len - q_len + i``.
         """
@@ -289,7 +287,7 @@ class Matrix(Operators, ABC):
             raise value_error("rows", "be a range with step 1", rows)
 
     def _operand(self, x: Tensor, name: str, heads: int, length: int) -> Tensor:
-        """What the matrix is multiplied with, checked; in its dtype under autocast."""
+        """Check a factor of a product, and return it, in the matrix's dtype under autocast."""
         check_type(name, x, Tensor, "be a tensor")
         expected = (self.shape[0], heads, length)
         if x.dim() != 4 or x.shape[:3] != expected:
@@ -300,3 +298,34 @@ class Matrix(Operators, ABC):
             rule = f"be {self.dtype} on {self.device}, like the matrix"
             raise value_error(name, rule, f"{x.dtype} on {x.device}", facts=[describe(name, x)])
         return x
+
+
+class DerivedMatrix(Matrix):
+    """A matrix made from another one, with its shape, dtype, device, heads and kind of rows unless it says otherwise.
+
+    Args:
+        inner: the other matrix.
+    """
+
+    def __init__(self, inner: Matrix):
+        self.inner = inner
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.inner.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inner.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.inner.device
+
+    @property
+    def kv_heads(self) -> int:
+        return self.inner.kv_heads
+
+    @property
+    def is_stochastic(self) -> bool:
+        return self.inner.is_stochastic

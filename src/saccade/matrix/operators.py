@@ -1,4 +1,4 @@
-"""What can be written with a matrix as with a tensor; for the rest, one sentence with the word of ours."""
+"""Operators that a matrix shares with tensors; for others, an error that names our method."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import kind, type_error
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_type
 
 if TYPE_CHECKING:
     from saccade.matrix.matrix import Matrix
-
-__all__ = ["Operators"]
 
 _BUILT = "A.to_dense() builds it, up to a limit"
 _PARTS = "A[b, h] is one head, A[b, h, i] a row, A[..., i, j] one weight of each head"
@@ -103,7 +102,7 @@ class Operators:
         cls, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         # A compiler hands over both sides of an operator, and not which is which.
-        if not kwargs and len(args) == 2 and not torch.compiler.is_compiling():
+        if not kwargs and len(args) == 2 and not is_tracing():
             left, right = reversed(args) if function in (Tensor.__rmatmul__, Tensor.__rmul__) else args
             if function in _PRODUCTS:
                 return left @ right if isinstance(left, Operators) else right.__rmatmul__(left)

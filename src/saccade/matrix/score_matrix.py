@@ -17,8 +17,6 @@ from saccade.statistics.row_block import Block, as_slice
 from saccade.support.errors import unsupported
 from saccade.support.torch_modes import without_autocast
 
-__all__ = ["ScoreMatrix"]
-
 _ENTRIES = 1 << 18  # scores that are held at once: a megabyte
 
 

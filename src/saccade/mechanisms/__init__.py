@@ -1,17 +1,15 @@
-"""WHICH MATRIX comes of queries and keys."""
+"""Mechanisms: modules that compute an attention matrix from queries and keys."""
 
 from saccade.mechanisms.base import Mechanism
 from saccade.mechanisms.compressive import CompressiveMemory
-from saccade.mechanisms.delta_rule import Delta
 from saccade.mechanisms.differential import Differential
-from saccade.mechanisms.gated_linear import GatedLinear
+from saccade.mechanisms.gated_linear import SSD, Delta, GatedLinear
 from saccade.mechanisms.linear import Linear
 from saccade.mechanisms.linformer import Linformer
 from saccade.mechanisms.nystrom import Nystrom
 from saccade.mechanisms.performer import Performer
 from saccade.mechanisms.s4d import S4D
 from saccade.mechanisms.softmax import Softmax
-from saccade.mechanisms.ssd import SSD
 from saccade.mechanisms.topk import TopK
 
 __all__ = [

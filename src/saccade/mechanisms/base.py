@@ -1,4 +1,4 @@
-"""Mechanism: a module that makes a matrix from queries and keys."""
+"""Mechanism: a module that computes a matrix from queries and keys."""
 
 from __future__ import annotations
 
@@ -12,53 +12,51 @@ from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported
 
-__all__ = ["Mechanism"]
-
 M = TypeVar("M", bound="Mechanism")
-# Where a module of torch keeps who listens to it, and how each wants to be called.
+# The attributes in which a torch module stores its hooks.
 _HOOKS: tuple[str, ...] = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 _HOOKS += ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
 
-class Mechanism(AnswersCalls, nn.Module):
+class Mechanism(ArgumentHints, nn.Module):
     """WHICH MATRIX comes of queries and keys. The one seam that caches, recordings and ranks use."""
 
     @property
     def treats_heads_alike(self) -> bool:
-        """Whether products and the mask alone matter to its matrices, the same in every head.
+        """True if its matrices depend on dot products and the mask alone, alike in every head.
 
-        Caches then hand over heads as batch items, and say where tokens stand only where the mask asks.
+        Caches may then pass heads as batch items, and pass positions only if the mask needs them.
         """
         return False
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
-        """Why this mask cannot be had; an empty tuple means that it can."""
+        """Return why the mechanism cannot take this mask; an empty tuple if it can."""
         return ()
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """An empty cache that fits: by default a `saccade.caches.KVCache`, which is exact for every mechanism.
+        """Return an empty cache that fits: by default a `saccade.caches.KVCache`, which is exact for every mechanism.
 
         Args:
-            max_len: room for so many tokens, taken at once; None to grow.
+            max_len: tokens to allocate room for, at once; None to grow.
         """
         return KVCache(max_len)
 
     def with_bias(self, bias: Tensor | Bias) -> Mechanism:
-        """The same with a bias added to its scores, for one call.
+        """Return this mechanism with a bias added to its scores, for one call.
 
         Raises:
-            UnsupportedError: it has no scores to which anything could be added, or has a bias already.
+            UnsupportedError: it has no scores, or has a bias already.
         """
         name = type(self).__name__
         raise unsupported(
             "bias", [f"{name} has no scores to which it could be added"], hint="mechanism=Softmax() adds it"
         )
 
-    def _stood_in_for_by(self, other: M) -> M:
-        """``other``, which runs for this one in one call: who listens to this one hears it."""
+    def _with_hooks(self, other: M) -> M:
+        """Return ``other`` with the hooks of this mechanism, since it runs in its place for one call."""
         for hooks in _HOOKS:
             setattr(other, hooks, getattr(self, hooks))
         return other
@@ -73,4 +71,6 @@ class Mechanism(AnswersCalls, nn.Module):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> Matrix:
-        """The matrix for ``query [batch, heads, q_len, head_dim]`` and ``key [batch, kv_heads, kv_len, head_dim]``."""
+        """Return the matrix for ``query [batch, heads, q_len, head_dim]`` and ``key [batch, kv_heads, kv_len,
+        head_dim]``.
+        """

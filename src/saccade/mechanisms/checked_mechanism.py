@@ -1,4 +1,4 @@
-"""Approximate: a mechanism other than softmax, which is handed queries, keys and a mask that were checked."""
+"""Approximate: the base of mechanisms other than softmax, which checks queries, keys, mask and positions."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import unsupported
 from saccade.support.numerics import wide_dtype
 
-__all__ = ["Approximate", "Inputs", "parts_of", "scale_of"]
-
 
 class Inputs(NamedTuple):
-    """Queries and keys that fit together, and the mask for them.
+    """Checked queries, keys and mask.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``, in the dtype of the query, which is that of products.
         rule: the mask.
         shape: (batch, heads, q_len, kv_len).
-        q_positions, kv_positions: where the tokens stand; None by default.
+        q_positions, kv_positions: of the tokens; None by default.
     """
 
     query: Tensor
@@ -40,23 +38,23 @@ class Inputs(NamedTuple):
 
     @property
     def wide(self) -> torch.dtype:
-        """What is computed in: float64 for float64 inputs, else float32."""
+        """The dtype of computations: float64 for float64 inputs, else float32."""
         return wide_dtype(self.query.dtype)
 
     @property
     def is_placed(self) -> bool:
-        """Whether somebody said where the tokens stand: then a position below 0 means that none does."""
+        """True if positions were passed: a position below 0 then means padding."""
         return self.q_positions is not None or self.kv_positions is not None
 
     @property
     def starts(self) -> tuple[int | None, int | None]:
-        """Where the first query and key stand, if the others follow them one by one; None for those that do not."""
+        """The positions of the first query and the first key, if the others follow one by one; None if not."""
         q, kv = self.q_positions, self.kv_positions
         first = 0 if self.is_placed else self.shape[3] - self.shape[2]
         return first if q is None else q.first, 0 if kv is None else kv.first
 
-    def written_out(self) -> tuple[Tensor, Tensor]:
-        """Positions of queries and keys as int64 ``[batch | 1, len]``; -1 for no token."""
+    def position_tables(self) -> tuple[Tensor, Tensor]:
+        """Return positions of queries and keys as int64 ``[batch | 1, len]``; -1 for padding."""
         _, _, q_len, kv_len = self.shape
         q, kv = self.q_positions, self.kv_positions
         if q is None:
@@ -70,11 +68,11 @@ class Inputs(NamedTuple):
 
 
 class Approximate(Mechanism):
-    """A mechanism that makes its matrix of checked inputs."""
+    """A mechanism that computes its matrix from checked inputs."""
 
     @abstractmethod
-    def _made(self, inputs: Inputs) -> Matrix:
-        """The matrix."""
+    def _matrix_of(self, inputs: Inputs) -> Matrix:
+        """Return the matrix of checked inputs."""
 
     def forward(
         self,
@@ -85,12 +83,12 @@ class Approximate(Mechanism):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> Matrix:
-        return self._made(self._inputs(query, key, mask, q_positions, kv_positions))
+        return self._matrix_of(self._inputs(query, key, mask, q_positions, kv_positions))
 
     def _inputs(
         self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
     ) -> Inputs:
-        """What was given, checked."""
+        """Return the checked arguments."""
         query, key = autocast(query), autocast(key)
         shape = check_query_key(query, key, None)
         rule = as_mask(mask, shape)
@@ -109,10 +107,10 @@ class Approximate(Mechanism):
 
 
 def parts_of(mask: Mask) -> tuple[Mask, ...]:
-    """The rules that a mask joins by ``&``; the mask itself if it joins none."""
+    """Return the masks that a mask joins by ``&``; the mask itself if it joins none."""
     return mask.parts if isinstance(mask, And) else (mask,)
 
 
 def scale_of(scale: float | None, head_dim: int) -> float:
-    """The scale of dot products, ``head_dim ** -0.5`` for None."""
+    """Return the scale of dot products, ``head_dim ** -0.5`` for None."""
     return max(1, head_dim) ** -0.5 if scale is None else scale

@@ -1,7 +1,8 @@
-"""compare(): how wrong, how fast, and from which length on."""
+"""compare(): the error, the cost and the break-even length of mechanisms."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 import time
@@ -16,20 +17,17 @@ from saccade.engine.validation import check_value
 from saccade.masks import Mask, as_mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
-from saccade.mechanisms.compare_table import CLOSE, ROUGH, Compared, Comparison
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import describe, type_error, value_error
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import is_integer
 
-__all__ = ["CLOSE", "ROUGH", "Compared", "Comparison", "compare"]
-
-_SAMPLED = 64  # rows whose distributions are compared
+_SAMPLED = 64  # rows of which distributions are compared
 _ROUNDS = 3
-_PATIENCE = 1.0  # seconds of one exact product, from which on no longer one is timed
+_PATIENCE = 1.0  # seconds of one exact product beyond which no longer one is timed
 
 
-@answers({}, mechanisms="a list, as [mechanisms.Performer(64)]")
+@argument_hints({}, mechanisms="a list, as [mechanisms.Performer(64)]")
 def compare(
     query: Tensor,
     key: Tensor,
@@ -39,17 +37,17 @@ def compare(
     mask: object = None,
     timed_lengths: Sequence[int] | None = None,
 ) -> Comparison:
-    """Say how far mechanisms are from exact softmax attention on given tensors, what they cost, and when they pay.
+    """Compare mechanisms with exact softmax attention on your tensors: error, cost, and the length at which they pay.
 
-    Errors and memory are those of the tensors as they are. Products are also timed at other lengths, on the first
-    tokens or on tokens repeated, to find where a mechanism becomes faster than exact attention on this machine.
+    Errors and memory are measured on the tensors as they are. Products are also timed at other lengths, on the first
+    tokens or on repeated tokens, to find the length at which a mechanism becomes faster than exact attention here.
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``.
         key: ``[batch, kv_heads, kv_len, head_dim]``.
         value: ``[batch, kv_heads, kv_len, value_dim]``.
-        mechanisms: what is compared; one that cannot have the mask gets a row that says why.
-        mask: who may attend to whom, anything that `saccade.attention` takes.
+        mechanisms: to compare; one that does not support the mask gets a row with the reason.
+        mask: anything that `saccade.attention` takes.
         timed_lengths: numbers of keys at which to time; ``kv_len`` / 8 to 4 ``kv_len`` when None. Facts of the batch
             (Padding, Documents, a tensor) say nothing of longer inputs, and a tensor nothing of shorter ones: with
             these, lengths beyond are left out. So are those after one at which exact attention takes a second.
@@ -104,7 +102,7 @@ class _Case(NamedTuple):
     mask: object
 
     def at(self, length: int) -> _Case:
-        """The same for so many keys."""
+        """Return the same case for another number of keys."""
         q_len, kv_len = self.query.shape[2], self.key.shape[2]
         if length == kv_len:
             return self
@@ -117,12 +115,14 @@ class _Case(NamedTuple):
 
 
 def _names(mechanisms: Sequence[Mechanism]) -> list[str]:
-    """Class names, with as much of what they were told as it takes to tell them apart."""
-    told = [(type(one).__name__, one.extra_repr()) for one in mechanisms]
-    plain = [name for name, _ in told]
-    first = [f"{name}({what.split(',')[0]})" for name, what in told]
-    whole = [f"{name}({what})" for name, what in told]
-    return [next((form[i] for form in (plain, first) if form.count(form[i]) == 1), whole[i]) for i in range(len(told))]
+    """Return class names, with as many arguments as it takes to distinguish them."""
+    arguments = [(type(one).__name__, one.extra_repr()) for one in mechanisms]
+    plain = [name for name, _ in arguments]
+    first = [f"{name}({what.split(',')[0]})" for name, what in arguments]
+    whole = [f"{name}({what})" for name, what in arguments]
+    return [
+        next((form[i] for form in (plain, first) if form.count(form[i]) == 1), whole[i]) for i in range(len(arguments))
+    ]
 
 
 def _compared(
@@ -141,7 +141,7 @@ def _compared(
     for place in torch.linspace(0, count - 1, min(_SAMPLED, count)).round().long():
         b, h, i = (int(x) for x in torch.unravel_index(place, exact.shape[:3]))
         distances.append((matrix[b, h, i].to(expected) - exact[b, h, i].to(expected)).abs().sum() / 2)
-    ratios = {length: exact_times[length] / own for length, own in times.items() if not math.isnan(own)}
+    ratios = {length: exact_times[length] / seconds for length, seconds in times.items() if not math.isnan(seconds)}
     return Compared(
         name,
         *_median_and_worst(errors[size > 0]),
@@ -158,14 +158,14 @@ def _median_and_worst(x: Tensor) -> tuple[float, float]:
 
 
 def crossing(ratios: dict[int, float]) -> int | None:
-    """From which length on a ratio, given at some lengths, stays at least 1; None if it does not at the last."""
+    """Return the length from which on a ratio, known at some lengths, stays at least 1; None if it ends below 1."""
     since: int | None = None
     later: tuple[int, float] | None = None
     for length, ratio in sorted(ratios.items(), reverse=True):
         if ratio < 1.0:
             if later is None:
                 return None
-            # Straight between two lengths, both axes in logarithms: where the line meets 1.
+            # Interpolate linearly between two lengths, on logarithmic axes.
             share = -math.log(ratio) / (math.log(later[1]) - math.log(ratio))
             return round(math.exp(math.log(length) + share * (math.log(later[0]) - math.log(length))))
         since, later = length, (length, ratio)
@@ -173,7 +173,7 @@ def crossing(ratios: dict[int, float]) -> int | None:
 
 
 def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int]:
-    """Where to time, the own length always among it."""
+    """Return the lengths at which to time, which always include the actual one."""
     kv_len = case.key.shape[2]
     if lengths is None:
         lengths = [kv_len // 8, kv_len // 4, kv_len // 2, kv_len, 2 * kv_len, 4 * kv_len]
@@ -191,22 +191,24 @@ def _lengths(lengths: Sequence[int] | None, case: _Case, rule: Mask) -> list[int
 
 
 def _timed(mechanisms: Sequence[Mechanism], case: _Case, lengths: Sequence[int]) -> list[dict[int, float]]:
-    """Seconds of a product by length, exact attention first; NaN at a length that a mechanism does not take."""
-    own = case.key.shape[2]
-    found: list[dict[int, float]] = [{} for _ in mechanisms]
+    """Return seconds of a product by length, exact attention first; NaN at a length that a mechanism does not take."""
+    kv_len = case.key.shape[2]
+    results: list[dict[int, float]] = [{} for _ in mechanisms]
     for length in lengths:
-        if length > own and max(found[0].values()) > _PATIENCE:
+        if length > kv_len and max(results[0].values()) > _PATIENCE:
             break
         at = case.at(length)
         runs: list[list[float]] = [[] for _ in mechanisms]
-        for turn in range(_ROUNDS + 1):  # in turn, so that a drift of the machine hits all; the first warms up
+        for turn in range(
+            _ROUNDS + 1
+        ):  # alternate, so that a drift of the machine affects all; the first round warms up
             for mechanism, times in zip(mechanisms, runs, strict=True):
-                seconds = _seconds(mechanism, at, is_own=length == own)
+                seconds = _seconds(mechanism, at, is_own=length == kv_len)
                 if turn:
                     times.append(seconds)
-        for times, by_length in zip(runs, found, strict=True):
+        for times, by_length in zip(runs, results, strict=True):
             by_length[length] = statistics.median(times)
-    return found
+    return results
 
 
 def _seconds(mechanism: Mechanism, case: _Case, *, is_own: bool) -> float:
@@ -228,7 +230,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _peak_bytes(call: Callable[[], object], device: torch.device) -> float:
-    """Most bytes that a call holds at a time beside what was there before."""
+    """Return the most bytes that a call allocates at a time."""
     if device.type != "cuda":
         return float(counted(call).most)
     _wait(device)
@@ -237,3 +239,107 @@ def _peak_bytes(call: Callable[[], object], device: torch.device) -> float:
     call()
     _wait(device)
     return float(torch.cuda.max_memory_allocated(device) - before)
+
+
+CLOSE, ROUGH = 0.01, 0.1
+"""Median relative errors up to which a result counts as close to exact attention, and as of any use."""
+
+
+class Compared(NamedTuple):
+    """The result of one mechanism.
+
+    Attributes:
+        name: of the mechanism.
+        error_median, error_worst: of the rows of the output, ``|out - exact| / |exact|``; rows in which exact
+            attention is 0 are left out.
+        distance_median, distance_worst: half the sum of absolute differences between rows of the two matrices (total
+            variation where both are distributions: 0 is equal, 1 is nothing in common), over some rows.
+        seconds: of one product at the given length, the median of a few.
+        memory_bytes: most bytes that one product allocated at a time, its output included.
+        faster_from: from how many keys on it is faster than exact attention, interpolated between the lengths timed,
+            the shortest of them if it is faster at all; None if it is not at the longest.
+        timed_to: the longest length timed, in keys.
+        reasons: why it cannot run these inputs; then the numbers are NaN.
+    """
+
+    name: str
+    error_median: float = math.nan
+    error_worst: float = math.nan
+    distance_median: float = math.nan
+    distance_worst: float = math.nan
+    seconds: float = math.nan
+    memory_bytes: float = math.nan
+    faster_from: int | None = None
+    timed_to: int = 0
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """The median error in words: "close" up to 1 %, "rough" up to 10 %, else "too far off to be of use"."""
+        if self.reasons:
+            return "refused: " + "; ".join(self.reasons)
+        if math.isnan(self.error_median):
+            return "nothing to compare: exact attention is 0 everywhere, or something is not finite"
+        if self.error_median <= CLOSE:
+            return "close to exact attention"
+        if self.error_median <= ROUGH:
+            return "rough: another model than with exact attention, unless it is trained with this"
+        return "too far off to be of use in the place of exact attention on these tensors"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A comparison of mechanisms with exact softmax attention on the tensors of one call; prints as a table.
+
+    Attributes:
+        rows: one for each mechanism, in the order given.
+        shape: (batch, heads, q_len, kv_len).
+        exact_seconds, exact_memory_bytes: of exact attention, at the given length.
+        lengths: in keys, at which products were timed.
+        is_measured: True if memory was measured, by the device; False if it was counted: the tensors that torch's
+            operations return, without what these need inside.
+    """
+
+    rows: tuple[Compared, ...]
+    shape: tuple[int, int, int, int]
+    exact_seconds: float
+    exact_memory_bytes: float
+    lengths: tuple[int, ...]
+    is_measured: bool
+
+    def __str__(self) -> str:
+        batch, heads, q_len, kv_len = self.shape
+        memory = "measured" if self.is_measured else "counted"
+        head = ["", "error", "worst", "distance", "worst", "time", f"memory ({memory})", "faster from"]
+        lines = [head, ["exact", *["-"] * 4, _duration(self.exact_seconds), _size(self.exact_memory_bytes), "-"]]
+        for row in self.rows:
+            numbers = (row.error_median, row.error_worst, row.distance_median, row.distance_worst)
+            shares = ["-" if math.isnan(x) else f"{x:.3f}" if x < 10 else f"{x:.3g}" for x in numbers]
+            lines.append([row.name, *shares, _duration(row.seconds), _size(row.memory_bytes), self._since(row)])
+        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+        table = [
+            "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(pairs))
+            for pairs in (list(zip(line, widths, strict=True)) for line in lines)
+        ]
+        first = f"batch {batch}, {heads} heads, {q_len} queries, {kv_len} keys; errors relative to exact attention"
+        verdicts = [f"{row.name}: {row.verdict}" for row in self.rows]
+        return "\n".join([first, *(line.rstrip() for line in table), *verdicts])
+
+    def _since(self, row: Compared) -> str:
+        if row.reasons:
+            return "-"
+        if row.faster_from is None:
+            return f"never up to {row.timed_to}"
+        return f"{'<= ' if row.faster_from == self.lengths[0] else ''}{row.faster_from}"
+
+
+def _duration(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "-"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _size(size: float) -> str:
+    if math.isnan(size):
+        return "-"
+    return f"{size / 2**20:.3g} MiB" if size >= 2**20 else f"{size / 2**10:.3g} KiB"

@@ -13,42 +13,39 @@ from saccade.matrix import AttentionMatrix
 from saccade.matrix.algebra import Sum
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, parts_of
 from saccade.mechanisms.features.mask_support import Visible
-from saccade.mechanisms.segments.segment_layout import Tokens
-from saccade.mechanisms.segments.segment_matrix import EarlierSegments
+from saccade.mechanisms.segments import EarlierSegments, Tokens
 from saccade.mechanisms.value_access import is_readable
 from saccade.positions import Rotary
 from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_choice, check_int, check_number, check_type
 
-__all__ = ["CompressiveMatrix", "CompressiveMemory"]
-
 Update = Literal["linear", "delta"]
 
 
 class CompressiveMatrix(Sum):
-    """``(1 - g) * own + g * earlier``: softmax within segments, and what a memory of those before them gives.
+    """``(1 - g) * within + g * earlier``: softmax within segments, and a memory of earlier segments.
 
     Args:
-        own: the softmax.
+        within: the softmax.
         earlier: the memory's matrix.
         gate: g, ``[heads, 1, 1]``.
     """
 
-    def __init__(self, own: AttentionMatrix, earlier: EarlierSegments, gate: Tensor):
-        super().__init__((1.0 - gate, own), (gate, earlier))
+    def __init__(self, within: AttentionMatrix, earlier: EarlierSegments, gate: Tensor):
+        super().__init__((1.0 - gate, within), (gate, earlier))
 
     def advance_segments(
         self, value: Tensor, memory: Tensor | None, tainted: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """The product where ``memory`` stands for all tokens before these, and what is to be remembered.
+        """Return the product after a ``memory`` of all earlier tokens, and the new memory.
 
-        See `saccade.mechanisms.segments.segment_matrix.EarlierSegments.advance_segments`.
+        See `saccade.mechanisms.segments.EarlierSegments.advance_segments`.
         """
-        (rest, own), (gate, earlier) = self.terms
+        (rest, within), (gate, earlier) = self.terms
         assert isinstance(earlier, EarlierSegments)
         out, memory, tainted, is_open = earlier.advance_segments(value, memory, tainted)
-        return (own.matmul(value) * rest + out * gate).to(value.dtype), memory, tainted, is_open
+        return (within.matmul(value) * rest + out * gate).to(value.dtype), memory, tainted, is_open
 
 
 class CompressiveMemory(Approximate):
@@ -60,9 +57,9 @@ class CompressiveMemory(Approximate):
     .. math:: M_s = M_{s-1} + \sigma(K)^\top \Big( V - \Big[ \frac{\sigma(K) M_{s-1}}{\sigma(K) z_{s-1}} \Big] \Big),
               \qquad z_s = z_{s-1} + \sum_j \sigma(k_j), \qquad g = \mathrm{sigmoid}(\text{gate})
 
-    The bracket is that of ``update="delta"``, which writes what the memory does not yet recall. The matrix is a lazy
-    sum. In the first segment the memory is empty and gives 0, so that rows sum to 1 - g. Later they sum to 1 with the
-    linear update; with the delta rule weights have any sign, and rows any sum.
+    The bracket is that of ``update="delta"``, which writes only the part that the memory does not recall. The matrix is
+    a lazy sum. In the first segment the memory is empty and gives 0, so that rows sum to 1 - g. Later they sum to 1
+    with the linear update; with the delta rule weights have any sign, and rows any sum.
 
     Args:
         num_heads: of the queries; each has a gate.
@@ -115,30 +112,30 @@ class CompressiveMemory(Approximate):
 
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         parts = parts_of(mask)
-        found = [
+        reasons = [
             f"{type(part).__name__} is neither Causal nor Padding: a memory holds whole segments of one text"
             for part in parts
             if not (isinstance(part, Causal | Full) or part.hides_keys_only)
         ]
-        if not any(isinstance(part, Causal) for part in parts) and not found:
-            found.append(f"{type(mask).__name__} is not causal: a segment is read after it was written")
-        return tuple(found)
+        if not any(isinstance(part, Causal) for part in parts) and not reasons:
+            reasons.append(f"{type(mask).__name__} is not causal: a segment is read after it was written")
+        return tuple(reasons)
 
     def new_cache(self, max_len: int | None = None) -> CompressiveCache:
-        """An empty `saccade.caches.CompressiveCache`: the memory, and the open segment."""
+        """Return an empty `saccade.caches.CompressiveCache`: the memory, and the open segment."""
         return CompressiveCache(max_len)
 
-    def _made(self, inputs: Inputs) -> CompressiveMatrix:
+    def _matrix_of(self, inputs: Inputs) -> CompressiveMatrix:
         if len(self.gate) != inputs.shape[1]:
             raise value_error("heads of query", f"be num_heads {len(self.gate)}", inputs.shape[1])
-        q, kv = inputs.written_out()
+        q, kv = inputs.position_tables()
         if None in inputs.starts and not is_readable(q, kv):
             reason = "which segments there are is read off the positions, which may not be read here"
             raise unsupported("a table of positions", [reason], hint="a range can be read")
         query, key = inputs.query, inputs.key
         if self.rotary is not None:
             query, key = self.rotary(query, q), self.rotary(key, kv)
-        own = AttentionMatrix(
+        within = AttentionMatrix(
             query,
             key,
             inputs.rule & Segments(self.segment, 0),
@@ -151,7 +148,7 @@ class CompressiveMemory(Approximate):
         earlier = EarlierSegments(
             inputs.query, inputs.key, rows, columns, hidden=visible.hidden_keys, is_delta=self.update == "delta"
         )
-        return CompressiveMatrix(own, earlier, self.gate.to(wide_dtype(self.gate.dtype)).sigmoid()[:, None, None])
+        return CompressiveMatrix(within, earlier, self.gate.to(wide_dtype(self.gate.dtype)).sigmoid()[:, None, None])
 
     def extra_repr(self) -> str:
         return f"{len(self.gate)}, segment={self.segment}, update={self.update!r}, scale={self.scale}"

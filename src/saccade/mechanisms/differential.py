@@ -1,4 +1,4 @@
-"""Differential: what one map of a pair sees beyond the other."""
+"""Differential: the difference of two attention maps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["Differential"]
-
-_SPREAD = 0.1  # of the vectors that λ is made of, when they begin
+_SPREAD = 0.1  # initial spread of the vectors of λ
 
 
 class Differential(Mechanism):
-    r"""The difference of two softmaxes, in which what both see alike goes away.
+    r"""The difference of two softmaxes, which cancels attention that both have in common.
 
     .. math:: A = \mathrm{softmax}(q_1 k_1^\top) - \lambda\, \mathrm{softmax}(q_2 k_2^\top), \qquad
               \lambda = e^{\lambda_{q_1} \cdot \lambda_{k_1}} - e^{\lambda_{q_2} \cdot \lambda_{k_2}}
@@ -31,7 +29,7 @@ class Differential(Mechanism):
     lazy sum (``A1 - lam * A2``): products are two exact ones. Weights may be below 0, and rows sum to 1 - λ.
 
     Args:
-        head_dim: width of each of the two, half of that of the queries and keys that are handed over.
+        head_dim: width of each of the two, half of that of the queries and keys.
         layer: which layer of a stack this is, from 0; decides λ_init.
         scale: of the dot products; ``head_dim ** -0.5`` when None.
 
@@ -70,13 +68,13 @@ class Differential(Mechanism):
     lambda_k2: nn.Parameter
 
     def reset_parameters(self) -> None:
-        """Normal vectors of spread 0.1, so that λ begins near λ_init."""
+        """Draw normal vectors of spread 0.1, so that λ begins near λ_init."""
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=_SPREAD)
 
     @property
     def weight(self) -> Tensor:
-        """λ, how much of the second map is taken away: a tensor of one number, float32 or wider, differentiable."""
+        """λ, the weight of the second map: a tensor of one number, float32 or wider, differentiable."""
         pairs = ((self.lambda_q1, self.lambda_k1), (self.lambda_q2, self.lambda_k2))
         plus, minus = ((q.to(wide_dtype(q.dtype)) * k).sum().exp() for q, k in pairs)
         return plus - minus + self.lambda_init
@@ -104,15 +102,15 @@ class Differential(Mechanism):
         return first - self.weight * second
 
     def with_bias(self, bias: Tensor | Bias) -> Differential:
-        """The same with a bias added to the scores of both maps, for one call."""
+        """Return this mechanism with a bias added to the scores of both maps, for one call."""
         if self.bias is not None:
             reason = "it has a bias already"
             raise unsupported("bias", [reason])
-        made = Differential(self.head_dim, layer=self.layer, scale=self.scale)
-        made.bias = bias
+        biased = Differential(self.head_dim, layer=self.layer, scale=self.scale)
+        biased.bias = bias
         for name, parameter in self.named_parameters():
-            setattr(made, name, parameter)
-        return self._stood_in_for_by(made)
+            setattr(biased, name, parameter)
+        return self._with_hooks(biased)
 
     def extra_repr(self) -> str:
         return f"{self.head_dim}, layer={self.layer}, scale={self.scale}"

@@ -1,21 +1,21 @@
-"""GatedLinear: sums over earlier tokens that fade."""
+"""GatedLinear, Delta and SSD: linear attention whose state fades or is corrected."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from saccade.mechanisms.checked_mechanism import Inputs
-from saccade.mechanisms.recurrences.mechanism import GatedRecurrence
+from saccade.mechanisms.recurrences.mechanism import GatedRecurrence, Recurrence
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
+from saccade.mechanisms.value_access import is_readable
+from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_type, register_tensor
 
-__all__ = ["GatedLinear"]
-
 
 class GatedLinear(GatedRecurrence):
-    r"""Linear attention whose state fades: what a token has written counts less with every token that follows.
+    r"""Linear attention whose state fades: the contribution of a token decreases with every later token.
 
     .. math:: S_t = \mathrm{diag}(\exp g_t)\, S_{t-1} + \beta_t k_t v_t^T, \qquad o_t = s\, S_t^T q_t, \qquad
               A_{ij} = s\, \beta_j \sum_c q_{ic} k_{jc} \exp \Big( \sum_{t=j+1}^{i} g_{tc} \Big)
@@ -31,7 +31,7 @@ class GatedLinear(GatedRecurrence):
 
     Raises:
         ValueError: a decay above 0, or of another shape.
-        UnsupportedError: a mask other than Causal, Documents around it, and what hides keys alone (Padding).
+        UnsupportedError: a mask other than Causal, Documents around it, and masks that only hide keys (Padding).
 
     Cost: O(n * head_dim * value_dim) time and O(n * head_dim) memory; see `saccade.matrix.Matrix`. Decoding takes a
     state of ``head_dim * value_dim`` numbers a head: `saccade.caches.RecurrentCache`.
@@ -64,7 +64,7 @@ class GatedLinear(GatedRecurrence):
 
     @classmethod
     def retnet(cls, num_heads: int) -> GatedLinear:
-        """Retention: factors of ``1 - 2 ** -5`` to ``1 - 2 ** -(4 + num_heads)``.
+        """Return RetNet's retention: factors of ``1 - 2 ** -5`` to ``1 - 2 ** -(4 + num_heads)``.
 
         Queries and keys are to be rotated before, as RetNet has it (`saccade.positions.Rotary`).
         """
@@ -73,7 +73,7 @@ class GatedLinear(GatedRecurrence):
 
     @classmethod
     def lightning(cls, num_heads: int, layer: int = 0, num_layers: int = 1) -> GatedLinear:
-        """Lightning attention of MiniMax: rates of ALiBi's slopes, smaller in later layers; no scale.
+        """Return MiniMax's lightning attention: rates of ALiBi's slopes, smaller in later layers; no scale.
 
         Args:
             num_heads: a power of two.
@@ -90,3 +90,103 @@ class GatedLinear(GatedRecurrence):
             batch, _, _, length = inputs.shape
             decay = self.decay[None, :, None].to(inputs.wide).expand(batch, -1, length)
         return super()._matrix(inputs, decay, beta)
+
+
+class Delta(GatedRecurrence):
+    r"""The delta rule: a state of keys and values that new tokens correct.
+
+    .. math:: S_t = D_t S_{t-1} + \beta_t k_t \big( v_t - (D_t S_{t-1})^T k_t \big)^T, \qquad o_t = s\, S_t^T q_t
+
+    .. math:: A = s\, L(Q, K)\, \big( I + \mathrm{diag}(\beta)\, L(K, K)_{<} \big)^{-1} \mathrm{diag}(\beta), \qquad
+              L(X, K)_{ij} = \sum_c x_{ic} k_{jc} \exp \Big( \sum_{t=j+1}^{i} g_{tc} \Big), \; j \le i
+
+    Without a decay DeltaNet; with one for each token Gated DeltaNet, with one for each channel Kimi Delta Attention.
+    These are the update rules "delta" and "gated_delta" of the ONNX operator LinearAttention.
+
+    Keys should have length 1: the state stays bounded where :math:`\beta_t |k_t|^2 \le 2`, and may grow without bound
+    where not. Nothing is normalised here: ``torch.nn.functional.normalize(key, dim=-1)``.
+
+    Args:
+        scale: s; ``head_dim ** -0.5`` when None.
+
+    Raises:
+        ValueError: gates of another shape, or a decay above 0.
+        UnsupportedError: a mask other than Causal, Documents around it, and masks that only hide keys (Padding).
+
+    Cost: that of `GatedLinear`, and a triangular system of 32 tokens for each chunk.
+
+    Example:
+        >>> import torch
+        >>> from saccade.masks import Causal
+        >>> key = torch.eye(2)[[0, 1, 0]][None, None]  # the third token writes where the first did
+        >>> Delta(scale=1.0)(key, key, beta=torch.ones(1, 1, 3), mask=Causal())[0, 0]
+        tensor([[1., 0., 0.],
+                [0., 1., 0.],
+                [0., 0., 1.]])
+
+    Reference: Yang et al. 2024, arXiv:2406.06484 (parallel form); Yang et al. 2025, arXiv:2412.06464 (gated); Kimi Team
+    2025, arXiv:2510.26692 (a decay for each channel).
+    """
+
+    is_delta = True
+
+
+class SSD(Recurrence):
+    r"""Mamba-2's state space: a step size for each token sets how much it writes and how much the state fades.
+
+    .. math:: S_t = \exp(\Delta_t a)\, S_{t-1} + \Delta_t B_t x_t^T, \qquad y_t = S_t^T C_t, \qquad
+              A_{ij} = \Delta_j\, C_i \cdot B_j \exp \Big( a \sum_{t=j+1}^{i} \Delta_t \Big)
+
+    C is the query, B the key, x the value; C and B may have fewer heads than x (Mamba-2's groups). The term D·x of a
+    layer is no part of the matrix: add it.
+
+    Args:
+        num_heads: heads of the values.
+
+    Attributes:
+        log_rate: ``log(-a)``, trainable, ``[num_heads]``; starts at the logarithms of 1 to ``num_heads``, as Mamba-2's
+            ``A_log`` does.
+
+    Raises:
+        ValueError: steps of another shape, or below 0.
+        UnsupportedError: a mask other than Causal, Documents around it, and masks that only hide keys (Padding).
+
+    Cost: that of `GatedLinear`.
+
+    Example:
+        >>> import torch
+        >>> from saccade.masks import Causal
+        >>> read = written = torch.ones(1, 1, 3, 1)
+        >>> SSD(1)(read, written, step=torch.full((1, 1, 3), 0.5), mask=Causal())[0, 0, 2].detach()
+        tensor([0.1839, 0.3033, 0.5000])
+
+    Reference: Dao and Gu 2024, arXiv:2405.21060.
+    """
+
+    def __init__(self, num_heads: int):
+        super().__init__(scale=1.0)
+        self.log_rate = nn.Parameter(torch.arange(1.0, check_int("num_heads", num_heads) + 1.0).log())
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        step: Tensor | None = None,
+        mask: object = None,
+        q_positions: GivenPositions = None,
+        kv_positions: GivenPositions = None,
+    ) -> RecurrenceMatrix:
+        """Return the matrix; ``step`` is Δ, at least 0, ``[batch, num_heads, kv_len]``; 1 when None."""
+        inputs = self._inputs(query, key, mask, q_positions, kv_positions)
+        batch, _, _, length = inputs.shape
+        if step is None:
+            step = query.new_ones(batch, len(self.log_rate), length)
+        check_type("step", step, Tensor, "be a tensor [batch, num_heads, kv_len]")
+        expected = (batch, len(self.log_rate), length)
+        if step.shape != expected:
+            raise value_error("step", f"have shape {list(expected)}", list(step.shape))
+        if is_readable(step) and step.numel() and bool((step < 0).any()):
+            hint = "for instance softplus(x)"
+            raise value_error("step", "be at least 0", f"{float(step.min()):.3g}", hint=hint)
+        return self._matrix(inputs, -step * self.log_rate.exp()[:, None].to(step), step)

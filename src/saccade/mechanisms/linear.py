@@ -1,4 +1,4 @@
-"""Linear: attention by products of features, and the functions that make these."""
+"""Linear: attention by products of features, and its feature maps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.mechanisms.features.feature_matrix import Features
-from saccade.mechanisms.features.mechanism import FeatureMechanism
+from saccade.mechanisms.features.feature_matrix import FeatureMechanism, Features
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.validation import check_choice, check_number, check_type
-
-__all__ = ["Linear"]
 
 FeatureMapName = Literal["elu", "relu", "squared_relu"]
 FeatureMap = Callable[[Tensor], Tensor]
@@ -27,17 +24,16 @@ def _squared_relu(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-# Functions with names: a mechanism is pickled with its own.
+# Named functions, so that a mechanism can be pickled.
 _MAPS: dict[str, FeatureMap] = {"elu": _elu, "relu": F.relu, "squared_relu": _squared_relu}
 
 
 class Linear(FeatureMechanism):
-    r"""Compares queries and keys by a product of features, which needs no pairs: linear time.
+    r"""Linear attention: queries and keys meet in a product of features, in linear time.
 
     .. math:: A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\epsilon + \sum_{j'} \phi(q_i) \cdot \phi(k_{j'})}
 
-    Another attention, not an approximation of softmax: a model has to be trained with it. There is no scale. It is
-    exact in one case: where φ(q)·φ(k) is the kernel that is wanted.
+    It is no approximation of softmax: a model has to be trained with it. There is no scale.
 
     Args:
         feature_map: φ, entry by entry "elu" (elu(x) + 1, always above 0), "relu" or "squared_relu"; or a function
@@ -70,12 +66,12 @@ class Linear(FeatureMechanism):
         self.eps = check_number("eps", eps, least=0.0)
 
     def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, None]:
-        made = self._features(query), self._features(key)
-        counts = [of.values.shape[3] for of in made]
+        mapped = self._features(query), self._features(key)
+        counts = [of.values.shape[3] for of in mapped]
         if counts[0] != counts[1]:
             got = f"{counts[0]} and {counts[1]}"
             raise value_error("features", "be as many for queries as for keys", got)
-        return *made, None
+        return *mapped, None
 
     def _features(self, x: Tensor) -> Features:
         values = check_type("feature_map", self._map(x), Tensor, "return a tensor")
@@ -90,7 +86,7 @@ class Linear(FeatureMechanism):
 
 
 def _map_of(feature_map: FeatureMapName | FeatureMap) -> FeatureMap:
-    """The function of a name, or the function given."""
+    """Return the function of that name, or the function itself."""
     if isinstance(feature_map, str):
         hint = "a function of your own will do, too"
         return _MAPS[check_choice("feature_map", feature_map, _MAPS, hint=hint)]

@@ -1,7 +1,8 @@
-"""LinearTimeMatrix: products take linear time, and single weights are written out only where they are asked for."""
+"""LinearTimeMatrix: a matrix with products in linear time, whose weights are computed only on request."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
 
@@ -12,22 +13,20 @@ from saccade.engine import dropout
 from saccade.matrix import Matrix
 from saccade.support.torch_modes import without_autocast
 
-__all__ = ["LinearTimeMatrix"]
-
 _ENTRIES = 1 << 18  # about a megabyte of weights, which stays in a core's L2 cache
 
 
 class LinearTimeMatrix(Matrix):
-    """What matrices in linear time share: a product that needs no weights, except those that dropout leaves out.
+    """The base of matrices in linear time: a product that needs no weights, except with dropout.
 
     Args:
         shape: (batch, heads, q_len, kv_len).
         kv_heads: number of key and value heads.
         dtype: of the inputs and of the products.
-        device: where the ingredients are.
+        device: of the inputs.
     """
 
-    # Values in the class, since attributes alone do not stand for the abstract properties of a matrix.
+    # Class attributes, since instance attributes do not implement the abstract properties of a matrix.
     shape: tuple[int, int, int, int] = (0, 0, 0, 0)
     kv_heads: int = 0
     dtype: torch.dtype = torch.float32
@@ -37,7 +36,7 @@ class LinearTimeMatrix(Matrix):
         self.shape, self.kv_heads, self.dtype, self.device = shape, kv_heads, dtype, device
 
     def matmul(self, value: Tensor, *, dropout_p: float = 0.0, seed: int | None = None) -> Tensor:
-        """``A @ value`` in linear time; see `Matrix.matmul`. With dropout, pair by pair: in quadratic time."""
+        """Return ``A @ value`` in linear time; see `Matrix.matmul`. With dropout, pair by pair: in quadratic time."""
         value = self._operand(value, "value", self.kv_heads, self.shape[3])
         dropout.check(dropout_p)
         dropout.check_seed(seed)
@@ -48,10 +47,10 @@ class LinearTimeMatrix(Matrix):
 
     @abstractmethod
     def _times(self, value: Tensor) -> Tensor:
-        """The product with a value of the right shape and dtype; in float32 or wider."""
+        """Return the product with a value of the right shape and dtype; in float32 or wider."""
 
     def _pieces(self, batch: int | None, head: int | None, rows: range | None) -> Iterator[tuple[slice, slice, range]]:
-        """Batch items, heads and rows of each block that was asked for: all if they are few, else rows of one head."""
+        """Yield batch items, heads and rows of each requested block: all if they are few, else rows of one head."""
         self._check_part(batch, head, rows)
         items = range(self.shape[0]) if batch is None else range(batch, batch + 1)
         heads = range(self.shape[1]) if head is None else range(head, head + 1)
@@ -66,3 +65,19 @@ class LinearTimeMatrix(Matrix):
             for h in heads:
                 for start in range(rows.start, rows.stop, height):
                     yield slice(b, b + 1), slice(h, h + 1), range(start, min(start + height, rows.stop))
+
+
+def divide_rows(x: Tensor, total: Tensor, eps: float = 0.0) -> Tensor:
+    """Divide rows by their totals and eps; a row with total 0 is 0 and gets no gradient."""
+    empty = total == 0
+    if eps:  # the entries of a row may cancel
+        empty = empty & (x == 0).all(-1, keepdim=True)
+    out = x / (total + eps).masked_fill(empty, math.inf)
+    return out.masked_fill(empty, 0.0) if out.requires_grad else out
+
+
+def take_rows(x: Tensor, order: Tensor) -> Tensor:
+    """Return rows of ``[batch, heads, len, width]`` in the order ``[batch | 1, places]``."""
+    if len(order) == 1:
+        return x.index_select(2, order[0])
+    return x.gather(2, order[:, None, :, None].expand(len(x), x.shape[1], order.shape[1], x.shape[3]))

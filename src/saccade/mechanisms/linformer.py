@@ -10,22 +10,18 @@ from torch import Tensor, nn
 from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.masks import Mask
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
-from saccade.mechanisms.low_rank.key_padding import Tokens, why_not_keys_only
-from saccade.mechanisms.low_rank.low_rank_matrix import LowRankMatrix
-from saccade.mechanisms.low_rank.thin_softmax import NarrowSoftmax
+from saccade.mechanisms.low_rank import LowRankMatrix, NarrowSoftmax, Tokens, why_not_keys_only
 from saccade.mechanisms.value_access import unless_none
 from saccade.positions.token_positions import Positions
 from saccade.support.errors import value_error
 from saccade.support.torch_modes import without_autocast
 from saccade.support.validation import check_choice, check_int, check_number
 
-__all__ = ["Linformer", "LinformerMatrix"]
-
 Share = Literal["none", "heads", "key_value"]
 
 
 class Linformer(Approximate):
-    r"""Sums all keys up in a few slots, with trained projections along the length, and attends to these.
+    r"""Attention to a few slots, which sum all keys with trained projections along the length.
 
     .. math:: A = \mathrm{softmax}(Q (E K)^\top)\, F, \qquad E, F \in \mathbb{R}^{\text{rank} \times \text{kv\_len}}
 
@@ -34,8 +30,8 @@ class Linformer(Approximate):
     segment are alike. The length is fixed: a shorter sequence reads the first columns, a longer one is refused. A
     slot mixes keys of the whole sequence, so it is not causal.
 
-    What can be looked at is `LinformerMatrix.slots`, ``[batch, heads, q_len, rank]``, and ``matrix.projection``; the
-    product of the two, the matrix itself, is no distribution over keys.
+    To inspect it, read `LinformerMatrix.slots`, ``[batch, heads, q_len, rank]``, and ``matrix.projection``; their
+    product, the matrix itself, is no distribution over keys.
 
     Args:
         kv_len: largest number of key positions.
@@ -87,7 +83,7 @@ class Linformer(Approximate):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Each slot the mean of equally many neighbouring positions, give or take one."""
+        """Set each slot to the mean of equally many neighbouring positions, give or take one."""
         slots = torch.arange(self.kv_len) * self.rank // self.kv_len
         means = nn.functional.one_hot(slots, self.rank).mT.to(torch.float32)
         means = means / means.sum(1, keepdim=True)
@@ -98,7 +94,7 @@ class Linformer(Approximate):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return why_not_keys_only(mask, "a slot mixes keys of the whole sequence, some of which a query would not see")
 
-    def _made(self, inputs: Inputs) -> LinformerMatrix:
+    def _matrix_of(self, inputs: Inputs) -> LinformerMatrix:
         kv_heads = inputs.key.shape[1]
         if self.share == "none" and kv_heads != self.num_kv_heads:
             raise value_error("key heads", f"be {self.num_kv_heads}, as num_kv_heads says", kv_heads)
@@ -115,7 +111,7 @@ class Linformer(Approximate):
         return LinformerMatrix(left, projection, tokens, dtype=inputs.query.dtype)
 
     def _check_last(self, positions: Positions | None, kv_len: int) -> None:
-        """Raise if a key stands too far; where positions may not be looked at, reading the projection there does."""
+        """Raise for a key position beyond the projection; if positions cannot be read, indexing raises at run time."""
         ends = (0, kv_len - 1) if positions is None else positions.ends
         last = -1 if ends is None else ends[1]
         if last >= self.kv_len:
@@ -123,18 +119,18 @@ class Linformer(Approximate):
             raise value_error("keys", rule, f"one at {last}", hint="Performer and Nystrom take any length")
 
     def extra_repr(self) -> str:
-        own = f"{self.kv_len}, {self.rank}, share={self.share!r}"
-        return own if self.scale is None else f"{own}, scale={self.scale}"
+        text = f"{self.kv_len}, {self.rank}, share={self.share!r}"
+        return text if self.scale is None else f"{text}, scale={self.scale}"
 
     def _columns(self, projection: Tensor, tokens: Tokens) -> Tensor:
-        """What slots take of the keys at these positions, ``[batch | 1, kv_heads | 1, rank, kv_len]``."""
+        """Return the weights of keys at these positions in each slot, ``[batch | 1, kv_heads | 1, rank, kv_len]``."""
         columns = projection[:, :, tokens.keys.clamp(min=0)].movedim(2, 0)
         hidden = unless_none(tokens.hidden)
         return columns if hidden is None else columns.masked_fill(hidden[:, None, None], 0.0)
 
 
 class LinformerMatrix(LowRankMatrix):
-    """``slots @ projection``: which slots a query attends to, and which keys each slot takes its values from.
+    """``slots @ projection``: the weights of slots for each query, and of keys in each slot.
 
     Args:
         left: queries over the pooled keys, ``[batch, heads, q_len, rank]``.
@@ -150,7 +146,7 @@ class LinformerMatrix(LowRankMatrix):
         self.projection, self._hidden = projection, tokens.hidden
 
     def slots(self) -> Tensor:
-        """How much each query attends to each slot, ``[batch, heads, q_len, rank]``; these rows sum to 1."""
+        """Return the weight of each slot for each query, ``[batch, heads, q_len, rank]``; these rows sum to 1."""
         return self._without_lost(self.left.matrix().to_dense())
 
     def _gathered(self, value: Tensor) -> Tensor:

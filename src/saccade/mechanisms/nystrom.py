@@ -7,35 +7,31 @@ from torch import Tensor
 
 from saccade.masks import Mask
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs, scale_of
-from saccade.mechanisms.low_rank.key_padding import Tokens, hidden_at, why_not_keys_only
-from saccade.mechanisms.low_rank.low_rank_matrix import LowRankMatrix
-from saccade.mechanisms.low_rank.thin_softmax import NarrowSoftmax
+from saccade.mechanisms.low_rank import LowRankMatrix, NarrowSoftmax, Tokens, hidden_at, why_not_keys_only
 from saccade.support.torch_modes import without_autocast
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["Nystrom", "NystromMatrix", "pseudo_inverse", "segment_means"]
-
 
 class Nystrom(Approximate):
-    r"""Approximates softmax attention through a few landmarks, the means of neighbouring tokens: linear time.
+    r"""Softmax attention approximated through a few landmarks, the means of neighbouring tokens: linear time.
 
     .. math:: A \approx \mathrm{softmax}(Q \tilde K^\top)\, \mathrm{softmax}(\tilde Q \tilde K^\top)^{+}\,
               \mathrm{softmax}(\tilde Q K^\top)
 
-    Exact with as many landmarks as tokens and the exact pseudo-inverse. With fewer it is exact where landmarks lose
-    nothing: where neighbours within a segment are alike. Landmarks average over tokens that come later, so it is not
+    Exact with one landmark for each token and the exact pseudo-inverse. With fewer it is exact if neighbours within a
+    segment are equal. Landmarks average over tokens that come later, so it is not
     causal. Rows may hold weights below 0.
 
     Args:
-        num_landmarks: means of queries, and of keys; a shorter sequence has as many as tokens.
+        num_landmarks: means of queries, and of keys; a shorter sequence has one for each token.
         iterations: steps towards the pseudo-inverse; None for the exact one, by singular values.
         scale: of the dot products; ``head_dim ** -0.5`` when None.
 
-    The exact pseudo-inverse magnifies what landmarks lose, without limit where two of them are nearly alike; a few
+    The exact pseudo-inverse magnifies the error of landmarks, without limit if two of them are nearly equal; a few
     steps towards it do not. On queries and keys of unrelated neighbours neither is of use: `saccade.compare` says so.
 
-    Padding is left out of the means: of keys always, of queries where they are as many as keys and stand where those
-    do, so that what padding holds changes nothing.
+    Padding is left out of the means: of keys always, of queries if there are as many as keys, at the same positions, so
+    that the contents of padding change nothing.
 
     Raises:
         TypeError, ValueError: a count below 1, a scale that is no finite number.
@@ -68,7 +64,7 @@ class Nystrom(Approximate):
     def reasons(self, mask: Mask) -> tuple[str, ...]:
         return why_not_keys_only(mask, "landmarks are means of tokens, some of which a query would not see")
 
-    def _made(self, inputs: Inputs) -> NystromMatrix:
+    def _matrix_of(self, inputs: Inputs) -> NystromMatrix:
         batch, heads, q_len, kv_len = inputs.shape
         tokens = Tokens.of(inputs)
         q, k, hidden = tokens.query, tokens.key, tokens.hidden
@@ -85,8 +81,8 @@ class Nystrom(Approximate):
         return NystromMatrix(left, inner, right, dtype=inputs.query.dtype, lost=tokens.lost)
 
     def extra_repr(self) -> str:
-        own = f"{self.num_landmarks}, iterations={self.iterations}"
-        return own if self.scale is None else f"{own}, scale={self.scale}"
+        text = f"{self.num_landmarks}, iterations={self.iterations}"
+        return text if self.scale is None else f"{text}, scale={self.scale}"
 
 
 class NystromMatrix(LowRankMatrix):
@@ -97,7 +93,7 @@ class NystromMatrix(LowRankMatrix):
         inner: ``[batch, heads, landmarks, landmarks]``, the pseudo-inverse.
         right: the queries' landmarks over the keys, ``[batch, heads, landmarks, kv_len]``.
         dtype: of the inputs and of the products.
-        lost: bool ``[batch, q_len]``, rows where no token stands.
+        lost: bool ``[batch, q_len]``, True at padding.
 
     Cost: products take O((q_len + kv_len) * landmarks * width) time and memory linear in the lengths.
     """
@@ -117,7 +113,7 @@ class NystromMatrix(LowRankMatrix):
 
 
 def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Means of equally many neighbours, those that are hidden left out.
+    """Return means of equally many neighbours, without the hidden ones.
 
     Args:
         x: ``[batch, heads, len, width]``.
@@ -140,7 +136,7 @@ def segment_means(x: Tensor, hidden: Tensor, count: int) -> tuple[Tensor, Tensor
 
 
 def pseudo_inverse(matrix: Tensor, iterations: int | None) -> Tensor:
-    r"""The Moore-Penrose inverse of each matrix, exactly or in some steps.
+    r"""Return the Moore-Penrose inverse of each matrix, exactly or in some steps.
 
     .. math:: Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))), \qquad
               Z_0 = A^\top / (\lVert A \rVert_1 \lVert A \rVert_\infty)
@@ -158,8 +154,10 @@ def pseudo_inverse(matrix: Tensor, iterations: int | None) -> Tensor:
     Reference: Xiong et al. 2021, arXiv:2102.03902, section 3.3 and equation 14.
     """
     if iterations is None:
-        spoilt = ~matrix.detach().isfinite().all(-1).all(-1)[..., None, None]  # of which there are no singular values
-        return torch.linalg.pinv(matrix.masked_fill(spoilt, 0.0)).masked_fill(spoilt, torch.nan)
+        is_nonfinite = (
+            ~matrix.detach().isfinite().all(-1).all(-1)[..., None, None]
+        )  # of which there are no singular values
+        return torch.linalg.pinv(matrix.masked_fill(is_nonfinite, 0.0)).masked_fill(is_nonfinite, torch.nan)
     if 0 in matrix.shape:
         return matrix.mT
     size = matrix.abs()

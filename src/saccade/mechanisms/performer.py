@@ -11,19 +11,16 @@ import torch
 from torch import Tensor
 
 from saccade.mechanisms.checked_mechanism import scale_of
-from saccade.mechanisms.features.feature_matrix import Features
-from saccade.mechanisms.features.mechanism import FeatureMechanism
+from saccade.mechanisms.features.feature_matrix import FeatureMechanism, Features
 from saccade.mechanisms.features.random_features import KINDS, Kind, drawn, drawn_unread, random_features
 from saccade.mechanisms.value_access import is_readable
 from saccade.support.errors import unsupported, value_error
 from saccade.support.torch_modes import unobserved, without_autocast
 from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type, register_tensor
 
-__all__ = ["Performer"]
-
 
 class Performer(FeatureMechanism):
-    r"""Estimates softmax attention from random features (FAVOR+): linear time, whatever the length.
+    r"""Softmax attention estimated from random features (FAVOR+): linear time.
 
     .. math:: e^{q \cdot k} = E_\omega[\phi_\omega(q) \cdot \phi_\omega(k)], \qquad
               A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\sum_{j'} \phi(q_i) \cdot \phi(k_{j'})}
@@ -107,7 +104,7 @@ class Performer(FeatureMechanism):
         self._drawn: tuple[tuple[int, int], Tensor] | None = None
 
     def draw(self) -> None:
-        """Draw new directions for the calls to come; states and matrices made before keep theirs.
+        """Draw new directions for the calls to come; earlier states and matrices are unchanged.
 
         Raises:
             UnsupportedError: the directions were given.
@@ -135,7 +132,7 @@ class Performer(FeatureMechanism):
 
     def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, Hashable]:
         if self.training and self.redraw is not None:
-            # In tensors, so that a traced program counts too.
+            # Counted in tensors, so that a traced program counts too.
             is_due = self.calls == self.redraw
             self.draws += is_due
             self.calls.mul_(~is_due).add_(1)
@@ -148,7 +145,7 @@ class Performer(FeatureMechanism):
         return of_query, of_key, (*self._source(), self.num_features, self.kind, scale)
 
     def _source(self) -> tuple[Hashable, ...]:
-        """Equal for equal directions, as far as anybody may look."""
+        """Return a key that is equal for equal directions, as far as these can be read."""
         if self.directions is None:
             return self.seed, int(self.draws) if is_readable(self.draws) else None, self.orthogonal
         if not is_readable(self.directions):
@@ -157,16 +154,16 @@ class Performer(FeatureMechanism):
         return (hashlib.sha256(numbers.tobytes()).hexdigest(),)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        # A state that does not tell of calls is of a time when none did: they are counted from here on.
+        # States of older versions have no calls: counting starts here.
         if f"{prefix}draws" in state_dict:
             state_dict.setdefault(f"{prefix}calls", torch.zeros((), dtype=torch.int64))
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:
-        said = [("orthogonal", True), ("kind", "positive"), ("scale", None), ("seed", 0), ("redraw", None)]
-        own = [f"{name}={getattr(self, name)!r}" for name, usual in said if getattr(self, name) != usual]
-        own += [] if self.directions is None else ["directions given"]
-        return ", ".join([str(self.num_features), *own])
+        defaults = [("orthogonal", True), ("kind", "positive"), ("scale", None), ("seed", 0), ("redraw", None)]
+        changed = [f"{name}={getattr(self, name)!r}" for name, usual in defaults if getattr(self, name) != usual]
+        changed += [] if self.directions is None else ["directions given"]
+        return ", ".join([str(self.num_features), *changed])
 
 
 def _checked(directions: object, num_features: int | None, redraw: int | None) -> Tensor:

@@ -12,13 +12,10 @@ from saccade.masks import Mask
 from saccade.mechanisms.checked_mechanism import Approximate, Inputs
 from saccade.mechanisms.features.mask_support import Visible, why_no_sum
 from saccade.mechanisms.features.sequence_order import Order
-from saccade.mechanisms.state_spaces.modes import Modes
-from saccade.mechanisms.state_spaces.state_space_matrix import StateSpaceMatrix
+from saccade.mechanisms.state_spaces import Modes, StateSpaceMatrix
 from saccade.support.errors import unsupported, value_error
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int, check_number
-
-__all__ = ["S4D"]
 
 
 class S4D(Approximate):
@@ -27,13 +24,13 @@ class S4D(Approximate):
     .. math:: x_t = e^{\Delta a} x_{t-1} + u_t, \qquad y_t = 2\,\mathrm{Re} \sum_n \bar{c}_n x_{tn} + d\,u_t, \qquad
               \bar{c} = c\, \frac{e^{\Delta a} - 1}{a}
 
-    Weights depend on distance alone, and on no contents: queries and keys say how many tokens there are, and each head
-    is one channel. `saccade.nn.StateSpace` is the layer.
+    Weights depend on distance alone: queries and keys only set the number of tokens, and each head is one
+    channel. `saccade.nn.StateSpace` is the layer.
 
     Args:
         channels: heads of the matrix.
         state_dim: numbers of a state, real ones; even.
-        least_step, most_step: between which the steps Δ of the channels lie at first.
+        least_step, most_step: the initial range of the steps Δ of the channels.
 
     Attributes:
         log_step: log Δ, ``[channels]``.
@@ -44,7 +41,7 @@ class S4D(Approximate):
 
     Raises:
         ValueError: sizes or steps out of range.
-        UnsupportedError: a mask other than Causal, Documents around it, and what hides keys alone (Padding).
+        UnsupportedError: a mask other than Causal, Documents around it, and masks that only hide keys (Padding).
 
     Cost: O(n log n) for each channel; a step of decoding O(state_dim). FFTs mix up to 4,096
     tokens at a time: later values reach earlier outputs by as much as rounding does.
@@ -78,7 +75,7 @@ class S4D(Approximate):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw steps and weights anew, and begin with the modes of S4D-Lin."""
+        """Draw new steps and weights, and start from the modes of S4D-Lin."""
         with torch.no_grad():
             self.log_step.uniform_(math.log(self.least_step), math.log(self.most_step))
             self.log_rate.fill_(math.log(0.5))
@@ -93,18 +90,18 @@ class S4D(Approximate):
         return (*why_no_sum(mask), f"{name} is not causal: a state knows what came before")
 
     def new_cache(self, max_len: int | None = None) -> RecurrentCache:
-        """An empty `saccade.caches.RecurrentCache`: the state, of constant size."""
+        """Return an empty `saccade.caches.RecurrentCache`: the state, of constant size."""
         return RecurrentCache(max_len)
 
     def modes(self) -> Modes:
-        """The state space in steps of one token."""
+        """Return the state space in steps of one token."""
         wide = widest_dtype(self.weight.device)
         rate = torch.complex(-self.log_rate.to(wide).exp(), self.frequency.to(wide))
         turn = rate * self.log_step.to(wide).exp()[:, None]
         weight = torch.view_as_complex(self.weight.to(wide).contiguous())
         return Modes(turn, weight * (turn.exp() - 1.0) / rate, self.skip)
 
-    def _made(self, inputs: Inputs) -> StateSpaceMatrix:
+    def _matrix_of(self, inputs: Inputs) -> StateSpaceMatrix:
         if inputs.shape[1] != self.channels or inputs.key.shape[1] != self.channels:
             got = f"{inputs.shape[1]} and {inputs.key.shape[1]}"
             raise value_error("heads", f"be the {self.channels} channels, of queries and keys", got)

@@ -18,22 +18,20 @@ from saccade.scores.base import ScoreMod
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_type, is_integer, register_tensor
 
-__all__ = ["Softmax"]
-
 
 class Softmax(Mechanism):
-    """Makes the `AttentionMatrix`; owns what softmax attention can be told.
+    """Exact softmax attention, which returns an `AttentionMatrix`; stores its options.
 
     Args:
         score: how alike a query and a key are, a `saccade.scores.Score`, or a function that changes dot products; the
             dot product when None.
-        bias: added to the scores, a `saccade.positions.Bias`; none when None. A tensor is a fact of one batch and goes
-            to `saccade.attention`.
+        bias: added to the scores, a `saccade.positions.Bias`; none when None. A tensor belongs to one batch: pass it to
+            `saccade.attention`.
         scale, softcap, impl: see `saccade.AttentionMatrix`.
         sink_logit: a trainable term in the denominator: its start ``[num_heads]``, or a number of heads, to start at 0.
 
     Raises:
-        TypeError: a score or bias that is none, a sink_logit that is no float tensor.
+        TypeError: a score or bias of another type, a sink_logit that is no float tensor.
 
     Example:
         >>> import torch
@@ -93,12 +91,12 @@ class Softmax(Mechanism):
         if self.bias is not None:
             reason = "it has a bias of its own, and a call brings another"
             raise unsupported("bias", [reason], hint="Softmax() without one takes that of each call")
-        made = Softmax(score=self.score, scale=self.scale, softcap=self.softcap, impl=self.impl)
-        made.bias = bias
+        biased = Softmax(score=self.score, scale=self.scale, softcap=self.softcap, impl=self.impl)
+        biased.bias = bias
         if self.sink_logit is not None:  # a compiler cannot trace how torch assigns a buffer
-            del made.sink_logit
-            register_tensor(made, "sink_logit", self.sink_logit)
-        return self._stood_in_for_by(made)
+            del biased.sink_logit
+            register_tensor(biased, "sink_logit", self.sink_logit)
+        return self._with_hooks(biased)
 
     def extra_repr(self) -> str:
         return f"scale={self.scale}, softcap={self.softcap}, impl={self.impl!r}"
@@ -112,7 +110,7 @@ def _start(sink_logit: Tensor | int) -> Tensor:
             raise type_error("sink_logit", "be a float tensor [num_heads]", got, hint=hint)
         if sink_logit.dim() != 1:
             raise value_error("sink_logit", "have shape [num_heads]", list(sink_logit.shape))
-        # The caller's own tensor where it is trained already.
+        # A tensor that is trained already is used itself.
         return sink_logit if sink_logit.requires_grad else nn.Parameter(sink_logit.detach().clone())
     if not is_integer(sink_logit) or sink_logit < 1:
         rule = "be a tensor, a number of heads of at least 1, or None"

@@ -1,4 +1,4 @@
-"""TopK: exact softmax over the keys that a scorer picks for each query."""
+"""TopK: exact softmax over the keys that a scorer selects for each query."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from torch import Tensor
 
 from saccade.caches import IndexedCache, KVCache, LayerCache
 from saccade.matrix import AttentionMatrix
-from saccade.matrix.block_sparse import selected
+from saccade.matrix.block_sparse import restrict_to_blocks, select_blocks
 from saccade.mechanisms.base import Mechanism
-from saccade.mechanisms.block_selection import chosen_blocks
-from saccade.mechanisms.scorers.base import Scorer, ScoreRows
 from saccade.mechanisms.softmax import Softmax
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
+from saccade.scorers.scorer import Scorer, ScoreRows
 from saccade.support.errors import hidden_by_vmap, kind, type_error
-from saccade.support.torch_modes import is_mapped, without_autocast
+from saccade.support.torch_modes import is_mapped, is_tracing, without_autocast
 from saccade.support.validation import check_int, check_type
-
-__all__ = ["TopK"]
 
 
 class TopK(Mechanism):
@@ -31,37 +28,35 @@ class TopK(Mechanism):
               S(i) = \text{the } k \text{ largest } I_{ij} \text{ with } j \in V(i)
 
     where V(i) are the keys that query i may attend to. Of equal scores the lower positions win. Scores are computed in
-    float64 and compared in float32, so that a step with a cache chooses as the full run does; where two scores are
-    closer than that, neither is a mistake.
+    float64 and compared in float32, so that a step with a cache selects as the full run does; if two scores are closer
+    than that, either selection is right.
 
-    Of blocks of several keys, ``k`` counts blocks, and those that a query sees only in part, its own among them under a
+    With blocks of several keys, ``k`` counts blocks. Blocks that a query sees only in part, its own among them under a
     causal mask, are always read and count. Blocks are cut at columns, from the first key on.
 
-    The choice is part of the matrix, as a mask: every statistic and product is that of the chosen keys. No gradient
-    goes to the scorer; `saccade.statistics.IndexerLoss` trains one.
+    The selection is part of the matrix, as a mask: every statistic and product is that of the selected keys. No
+    gradient goes to the scorer; `saccade.statistics.IndexerLoss` trains one.
 
     Args:
-        scorer: a `saccade.mechanisms.scorers.Scorer`; or a function ``(query, key, rows) -> scores``, which is handed
-            all queries and keys and a range of rows, and answers with
-            ``[batch, 1 | kv_heads | heads, rows, kv_len or blocks]``. It must not look at keys behind a query.
-        k: keys, or blocks, that a query reads at most (if it sees no more of them in part).
+        scorer: a `saccade.scorers.Scorer`; or a function ``(query, key, rows) -> scores`` of all queries and keys and
+            a range of rows, which returns ``[batch, 1 | kv_heads | heads, rows, kv_len or blocks]``. It must not read
+            keys after a query.
+        k: most keys, or blocks, that a query reads (unless it sees more blocks in part).
         block_size: keys of a block.
-        softmax: what is made of the chosen keys: owns score, bias, scale, softcap, sink_logit and impl; plain when
-            None.
+        softmax: of the selected keys: has score, bias, scale, softcap, sink_logit and impl; `Softmax()` when None.
 
     Raises:
-        TypeError: a scorer or softmax that is none.
+        TypeError: a scorer or softmax of another type.
         ValueError: sizes below 1, scores of another shape.
 
     Cost: the scores, O(q_len * kv_len) cheap ones, a few rows at a time, and an index, 4 bytes for each query and
-    choice. Products of blocks of 16 keys and more go block by block, in time O(q_len * k * block_size): each block
-    meets the queries that chose it. Single keys are gathered where they are few, in steps of decoding and where many
-    heads share a key; else they are a mask on all tiles, in about the time of dense attention. Under `torch.compile`
-    the choice and the product break the graph.
+    selection. Products of blocks of 16 keys and more go block by block, in time O(q_len * k * block_size). Single keys
+    are gathered if they are few: in decoding steps, and if many heads share a key; else they are a mask on all tiles,
+    in about the time of dense attention. Under `torch.compile` the selection and the product break the graph.
 
     Example:
         >>> from saccade import masks
-        >>> from saccade.mechanisms.scorers import DotProducts
+        >>> from saccade.scorers import DotProducts
         >>> q = k = torch.tensor([[0.0], [3.0], [1.0], [2.0]])[None, None]
         >>> TopK(DotProducts(), 2)(q, k, mask=masks.Causal()).to_dense()[0, 0].gt(0).int()
         tensor([[1, 0, 0, 0],
@@ -83,7 +78,7 @@ class TopK(Mechanism):
         super().__init__()
         if isinstance(scorer, type) or not (isinstance(scorer, Scorer) or callable(scorer)):
             rule = "be a Scorer or a function (query, key, rows) -> scores"
-            raise type_error("scorer", rule, kind(scorer), hint="mechanisms.scorers.BlockMeans()")
+            raise type_error("scorer", rule, kind(scorer), hint="saccade.scorers.BlockMeans()")
         self.scorer = scorer
         self.k, self.block_size = check_int("k", k), check_int("block_size", block_size)
         given = Softmax() if softmax is None else softmax
@@ -91,20 +86,20 @@ class TopK(Mechanism):
 
     @property
     def index_key(self) -> Tensor | None:
-        """What the scorer knows of the call's keys besides themselves; None for nothing."""
+        """Tensors that the scorer needs of the call's keys besides themselves; None for none."""
         return self.scorer.index_key if isinstance(self.scorer, Scorer) else None
 
     def with_index_key(self, index_key: Tensor) -> TopK:
-        """The same with the index keys of all tokens so far: what a cache asks for."""
-        assert isinstance(self.scorer, Scorer)  # who has index keys is one
+        """Return this mechanism with the index keys of all tokens so far; a cache calls it."""
+        assert isinstance(self.scorer, Scorer)  # only a Scorer has index keys
         return TopK(self.scorer.with_index_key(index_key), self.k, self.block_size, softmax=self.softmax)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
         return KVCache(max_len) if self.index_key is None else IndexedCache(max_len)
 
     def with_bias(self, bias: Tensor | Bias) -> TopK:
-        made = TopK(self.scorer, self.k, self.block_size, softmax=self.softmax.with_bias(bias))
-        return self._stood_in_for_by(made)
+        biased = TopK(self.scorer, self.k, self.block_size, softmax=self.softmax.with_bias(bias))
+        return self._with_hooks(biased)
 
     def forward(
         self,
@@ -115,12 +110,12 @@ class TopK(Mechanism):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> AttentionMatrix:
-        if torch.compiler.is_compiling():  # which keys are read depends on what they hold: no part of a program
+        if is_tracing():  # which keys are read depends on what they hold: no part of a program
             outside: Callable[..., AttentionMatrix] = torch.compiler.disable(self._made)
             return outside(query, key, mask, q_positions, kv_positions)
-        return self._made(query, key, mask, q_positions, kv_positions)
+        return self._matrix_of(query, key, mask, q_positions, kv_positions)
 
-    def _made(
+    def _matrix_of(
         self, query: Tensor, key: Tensor, mask: object, q_positions: GivenPositions, kv_positions: GivenPositions
     ) -> AttentionMatrix:
         matrix = self.softmax(query, key, mask=mask, q_positions=q_positions, kv_positions=kv_positions)
@@ -134,8 +129,8 @@ class TopK(Mechanism):
                 score: ScoreRows = self.scorer.on(query, key, self.block_size)
             else:
                 score = _Function(self.scorer, query, key, self.block_size).scores
-            index = chosen_blocks(given, score, self.k, self.block_size)
-        return selected(matrix, index, self.block_size)
+            index = select_blocks(given, score, self.k, self.block_size)
+        return restrict_to_blocks(matrix, index, self.block_size)
 
     def extra_repr(self) -> str:
         return f"{self.scorer}, k={self.k}, block_size={self.block_size}"
@@ -150,7 +145,7 @@ class _Function(NamedTuple):
     size: int
 
     def scores(self, rows: range, stop: int) -> Tensor:
-        """Scores of some rows."""
+        """Return the scores of some rows."""
         scores = self.function(self.query, self.key, rows)
         check_type("scorer", scores, Tensor, "answer with a tensor of scores")
         kv_len = self.key.shape[2]

@@ -1,4 +1,4 @@
-"""What Python may know of tensors: what they hold, or no more than their shapes."""
+"""Whether values of tensors may be read, or only their shapes (fake, traced or vmapped tensors)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from torch import Tensor
 from saccade.support.numerics import is_finite
 from saccade.support.torch_modes import is_plain
 
-__all__ = ["is_readable", "is_surely_finite", "taken_as_clean", "unless_none"]
-
 _is_clean = ContextVar("saccade_taken_as_clean", default=False)
 
 
 @contextmanager
 def taken_as_clean() -> Iterator[None]:
-    """Tensors without numbers are meanwhile taken to be finite, and to mark nothing: for runs of shapes alone."""
+    """Treat tensors without values as finite, and marks as empty, for runs on shapes alone."""
     token = _is_clean.set(True)
     try:
         yield
@@ -28,21 +26,26 @@ def taken_as_clean() -> Iterator[None]:
 
 
 def is_readable(*tensors: Tensor) -> bool:
-    """Whether Python may look at what tensors hold, and choose by it.
+    """Return whether Python may read the values of tensors, and branch on them.
 
-    Not where a compiler traces, inside of a transform of ``torch.func``, or where tensors stand for others. Whoever
-    chooses by contents therefore has a way that needs none, and gives the same.
+    False under a tracing compiler, inside a transform of ``torch.func``, and for fake or meta tensors. Code that
+    branches on values needs an equivalent path without.
     """
     return all(is_plain(x) and x.device.type != "meta" for x in tensors)
 
 
 def is_surely_finite(x: Tensor) -> bool:
-    """True if a tensor holds neither NaN nor inf; False where nobody may look."""
+    """Return True if a tensor has neither NaN nor inf; False if its values cannot be read."""
     return is_finite(x) if is_readable(x) else _takes_as_clean()
 
 
+def nonfinite_tokens(x: Tensor) -> Tensor | None:
+    """Return tokens that are not finite, bool ``[batch, heads, len]``; None if there are certainly none."""
+    return None if is_surely_finite(x) else ~torch.isfinite(x.detach()).all(-1)
+
+
 def unless_none(marks: Tensor) -> Tensor | None:
-    """Marks, bool; None where nothing is marked. Where nobody may look they are kept, and hide nothing."""
+    """Return bool marks, or None if nothing is marked. Marks that cannot be read are returned as they are."""
     return None if (not bool(marks.any()) if is_readable(marks) else _takes_as_clean()) else marks
 
 

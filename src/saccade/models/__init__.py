@@ -1,4 +1,4 @@
-"""Whole models, and the trained weights that they can read."""
+"""Whole models, with loaders for published weights."""
 
 from saccade.models.bundled import (
     chinese_encoder,
@@ -7,17 +7,21 @@ from saccade.models.bundled import (
     small_decoder,
     small_decoder_card,
 )
-from saccade.models.conditioned_decoder import Given
-from saccade.models.config import DecoderConfig, EncoderConfig, EncoderDecoderConfig
+from saccade.models.config import (
+    DecoderConfig,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    SetDecoderConfig,
+    VisionTransformerConfig,
+)
 from saccade.models.decoder import Decoder
 from saccade.models.detr_model import SetDecoder
 from saccade.models.dual_encoder import DualEncoder
 from saccade.models.encoder import Encoder
-from saccade.models.encoder_decoder import EncoderDecoder
+from saccade.models.encoder_decoder import ConditionedDecoder, EncoderDecoder
 from saccade.models.generation import Hypothesis, Sampler, Step, beam_search, generate, stream
-from saccade.models.hungarian_loss import Found, Objects, SetLoss, match_sets, set_loss
+from saccade.models.hungarian_loss import DetectionLoss, Detections, Targets, match_sets, set_loss
 from saccade.models.signal_encoder import SignalEncoder
-from saccade.models.vision_config import SetDecoderConfig, VisionTransformerConfig
 from saccade.models.vision_transformer import VisionTransformer
 
 __all__ = [
@@ -32,18 +36,18 @@ __all__ = [
     "DecoderConfig",
     "EncoderDecoder",
     "EncoderDecoderConfig",
-    "Given",
+    "ConditionedDecoder",
     "SignalEncoder",
     "VisionTransformer",
     "VisionTransformerConfig",
     "DualEncoder",
     "SetDecoder",
     "SetDecoderConfig",
-    "Found",
-    "Objects",
+    "Detections",
+    "Targets",
     "match_sets",
     "set_loss",
-    "SetLoss",
+    "DetectionLoss",
     "generate",
     "stream",
     "Step",

@@ -1,4 +1,4 @@
-"""A figure of the head of a model that tells most about a text."""
+"""A figure of the most informative head of a model on a text."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ from saccade.text import Word, merge
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["figure_of"]
-
-_LONGEST = 512  # tokens whose weights are written out, a layer at a time
-_BINS = 256  # of the maps that heads of a longer text are compared by
+_LONGEST = 512  # tokens: weights of longer texts are not built
+_BINS = 256  # of the pooled maps that represent the heads of longer texts
 _ANNOTATED_AT_MOST = 24  # words: the numbers of a larger map are too small to read on a screen
 
 
 def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int | None, head: int | None) -> Figure:
-    """Draw what each word of a text looks at in one head.
+    """Draw which words each word of a text attends to in one head.
 
     Args:
         where: for error messages.
         matrices: one for each layer, of one batch item.
-        words: what the tokens stand for.
-        layer, head: which; None for those in which the most information is unexplained.
+        words: the words of the tokens.
+        layer, head: the head to draw; None for the one with the most unexplained information.
 
     Raises:
-        ValueError: a layer or head that is not there, or no word.
+        ValueError: a layer or head that does not exist, or no word.
         ImportError: matplotlib is not installed.
     """
     for name, index, count in (("layer", layer, len(matrices)), ("head", head, matrices[0].shape[1])):
@@ -43,7 +41,7 @@ def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int |
     if all(word.special for word in words):
         raise value_error("text", "have at least one word", "nothing to look at")
     with torch.no_grad():
-        best = _most_telling(matrices, words, layer, head)
+        best = _most_informative(matrices, words, layer, head)
         title = f"What each word (row) looks at (column): layer {best.layer}, head {best.head}"
         shown: Matrix | Tensor = matrices[best.layer]
         if shown.shape[3] > _LONGEST:
@@ -63,19 +61,19 @@ def figure_of(matrices: Sequence[Matrix], words: Sequence[Word], *, layer: int |
     )
 
 
-def _most_telling(matrices: Sequence[Matrix], words: Sequence[Word], layer: int | None, head: int | None) -> Head:
-    """The head, of those asked for, in which neither distance nor everybody's favourites explain most."""
+def _most_informative(matrices: Sequence[Matrix], words: Sequence[Word], layer: int | None, head: int | None) -> Head:
+    """Return the head that distance and generally popular words explain least, among the requested ones."""
     if layer is not None and head is not None:
         return Head(layer, head, float("nan"))
     layers = range(len(matrices)) if layer is None else [layer]
     values = torch.full((len(matrices), matrices[0].shape[1]), -1.0, dtype=torch.float64)
-    for own in layers:
-        values[own] = unexplained_information(_among_words(matrices[own], words)).cpu()
+    for number in layers:
+        values[number] = unexplained_information(_among_words(matrices[number], words)).cpu()
     return rank_heads(values, layer=layer, head=head)[0]
 
 
 def _among_words(matrix: Matrix, words: Sequence[Word]) -> Tensor:
-    """Weights between words that are no special tokens; of a long text, between stretches of it: ``[heads, n, n]``."""
+    """Return weights between words, without special tokens, or a pooled map of a long text: ``[heads, n, n]``."""
     if matrix.shape[3] > _LONGEST:
         return matrix.pooled(_BINS)[0]
     ordinary = [number for number, word in enumerate(words) if not word.special]

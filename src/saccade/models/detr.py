@@ -1,4 +1,4 @@
-"""How DETR's published folders describe it."""
+"""The format of DETR's published folders."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat
-from saccade.models.vision_config import SetDecoderConfig
-
-__all__ = ["Detr"]
+from saccade.models.config import SetDecoderConfig
 
 _SHARED = {"encoder_attention_heads": "decoder_attention_heads", "encoder_ffn_dim": "decoder_ffn_dim"}
 
 
 class Detr(FileFormat):
-    """Waves of two axes, added to queries and keys; norms after each sum; Carion et al. 2020, arXiv:2005.12872.
+    """Sinusoids of two axes, added to queries and keys; norms after each sum; Carion et al. 2020, arXiv:2005.12872."""
 
-    Args:
-        weights: of the file: how many classes and channels there are is told by them.
-    """
+    activation_key, activation = "activation_function", "relu"
 
     sizes = {
         "d_model": "embed_dim",
@@ -53,17 +49,12 @@ class Detr(FileFormat):
         "feed_forward_norm": "final_layer_norm",
     }
 
-    def __init__(self, weights: Mapping[str, Tensor]):
-        self.weights = weights
-
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
         reasons = []
-        places = config.get("position_embedding_type") or "sine"
-        if places != "sine":
-            reasons.append(f"position_embedding_type is {places!r}, not 'sine'")
-        activation = config.get("activation_function") or "relu"
-        if activation not in ACTIVATIONS:
-            reasons.append(f"activation_function is {activation!r}, not one of {', '.join(ACTIVATIONS)}")
+        positions = config.get("position_embedding_type") or "sine"
+        if positions != "sine":
+            reasons.append(f"position_embedding_type is {positions!r}, not 'sine'")
+        reasons += self._activation_reasons(config)
         for one, other in _SHARED.items():
             if config.get(one) != config.get(other):
                 reasons.append(f"{one} is {config.get(one)} and {other} {config.get(other)}: both are one number here")
@@ -75,29 +66,30 @@ class Detr(FileFormat):
             )
         return reasons
 
-    def read_config(self, config: Mapping[str, Any]) -> SetDecoderConfig:
+    def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> SetDecoderConfig:
         dropouts = {"dropout_p": config.get("dropout"), "attention_dropout_p": config.get("attention_dropout")}
         return SetDecoderConfig(
             **self._required(config),
-            channels=self._side("input_projection.weight", 1),
-            num_classes=self._side("class_labels_classifier.weight", 0, 1),
-            activation=ACTIVATIONS[config.get("activation_function") or "relu"],
+            channels=max(1, _side(weights, "input_projection.weight", 1)),
+            num_classes=max(1, _side(weights, "class_labels_classifier.weight", 0) - 1),
+            activation=ACTIVATIONS[self._activation(config)],
             **{name: value for name, value in dropouts.items() if value is not None},
         )
 
     def sides(self, config: SetDecoderConfig) -> tuple[str, ...]:
         return ("embed_dim", "num_queries", "feed_forward_dim")
 
-    def plain(self, weights: Mapping[str, Tensor], config: SetDecoderConfig) -> dict[str, Tensor]:
-        """Keep what is no backbone's, under the names that transformers holds it by."""
-        found = {name.removeprefix("model."): weight for name, weight in weights.items()}
+    def clean_weights(self, weights: Mapping[str, Tensor], config: SetDecoderConfig) -> dict[str, Tensor]:
+        """Return all weights but the backbone's, under the names that transformers uses."""
+        renamed = {name.removeprefix("model."): weight for name, weight in weights.items()}
         return {
             re.sub(r"\.(fc[12])\.", r".mlp.\1.", name.replace("out_proj", "o_proj")).replace("mlp.mlp", "mlp"): weight
-            for name, weight in found.items()
+            for name, weight in renamed.items()
             if not name.startswith("backbone.")
         }
 
-    def _side(self, name: str, axis: int, less: int = 0) -> int:
-        """How long a weight's side is; 1 where there is no such weight, which is told later."""
-        weight = self.weights.get(name, self.weights.get(f"model.{name}"))
-        return max(1, weight.shape[axis] - less) if isinstance(weight, Tensor) and weight.dim() > axis else 1
+
+def _side(weights: Mapping[str, Tensor], name: str, axis: int) -> int:
+    """Return the length of a weight's side; 1 if there is no such weight, which is reported later."""
+    weight = weights.get(name, weights.get(f"model.{name}"))
+    return weight.shape[axis] if weight is not None and weight.dim() > axis else 1

@@ -1,60 +1,57 @@
-"""A set decoder: objects in a picture, found all at once."""
+"""SetDecoder: detects all objects of an image at once, as in DETR."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple, Self, cast
+from typing import NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.matrix import Matrix
-from saccade.models.checkpoint_folder import check_types, read_config, read_weights
+from saccade.models.config import SetDecoderConfig
 from saccade.models.detr import Detr
-from saccade.models.hungarian_loss import Found
-from saccade.models.image_inputs import check_map, waves
-from saccade.models.loading import built, check_tensors, words_of
-from saccade.models.spatial_layer import PlacedLayer
-from saccade.models.vision_config import SetDecoderConfig
+from saccade.models.hungarian_loss import Detections
+from saccade.models.inputs import check_map, sinusoids
+from saccade.models.pretrained import Pretrained
 from saccade.nn import FeedForward, MultiHeadAttention
+from saccade.nn.encoder_layer import ResidualLayer
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
-from saccade.support.errors import type_error, unsupported
+from saccade.positions import Bias
+from saccade.positions.token_positions import GivenPositions
+from saccade.support.errors import type_error
 from saccade.support.validation import ShapeSpec, check_type
 
-__all__ = ["SetDecoder"]
-
-_WHERE = "SetDecoder"
-_REAL = ShapeSpec("real [batch, H, W]")
+_VALID = ShapeSpec("valid [batch, H, W]")
 
 
-class _Seen(NamedTuple):
-    """A feature map as tokens, where each stands, and which of them are no padding."""
+class _Features(NamedTuple):
+    """A feature map as tokens, their position vectors, and a mask that hides padding."""
 
     tokens: Tensor
     place: Tensor
     mask: Tensor | None
 
 
-class SetDecoder(AnswersCalls, nn.Module):
-    """Queries look at a picture and at each other, and each says what it has found and where, or that it found nothing.
+class SetDecoder(Pretrained):
+    """An object detector: each of its learned queries predicts one object of an image, or none.
 
-    An encoder goes over a feature map, each cell of which is a token. A decoder's tokens are the learned queries: they
-    start as zeros, and are told apart by vectors that stand for places, as cells are. Nothing is found twice, since
-    queries see each other; which query must find which object is settled in training by `saccade.models.match_sets`.
+    The encoder's tokens are the cells of a feature map, the decoder's are the queries. Queries start as zeros and are
+    distinguished by learned position vectors. They attend to the image and to each other, so that no object is
+    predicted twice. In training `saccade.models.match_sets` assigns objects to queries. `from_pretrained` and
+    `from_state_dict` read DETR.
 
     Args:
         config: its sizes.
-        backbone: makes a feature map ``[batch, channels, H, W]`` of pictures; None where feature maps are given.
+        backbone: computes a feature map ``[batch, channels, H, W]`` of images; None if the inputs are feature maps.
 
     Attributes:
         encoder, decoder: the layers.
-        query: the vectors of the queries, an ``nn.Embedding``.
+        query: the position vectors of the queries, an ``nn.Embedding``.
 
     Cost: O(num_encoder_layers * (cells * embed_dim ** 2 + cells ** 2 * embed_dim)) time; memory linear in the cells.
 
@@ -64,8 +61,8 @@ class SetDecoder(AnswersCalls, nn.Module):
         ...     num_decoder_layers=2, feed_forward_dim=32,
         ... )
         >>> model = SetDecoder(config).eval()
-        >>> found = model(torch.zeros(2, 8, 6, 7))
-        >>> found.logits.shape, found.boxes.shape
+        >>> detections = model(torch.zeros(2, 8, 6, 7))
+        >>> detections.logits.shape, detections.boxes.shape
         (torch.Size([2, 5, 4]), torch.Size([2, 5, 4]))
         >>> [matrix.shape for matrix in model.cross_matrices(torch.zeros(2, 8, 6, 7))]
         [(2, 4, 5, 42), (2, 4, 5, 42)]
@@ -73,11 +70,13 @@ class SetDecoder(AnswersCalls, nn.Module):
     Reference: Carion et al. 2020, arXiv:2005.12872, section 3.2.
     """
 
+    formats = {"detr": Detr()}
+
     def __init__(self, config: SetDecoderConfig, backbone: nn.Module | None = None):
         super().__init__()
         rule = "be a saccade.models.SetDecoderConfig"
         self.config = check_type("config", config, SetDecoderConfig, rule)
-        self.backbone = check_type("backbone", backbone, (nn.Module, NoneType), "be a module or None")
+        self.backbone = _check_backbone(backbone)
         width = config.embed_dim
         self.input_projection = nn.Conv2d(config.channels, width, 1)
         self.dropout = nn.Dropout(config.dropout_p)
@@ -97,21 +96,16 @@ class SetDecoder(AnswersCalls, nn.Module):
     def from_pretrained(cls, path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> Self:
         """Load a published DETR from a folder on disk, without its backbone, in float32 and eval mode.
 
-        Reads ``config.json`` and ``model.safetensors``; pickled weights never.
-
         Args:
-            path: the folder.
-            backbone: taken as it is; the file's weights for one are left alone.
+            path: the folder, with ``config.json`` and ``model.safetensors``.
+            backbone: used as it is; weights for a backbone in the file are ignored.
 
         Raises:
-            UnsupportedError: not a DETR as we compute it; every reason is listed.
-            ValueError: a file is missing or broken, or the weights do not fit the configuration.
-            ImportError: safetensors is not installed.
+            UnsupportedError, ValueError, ImportError: as in `saccade.models.Encoder.from_pretrained`.
+            TypeError: a backbone that is not a module.
         """
-        folder = Path(path)
-        told = read_config(folder)
-        check_types(told)
-        return cls._of(told, read_weights(folder), backbone, torch.float32)
+        _check_backbone(backbone)
+        return super().from_pretrained(path)._with_backbone(backbone)
 
     @classmethod
     def from_state_dict(
@@ -122,90 +116,80 @@ class SetDecoder(AnswersCalls, nn.Module):
         backbone: nn.Module | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """The model of weights that are in memory, in eval mode; they are copied.
+        """Build a model in eval mode from weights in memory; they are copied.
 
         Args:
-            config: what the model's ``config.json`` says, as a dict, or a config of transformers.
+            config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
             state_dict: the tensors under their published names, or as transformers' ``DetrForObjectDetection`` holds
-                them, in any dtype of floats.
-            backbone: taken as it is; weights for one are left alone.
-            dtype: of the model, its backbone aside.
+                them, in any float dtype.
+            backbone: used as it is; weights for a backbone are ignored.
+            dtype: dtype of the model, its backbone aside.
 
         Raises:
             UnsupportedError, ValueError: as in `from_pretrained`.
-            TypeError: no config, no tensors, a backbone that is no module, or a dtype that is no float's.
+            TypeError: no config, no tensors, a backbone that is not a module, or a dtype that is not a float dtype.
         """
-        return cls._of(words_of(config), state_dict, backbone, dtype)
+        _check_backbone(backbone)
+        return super().from_state_dict(config, state_dict, dtype=dtype)._with_backbone(backbone)
 
-    @classmethod
-    def _of(
-        cls,
-        told: Mapping[str, Any],
-        weights: Mapping[str, Tensor],
-        backbone: nn.Module | None,
-        dtype: torch.dtype,
-    ) -> Self:
-        check_type("backbone", backbone, (nn.Module, NoneType), "be a module or None")
-        if told.get("model_type") != "detr":
-            raise unsupported(_WHERE, [f"model_type is {told.get('model_type')!r}, not 'detr'"])
-        check_tensors(weights)
-        model = built(told, weights, Detr(weights), cls, dtype, None)
-        model.backbone = backbone
-        return model.eval()
+    def _with_backbone(self, backbone: nn.Module | None) -> Self:
+        self.backbone = backbone
+        return self.eval()
 
-    def forward(self, images: Tensor, *, real: Tensor | None = None) -> Found:
-        """Find objects.
+    def forward(self, images: Tensor, *, valid: Tensor | None = None) -> Detections:
+        """Detect objects.
 
         Args:
-            images: pictures for the backbone; without one, feature maps ``[batch, channels, H, W]``.
-            real: bool ``[batch, H, W]``, False where a picture is padding; of any height and width, since it is brought
-                to those of the feature map. No cell sees padding, and places are counted in the picture alone.
+            images: images for the backbone; without one, feature maps ``[batch, channels, H, W]``.
+            valid: bool ``[batch, H, W]``, False where an image is padding, of any height and width; resized to the
+                feature map. No cell attends to padding, and positions are counted within the image.
 
         Returns:
-            What each query found: logits of the classes and a box.
+            For each query logits of the classes and a box.
 
         Raises:
-            TypeError: images are no tensor, or ``real`` is no bool tensor.
+            TypeError: images are not a tensor, or ``valid`` is not a bool tensor.
             ValueError: another shape or dtype.
         """
-        return self._found(self.decoder_norm(self._states(self._seen(images, real))[-1]))
+        return self._detections(self.decoder_norm(self._states(self._encode(images, valid))[-1]))
 
-    def every_layer(self, images: Tensor, *, real: Tensor | None = None) -> list[Found]:
-        """What the queries would have found after each of the decoder's layers, the last as in `forward`.
+    def every_layer(self, images: Tensor, *, valid: Tensor | None = None) -> list[Detections]:
+        """Return the detections after each of the decoder's layers, the last as in `forward`.
 
-        In training the losses of all are added: each layer then learns by itself not to find things twice.
+        In training add the losses of all layers: each then learns not to detect an object twice.
         """
-        return [self._found(self.decoder_norm(x)) for x in self._states(self._seen(images, real))[1:]]
+        return [self._detections(self.decoder_norm(x)) for x in self._states(self._encode(images, valid))[1:]]
 
-    def hidden(self, images: Tensor, *, real: Tensor | None = None) -> Tensor:
-        """What the last layer makes of each query, ``[batch, num_queries, embed_dim]``; arguments as in `forward`."""
-        return self.decoder_norm(self._states(self._seen(images, real))[-1])
+    def hidden(self, images: Tensor, *, valid: Tensor | None = None) -> Tensor:
+        """Return the last layer's output for each query, ``[batch, num_queries, embed_dim]``; see `forward`."""
+        return self.decoder_norm(self._states(self._encode(images, valid))[-1])
 
-    def matrices(self, images: Tensor, *, real: Tensor | None = None) -> list[Matrix]:
-        """Which cell looks at which, in every layer of the encoder: ``[batch, num_heads, cells, cells]``, not built."""
-        x, place, mask = self._features(images, real)
-        found = []
+    def matrices(self, images: Tensor, *, valid: Tensor | None = None) -> list[Matrix]:
+        """Return the lazy attention matrices of all encoder layers: ``[batch, num_heads, cells, cells]`` each."""
+        x, place, mask = self._features(images, valid)
+        matrices = []
         for layer in self.encoder:
-            found.append(cast(PlacedLayer, layer).matrix(x, place=place, mask=mask))
+            matrices.append(cast(_SpatialLayer, layer).matrix(x, place=place, mask=mask))
             x = layer(x, place, mask=mask)
-        return found
+        return matrices
 
-    def cross_matrices(self, images: Tensor, *, real: Tensor | None = None) -> list[Matrix]:
-        """Which cells each query looks at, in every layer of the decoder.
+    def cross_matrices(self, images: Tensor, *, valid: Tensor | None = None) -> list[Matrix]:
+        """Return the cross-attention matrices from queries to cells of all decoder layers.
 
         Returns:
-            One matrix per layer, ``[batch, num_heads, num_queries, cells]``; lazy, so nothing of that size is built.
+            One lazy matrix per layer, ``[batch, num_heads, num_queries, cells]``.
         """
-        seen = self._seen(images, real)
-        layers = zip(self.decoder, self._states(seen), strict=False)
+        encoded = self._encode(images, valid)
+        layers = zip(self.decoder, self._states(encoded), strict=False)
         query = self.query.weight
-        facts = {"context_mask": seen.mask}
+        facts = {"context_mask": encoded.mask}
         return [
-            cast(PlacedLayer, layer).cross_matrix(x, query, seen.tokens, seen.place, **facts) for layer, x in layers
+            cast(_SpatialLayer, layer).cross_matrix(x, query, encoded.tokens, encoded.place, **facts)
+            for layer, x in layers
         ]
 
-    def _features(self, images: Tensor, real: Tensor | None) -> _Seen:
-        """What the encoder is given."""
+    def _features(self, images: Tensor, valid: Tensor | None) -> _Features:
+        """Return the inputs of the encoder."""
         if self.backbone is None:
             features = images
         else:
@@ -214,57 +198,145 @@ class SetDecoder(AnswersCalls, nn.Module):
         check_map(name, features, self.config.channels, weight_of(self.input_projection))
         size = features.shape[2:]
         x = self.input_projection(features).flatten(2).mT
-        if real is None:
-            there, mask = torch.ones(1, *size, dtype=torch.bool, device=x.device), None
+        if valid is None:
+            cells, mask = torch.ones(1, *size, dtype=torch.bool, device=x.device), None
         else:
-            if not isinstance(real, Tensor) or real.dtype != torch.bool:
-                raise type_error("real", "be a bool tensor", getattr(real, "dtype", type(real).__name__))
-            _REAL.check(real, batch=len(x))
-            there = F.interpolate(real[None].float(), size=size)[0].bool()
-            mask = there.flatten(1)[:, None, None]  # [batch, 1, 1, cells]
-        return _Seen(self.dropout(x), _places(there, self.config.embed_dim).to(x.dtype), mask)
+            if not isinstance(valid, Tensor) or valid.dtype != torch.bool:
+                raise type_error("valid", "be a bool tensor", getattr(valid, "dtype", type(valid).__name__))
+            _VALID.check(valid, batch=len(x))
+            cells = F.interpolate(valid[None].float(), size=size)[0].bool()
+            mask = cells.flatten(1)[:, None, None]  # [batch, 1, 1, cells]
+        return _Features(self.dropout(x), _cell_positions(cells, self.config.embed_dim).to(x.dtype), mask)
 
-    def _seen(self, images: Tensor, real: Tensor | None) -> _Seen:
-        """What the encoder makes of it."""
-        x, place, mask = self._features(images, real)
+    def _encode(self, images: Tensor, valid: Tensor | None) -> _Features:
+        """Return the outputs of the encoder."""
+        x, place, mask = self._features(images, valid)
         for layer in self.encoder:
             x = layer(x, place, mask=mask)
-        return _Seen(x if self.encoder_norm is None else self.encoder_norm(x), place, mask)
+        return _Features(x if self.encoder_norm is None else self.encoder_norm(x), place, mask)
 
-    def _states(self, seen: _Seen) -> list[Tensor]:
-        """What each layer of the decoder is given, and what the last returns; `decoder_norm` is yet to come."""
-        query = self.query.weight.to(seen.tokens.dtype)
-        states = [torch.zeros_like(query).expand(len(seen.tokens), -1, -1)]
+    def _states(self, encoded: _Features) -> list[Tensor]:
+        """Return the input of each decoder layer and the output of the last, before `decoder_norm`."""
+        query = self.query.weight.to(encoded.tokens.dtype)
+        states = [torch.zeros_like(query).expand(len(encoded.tokens), -1, -1)]
         for layer in self.decoder:
-            states.append(layer(states[-1], query, seen.tokens, seen.place, context_mask=seen.mask))
+            states.append(layer(states[-1], query, encoded.tokens, encoded.place, context_mask=encoded.mask))
         return states
 
-    def _found(self, hidden: Tensor) -> Found:
-        return Found(self.class_head(hidden), self.box_head(hidden).sigmoid())
+    def _detections(self, hidden: Tensor) -> Detections:
+        return Detections(self.class_head(hidden), self.box_head(hidden).sigmoid())
 
 
-def _places(real: Tensor, embed_dim: int) -> Tensor:
-    """Where cells stand: row and column counted from the picture's edge, as parts of its height and width.
+class _SpatialLayer(ResidualLayer):
+    """Self-attention, cross-attention if there is one, and a feed-forward network, for tokens of an image.
+
+    Position vectors are added to queries and keys in every layer, never to values.
 
     Args:
-        real: bool ``[batch, rows, columns]``.
+        attention: self-attention.
+        feed_forward: a network that is applied to each token.
+        cross_attention: attention to the context.
+        norm_eps, norm_first, dropout_p: see `saccade.nn.EncoderLayer`.
+
+    Reference: Carion et al. 2020, arXiv:2005.12872, section A.3.
+    """
+
+    attention: MultiHeadAttention
+    cross_attention: MultiHeadAttention | None
+    cross_attention_norm: nn.Module | None
+
+    def __init__(
+        self,
+        attention: MultiHeadAttention,
+        feed_forward: nn.Module,
+        *,
+        cross_attention: MultiHeadAttention | None = None,
+        norm_eps: float = 1e-5,
+        norm_first: bool = False,
+        dropout_p: float = 0.0,
+    ):
+        attentions = {"attention": attention, "cross_attention": cross_attention}
+        super().__init__(attentions, feed_forward, "layer", norm_eps, norm_first, dropout_p)
+
+    def forward(
+        self,
+        x: Tensor,
+        place: Tensor,
+        context: Tensor | None = None,
+        context_place: Tensor | None = None,
+        *,
+        context_mask: object = None,
+        mask: object = None,
+    ) -> Tensor:
+        """Return the layer's output.
+
+        Args:
+            x: ``[batch, len, embed_dim]``.
+            place: position vectors of its tokens, of the same shape or the same for the whole batch.
+            context, context_place: the tokens for the cross-attention and their position vectors.
+            context_mask, mask: which tokens may attend to which of the context, and of ``x``.
+
+        Returns:
+            ``[batch, len, embed_dim]``.
+        """
+        x = self._add(x, lambda x: self.attention(keys := x + place, keys, x, mask=mask), self.attention_norm)
+        cross, norm = self.cross_attention, self.cross_attention_norm
+        if cross is not None and norm is not None and context is not None and context_place is not None:
+            keys = context + context_place
+            x = self._add(x, lambda x: cross(x + place, keys, context, mask=context_mask), norm)
+        return self._add(x, self.feed_forward, self.feed_forward_norm)
+
+    def matrix(
+        self,
+        x: Tensor,
+        *,
+        place: Tensor | None = None,
+        mask: object = None,
+        positions: GivenPositions = None,
+        bias: Tensor | Bias | None = None,
+    ) -> Matrix:
+        """Return the lazy self-attention matrix of `forward`: ``[batch, num_heads, len, len]``."""
+        tokens = self.attention_norm(x) if self.norm_first else x
+        tokens = tokens if place is None else tokens + place
+        return self.attention.matrix(tokens, mask=mask, positions=positions, bias=bias)
+
+    def cross_matrix(
+        self, x: Tensor, place: Tensor, context: Tensor, context_place: Tensor, *, context_mask: object = None
+    ) -> Matrix:
+        """Return the lazy cross-attention matrix of `forward`: ``[batch, num_heads, len, context_len]``."""
+        cross, norm = self.cross_attention, self.cross_attention_norm
+        assert cross is not None and norm is not None  # noqa: PT018  SetDecoder calls it on decoder layers only
+        x = self._add(x, lambda x: self.attention(keys := x + place, keys, x), self.attention_norm)
+        tokens = norm(x) if self.norm_first else x
+        return cross.matrix(tokens + place, context + context_place, mask=context_mask)
+
+
+def _check_backbone(backbone: nn.Module | None) -> nn.Module | None:
+    return check_type("backbone", backbone, (nn.Module, NoneType), "be a module or None")
+
+
+def _cell_positions(valid: Tensor, embed_dim: int) -> Tensor:
+    """Return position vectors of cells: row and column as fractions of the image without its padding.
+
+    Args:
+        valid: bool ``[batch, rows, columns]``.
         embed_dim: width of the model.
 
     Returns:
         float64 ``[batch, rows * columns, embed_dim]``.
     """
-    y, x = (real.cumsum(axis, dtype=torch.float64) for axis in (1, 2))
-    y, x = (2 * math.pi * own / (own.amax(axis, keepdim=True) + 1e-6) for axis, own in ((1, y), (2, x)))
-    return waves(y.flatten(1), x.flatten(1), embed_dim)
+    y, x = (valid.cumsum(axis, dtype=torch.float64) for axis in (1, 2))
+    y, x = (2 * math.pi * count / (count.amax(axis, keepdim=True) + 1e-6) for axis, count in ((1, y), (2, x)))
+    return sinusoids(y.flatten(1), x.flatten(1), embed_dim)
 
 
-def _layer(config: SetDecoderConfig, looks_across: bool) -> PlacedLayer:
+def _layer(config: SetDecoderConfig, is_cross: bool) -> _SpatialLayer:
     def attention() -> MultiHeadAttention:
         return MultiHeadAttention(config.embed_dim, config.num_heads, dropout_p=config.attention_dropout_p)
 
-    return PlacedLayer(
+    return _SpatialLayer(
         attention(),
         FeedForward(config.embed_dim, config.feed_forward_dim, activation=config.activation),
-        cross_attention=attention() if looks_across else None,
+        cross_attention=attention() if is_cross else None,
         **{name: getattr(config, name) for name in ("norm_eps", "norm_first", "dropout_p")},
     )

@@ -1,34 +1,26 @@
-"""A dual encoder: pictures and texts as vectors of one space, where those that belong together point the same way."""
+"""DualEncoder: images and texts as vectors of one space, as in CLIP."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.checkpoint_folder import check_types, read_config, read_tokenizer, read_weights
+from saccade.models.checkpoint_folder import check_types
 from saccade.models.clip import DEFAULTS, ClipText, ClipVision
 from saccade.models.decoder import Decoder
-from saccade.models.loading import built, check_fit, check_tensors, words_of
-from saccade.models.token_inputs import check_tokens
+from saccade.models.inputs import check_tokens
+from saccade.models.pretrained import PretrainedText, build, check_fit, check_tensors
 from saccade.models.vision_transformer import VisionTransformer
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
-from saccade.support.errors import unsupported, value_error
+from saccade.support.errors import value_error
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_int, check_type
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-__all__ = ["DualEncoder"]
-
-_WHERE = "DualEncoder"
 _NAMES = {
     "image_projection.weight": "visual_projection.weight",
     "text_projection.weight": "text_projection.weight",
@@ -36,23 +28,24 @@ _NAMES = {
 }
 
 
-class DualEncoder(AnswersCalls, nn.Module):
-    r"""Two encoders, and a projection of each to one space, as CLIP has them.
+class DualEncoder(PretrainedText):
+    r"""An image encoder and a text encoder with projections to one space, as in CLIP.
 
     .. math:: s_{ij} = \tau\, \frac{u_i \cdot v_j}{\lVert u_i \rVert \lVert v_j \rVert}
 
-    for picture i and text j. A text is read by a decoder, left to right, and its vector is that of the token where it
-    ends: the first of ``text_encoder.config.end_tokens``, or where the config has none, the first of the text's highest
-    token, as in CLIP's own files.
+    for image i and text j. The text encoder is a causal decoder, and the vector of a text is that of its end token: the
+    first of ``text_encoder.config.end_tokens``, or if the config has none, the first of the text's highest token, as in
+    CLIP's files. `from_pretrained` and `from_state_dict` read transformers' ``CLIPModel``; the tokenizer is stored with
+    the text encoder.
 
     Args:
-        image_encoder: makes one vector of a picture.
-        text_encoder: a decoder; what it says comes next is not used.
+        image_encoder: encodes an image as one vector.
+        text_encoder: a decoder; its logits are not used.
         embed_dim: width of the common space.
 
     Attributes:
         image_projection, text_projection: to the common space, without a bias.
-        log_scale: natural log of τ, which is learned; it starts at 1 / 0.07.
+        log_scale: natural log of the learned τ, which starts at 1 / 0.07.
 
     Raises:
         TypeError: a part of another kind, a size that is no int.
@@ -62,15 +55,17 @@ class DualEncoder(AnswersCalls, nn.Module):
     Example:
         >>> from saccade.models import DecoderConfig, VisionTransformerConfig
         >>> sizes = {"embed_dim": 16, "num_heads": 4, "num_layers": 1, "feed_forward_dim": 32}
-        >>> pictures = VisionTransformer(VisionTransformerConfig(image_size=(16, 16), patch_size=8, **sizes))
-        >>> texts = Decoder(DecoderConfig(vocab_size=50, max_len=12, **sizes, end_tokens=(49,)))
-        >>> model = DualEncoder(pictures, texts, 8)
+        >>> image_encoder = VisionTransformer(VisionTransformerConfig(image_size=(16, 16), patch_size=8, **sizes))
+        >>> text_encoder = Decoder(DecoderConfig(vocab_size=50, max_len=12, **sizes, end_tokens=(49,)))
+        >>> model = DualEncoder(image_encoder, text_encoder, 8)
         >>> images, tokens = torch.zeros(3, 3, 16, 16), torch.tensor([[1, 2, 49], [3, 49, 0]])
         >>> model.similarity(images, tokens).shape
         torch.Size([3, 2])
 
     Reference: Radford et al. 2021, arXiv:2103.00020, section 2.
     """
+
+    formats = {"clip": ClipText()}  # of the text encoder; that of the image encoder is ClipVision
 
     def __init__(self, image_encoder: VisionTransformer, text_encoder: Decoder, embed_dim: int):
         super().__init__()
@@ -83,76 +78,33 @@ class DualEncoder(AnswersCalls, nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
 
     @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
-        """Load a published CLIP from a folder on disk, in float32 and eval mode.
-
-        Reads ``config.json``, ``model.safetensors`` and, where there is one, ``tokenizer.json``; pickled weights never.
-
-        Args:
-            path: the folder.
-
-        Raises:
-            UnsupportedError: not a CLIP as we compute it; every reason is listed.
-            ValueError: a file is missing or broken, or the weights do not fit the configuration.
-            ImportError: safetensors or tokenizers is not installed.
-        """
-        folder = Path(path)
-        told = read_config(folder)
-        check_types(told)
-        return cls._of(told, read_weights(folder), torch.float32, read_tokenizer(folder))
-
-    @classmethod
-    def from_state_dict(
+    def _build(
         cls,
-        config: object,
-        state_dict: Mapping[str, Tensor],
-        *,
-        tokenizer: Tokenizer | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> Self:
-        """The model of weights that are in memory, in eval mode; they are copied.
-
-        Args:
-            config: what the model's ``config.json`` says, as a dict, or a config of transformers.
-            state_dict: the tensors under their published names, of transformers' ``CLIPModel`` for instance, in any
-                dtype of floats.
-            tokenizer: kept with the text encoder.
-            dtype: of the model.
-
-        Raises:
-            UnsupportedError, ValueError: as in `from_pretrained`.
-            TypeError: no config, no tensors, or a dtype that is no float's.
-        """
-        return cls._of(words_of(config), state_dict, dtype, tokenizer)
-
-    @classmethod
-    def _of(
-        cls,
-        told: Mapping[str, Any],
-        weights: Mapping[str, Tensor],
+        config: Mapping[str, Any],
+        weights: Callable[[], Mapping[str, Tensor]],
         dtype: torch.dtype,
-        tokenizer: Tokenizer | None,
+        tokenizer: Callable[[], Any],
     ) -> Self:
-        if told.get("model_type") != "clip":
-            raise unsupported(_WHERE, [f"model_type is {told.get('model_type')!r}, not 'clip'"])
-        words = {part: _words(told, part) for part in DEFAULTS}
-        check_tensors(weights)
-        own: dict[str, dict[str, Tensor]] = {"vision_model": {}, "text_model": {}, "": {}}
-        for name, weight in weights.items():
+        text_format = cls._format_of(config)
+        check_types(config)
+        configs = {part: _part_config(config, part) for part in DEFAULTS}
+        tensors = weights()
+        check_tensors(tensors)
+        parts: dict[str, dict[str, Tensor]] = {"vision_model": {}, "text_model": {}, "": {}}
+        for name, weight in tensors.items():
             part = str(name).partition(".")[0]
-            own[part if part in own else ""][name] = weight
-        vision = words["vision_config"], own["vision_model"], ClipVision(own["vision_model"])
-        image_encoder = built(*vision, VisionTransformer, dtype, None)
-        text_encoder = built(words["text_config"], own["text_model"], ClipText(), Decoder, dtype, tokenizer)
-        size = 512 if told.get("projection_dim") is None else told["projection_dim"]
+            parts[part if part in parts else ""][name] = weight
+        vision, text, rest = (lambda: parts["vision_model"]), (lambda: parts["text_model"]), parts[""]
+        image_encoder = build(ClipVision(), VisionTransformer, configs["vision_config"], vision, dtype, lambda: None)
+        text_encoder = build(text_format, Decoder, configs["text_config"], text, dtype, tokenizer)
+        size = 512 if config.get("projection_dim") is None else config["projection_dim"]
         widths = image_encoder.config.embed_dim, text_encoder.config.embed_dim
         shapes = [torch.Size([size, widths[0]]), torch.Size([size, widths[1]]), torch.Size()]
-        # Before anything of such a size is made.
-        check_fit(own[""], dict(zip(_NAMES.values(), shapes, strict=True)))
+        check_fit(rest, dict(zip(_NAMES.values(), shapes, strict=True)))  # before building anything that large
         model = cls(image_encoder, text_encoder, size).to(dtype)
         with torch.no_grad():
             for ours, theirs in _NAMES.items():
-                model.get_parameter(ours).copy_(own[""][theirs])
+                model.get_parameter(ours).copy_(rest[theirs])
         return model.eval()
 
     def forward(
@@ -164,58 +116,58 @@ class DualEncoder(AnswersCalls, nn.Module):
     def similarity(
         self, images: Tensor, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None
     ) -> Tensor:
-        """How well each picture and each text go together.
+        """Return the scaled cosine of each image and each text.
 
         Args:
             images: ``[images, channels, H, W]``.
-            tokens: int ``[texts, len]``; what stands after the end of a text changes nothing.
-            mask: the facts of these texts, as in `Decoder.forward`.
-            positions: where the tokens stand, as in `Decoder.forward`.
+            tokens: int ``[texts, len]``; tokens after the end token do not matter.
+            mask: the mask of these texts, as in `Decoder.forward`.
+            positions: positions of the tokens, as in `Decoder.forward`.
 
         Returns:
-            Logits ``[images, texts]``: the cosine of the two vectors, times τ. Softmax over the texts says which of
-            them a picture belongs to, over the pictures the other way round.
+            Logits ``[images, texts]``: the cosine of the two vectors, times τ. Softmax over texts classifies images,
+            softmax over images classifies texts.
 
         Raises:
             TypeError, ValueError: as the encoders do; a text without an end token.
         """
-        pictures, texts = self.embed_images(images), self.embed_texts(tokens, mask=mask, positions=positions)
-        return self.log_scale.exp() * (pictures @ texts.mT)
+        text_vectors = self.embed_texts(tokens, mask=mask, positions=positions)
+        return self.log_scale.exp() * (self.embed_images(images) @ text_vectors.mT)
 
     def loss(self, images: Tensor, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
-        """How badly pictures and texts find each other, where picture i belongs to text i.
+        """Return the symmetric contrastive loss; image i matches text i.
 
-        The mean of two cross entropies: of the texts, given a picture, and of the pictures, given a text. Each picture
-        of a batch is an example of what the other texts are not about, so that large batches teach more.
+        It is the mean of two cross entropies: over texts for each image, and over images for each text. All other pairs
+        of a batch are negative examples, so large batches teach more.
 
         Args:
-            images, tokens, mask, positions: as in `similarity`; as many pictures as texts.
+            images, tokens, mask, positions: as in `similarity`, with equal numbers of images and texts.
 
         Returns:
             A number.
 
         Raises:
-            ValueError: another number of texts than of pictures.
+            ValueError: the numbers of images and texts differ.
         """
         logits = self.similarity(images, tokens, mask=mask, positions=positions)
         if logits.shape[0] != logits.shape[1]:
             raise value_error("tokens", f"be {logits.shape[0]} texts, as images", logits.shape[1])
-        own = torch.arange(len(logits), device=logits.device)
-        return (F.cross_entropy(logits, own) + F.cross_entropy(logits.mT, own)) / 2
+        targets = torch.arange(len(logits), device=logits.device)
+        return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.mT, targets)) / 2
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """One vector of length 1 for each picture: ``[images, embed_dim]``."""
+        """Return a unit vector for each image: ``[images, embed_dim]``."""
         return F.normalize(self.image_projection(self.image_encoder.embed(images)), dim=-1)
 
     def embed_texts(self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None) -> Tensor:
-        """One vector of length 1 for each text: ``[texts, embed_dim]``; arguments as in `similarity`."""
+        """Return a unit vector for each text: ``[texts, embed_dim]``; arguments as in `similarity`."""
         ends = self._ends(tokens)
         hidden = self.text_encoder.hidden(tokens, mask=mask, positions=positions)
         last = hidden[torch.arange(len(hidden), device=hidden.device), ends]
         return F.normalize(self.text_projection(last), dim=-1)
 
     def _ends(self, tokens: Tensor) -> Tensor:
-        """Where each text ends: int64 ``[texts]``."""
+        """Return the index of each text's end token: int64 ``[texts]``."""
         config = self.text_encoder.config
         check_tokens("tokens", tokens, config.vocab_size)
         if not tokens.shape[1]:
@@ -223,7 +175,7 @@ class DualEncoder(AnswersCalls, nn.Module):
         if not config.end_tokens:
             return tokens.argmax(1)
         is_end = torch.isin(tokens, torch.tensor(config.end_tokens, device=tokens.device))
-        can_be_read = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
+        can_be_read = tokens.device.type == "cpu" and not is_tracing()
         if can_be_read and not bool(is_end.any(1).all()):
             rule = f"have an end token in each text, one of {config.end_tokens}"
             raise value_error("tokens", rule, "a text without one")
@@ -236,13 +188,13 @@ def _projection(width: int, embed_dim: int) -> nn.Linear:
     return linear
 
 
-def _words(told: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """What a config.json says of one of the encoders; an older form says it twice, and the second counts."""
-    words = DEFAULTS[part]
+def _part_config(config: Mapping[str, Any], part: str) -> dict[str, Any]:
+    """Return the config of one of the encoders; older files have it twice, and the second counts."""
+    merged = DEFAULTS[part]
     for name in (part, f"{part}_dict"):
-        given = told.get(name)
-        if given is not None:
-            given = check_type(f"{name} of config.json", given, Mapping, "be an object")
-            check_types(given, f"{name} of config.json")
-            words = DEFAULTS[part] | {key: value for key, value in given.items() if value is not None}
-    return words
+        values = config.get(name)
+        if values is not None:
+            values = check_type(f"{name} of config.json", values, Mapping, "be an object")
+            check_types(values, f"{name} of config.json")
+            merged = DEFAULTS[part] | {key: value for key, value in values.items() if value is not None}
+    return merged

@@ -1,11 +1,9 @@
-"""An encoder-decoder: one text read as a whole, another written token by token."""
+"""EncoderDecoder: a language model of one sequence that depends on another."""
 
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,36 +11,31 @@ from torch.nn import functional as F
 from saccade.caches import Cache
 from saccade.masks import Causal
 from saccade.matrix import Matrix
-from saccade.models.checkpoint_folder import check_types, read_config, write_folder
-from saccade.models.conditioned_decoder import Given
 from saccade.models.config import EncoderDecoderConfig
-from saccade.models.encoder_decoder_format import PairFormat
-from saccade.models.init import start_small, weaken_parts
-from saccade.models.loading import load
-from saccade.models.token_inputs import check_tokens, in_own_texts
+from saccade.models.init import init_small_weights, scale_residual_weights
+from saccade.models.inputs import check_tokens, positions_in_documents
+from saccade.models.pretrained import SavedText
+from saccade.models.saccade_format import EncoderDecoderFormat
 from saccade.nn import DecoderLayer, DecoderStack, EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.norms import make_norm
 from saccade.positions import Learned, Rotary, Sinusoidal
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.argument_hints import AnswersCalls
 from saccade.support.errors import value_error
 from saccade.support.validation import check_type
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["EncoderDecoder"]
 
+class EncoderDecoder(SavedText):
+    """A language model of one sequence that depends on another, the source.
 
-class EncoderDecoder(AnswersCalls, nn.Module):
-    """Reads one text, and says for every token of another how likely each token is to come next.
-
-    Both texts share one vocabulary, and the embedding shares its weights with the projection to the vocabulary;
-    embeddings are multiplied by the root of ``embed_dim``.
+    Both sequences share one vocabulary, and the embedding shares its weights with the projection to the vocabulary;
+    embeddings are multiplied by the square root of ``embed_dim``. Folders are in a format of our own.
 
     Args:
         config: its sizes.
-        tokenizer: makes tokens of text; only kept, as ``model.tokenizer``, and saved with the weights.
+        tokenizer: stored as ``model.tokenizer`` and saved with the weights; not used otherwise.
 
     Attributes:
         encoder, decoder: the layers, a `saccade.nn.EncoderStack` and a `saccade.nn.DecoderStack`.
@@ -57,7 +50,7 @@ class EncoderDecoder(AnswersCalls, nn.Module):
         >>> model(source, tokens).shape
         torch.Size([1, 3, 50])
 
-        To generate, read the source once: ``given(source)`` is a model of the other text.
+        To generate, encode the source once: ``given(source)`` is a language model of the other sequence.
 
         >>> writer = model.given(source)
         >>> cache = writer.new_cache()
@@ -67,6 +60,9 @@ class EncoderDecoder(AnswersCalls, nn.Module):
 
     Reference: Vaswani et al. 2017, arXiv:1706.03762, section 3.
     """
+
+    formats = {"saccade-encoder-decoder": EncoderDecoderFormat()}
+    written_types = ("saccade-encoder-decoder",)
 
     def __init__(self, config: EncoderDecoderConfig, tokenizer: Tokenizer | None = None):
         super().__init__()
@@ -79,41 +75,8 @@ class EncoderDecoder(AnswersCalls, nn.Module):
         decoder_layers = [_decoder_layer(config) for _ in range(config.num_decoder_layers)]
         self.encoder = EncoderStack(encoder_layers, final_norm=_final_norm(config))
         self.decoder = DecoderStack(decoder_layers, final_norm=_final_norm(config))
-        start_small(self)
-        weaken_parts(self, config.num_encoder_layers + config.num_decoder_layers)
-
-    @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
-        """Load a model from a folder that `save_pretrained` wrote, in float32 and eval mode.
-
-        Args:
-            path: the folder.
-
-        Raises:
-            UnsupportedError: a model of another kind.
-            ValueError: a file is missing or broken, or the weights do not fit the configuration.
-            ImportError: safetensors or tokenizers is not installed.
-        """
-        folder = Path(path)
-        told = read_config(folder)
-        check_types(told)
-        return load(folder, told, PairFormat(), cls)
-
-    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a folder, in a format of our own.
-
-        Files are written under other names and then renamed, so that a reader finds an old file or a new one, never
-        half of one.
-
-        Args:
-            path: the folder; made if there is none. Files of other names in it are left alone.
-
-        Raises:
-            ImportError: safetensors is not installed.
-        """
-        words = PairFormat().write_config(self.config)
-        state = {name: weight.detach().cpu() for name, weight in self.state_dict().items()}
-        write_folder(Path(path), words, state, self.tokenizer)
+        init_small_weights(self)
+        scale_residual_weights(self, config.num_encoder_layers + config.num_decoder_layers)
 
     def forward(
         self,
@@ -125,74 +88,75 @@ class EncoderDecoder(AnswersCalls, nn.Module):
         positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Read ``source``, and say what may come next in ``tokens``.
+        """Return logits of the next token at every position of ``tokens``.
 
         Args:
-            source: int ``[batch, source_len]``, the text to read.
-            tokens: int ``[batch, len]``, the text to write, as far as it is known; with a cache, the new ones only.
-            source_positions: where the tokens of ``source`` stand; -1 at its padding, which nobody sees
-                (`saccade.caches.padded_positions` makes them of lengths).
-            mask: the facts of this batch about ``tokens``; no token sees a later one in any case.
-            positions: where ``tokens`` stand; -1 at their padding.
-            cache: what `new_cache` made; ``source`` is projected in the first call only.
+            source: int ``[batch, source_len]``.
+            tokens: int ``[batch, len]``; with a cache, the new ones only.
+            source_positions: positions of the tokens of ``source``; -1 marks padding, which no token attends to
+                (`saccade.caches.padded_positions` computes them from lengths).
+            mask: the mask of this batch for ``tokens``; later tokens are hidden in any case.
+            positions: positions of ``tokens``; -1 marks padding.
+            cache: a cache from `new_cache`; ``source`` is projected in the first call only.
 
         Returns:
             Logits, ``[batch, len, vocab_size]``.
 
         Raises:
             TypeError: tokens are not integers.
-            ValueError: another shape, a number that is no token, batches of different sizes.
+            ValueError: another shape, a token outside the vocabulary, batches of different sizes.
         """
-        given = self.given(source, source_positions=source_positions)
-        return given(tokens, mask=mask, positions=positions, cache=cache)
+        conditioned = self.given(source, source_positions=source_positions)
+        return conditioned(tokens, mask=mask, positions=positions, cache=cache)
 
-    def given(self, source: Tensor, *, source_positions: GivenPositions = None) -> Given:
-        """Read ``source`` once, to write a text about it.
+    def given(self, source: Tensor, *, source_positions: GivenPositions = None) -> ConditionedDecoder:
+        """Encode ``source`` once, and return a language model of the other sequence.
 
         Args:
             source, source_positions: as in `forward`.
 
         Returns:
-            A model of the other text: ``given(tokens, positions=, cache=)`` and ``given.new_cache()``.
+            A model that is called with ``(tokens, positions=, cache=)`` and has ``new_cache()``.
         """
-        return Given(self, self.encode(source, source_positions=source_positions), source_positions)
+        context = self.encode(source, source_positions=source_positions)
+        return ConditionedDecoder(self, context, source_positions)
 
     def encode(self, source: Tensor, *, source_positions: GivenPositions = None) -> Tensor:
-        """What the encoder makes of a text: ``[batch, source_len, embed_dim]``; arguments as in `forward`."""
+        """Return the encoder's output, ``[batch, source_len, embed_dim]``; arguments as in `forward`."""
         x = self._embedded("source", source, None, source_positions, None)
         return self.encoder(x, positions=source_positions)
 
     def hidden(
         self,
-        encoded: Tensor | None,
+        context: Tensor | None,
         tokens: Tensor,
         *,
-        encoded_positions: GivenPositions = None,
+        context_positions: GivenPositions = None,
         mask: object = None,
         positions: GivenPositions = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """What the last layer makes of each token, ``[batch, len, embed_dim]``.
+        """Return the last layer's output, ``[batch, len, embed_dim]``.
 
         Args:
-            encoded: what `encode` made; None where the cache knows it.
-            encoded_positions: where its tokens stand.
+            context: the output of `encode`; None if the cache holds it.
+            context_positions: positions of its tokens.
             tokens, mask, positions, cache: as in `forward`.
         """
         x = self._embedded("tokens", tokens, mask, positions, cache)
-        if encoded is not None and len(encoded) != len(tokens):
-            rule = f"have {len(encoded)} texts, as the source"
+        if context is not None and len(context) != len(tokens):
+            rule = f"have {len(context)} texts, as the source"
             raise value_error("tokens", rule, len(tokens))
         return self.decoder(
-            x, encoded, mask=mask, positions=positions, encoded_positions=encoded_positions, cache=cache
+            x, context, mask=mask, positions=positions, context_positions=context_positions, cache=cache
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """How likely each token is to come next, before softmax: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
+        """Return logits of the next token: ``[..., embed_dim]`` to ``[..., vocab_size]``."""
         return F.linear(hidden, self.embedding.weight)
 
     def matrices(self, source: Tensor, *, source_positions: GivenPositions = None) -> list[Matrix]:
-        """Say who attends to whom in the text that is read, in every layer of the encoder; lazy.
+        """Return the lazy attention matrices of all layers of the encoder.
 
         Args:
             source, source_positions: as in `forward`.
@@ -208,23 +172,23 @@ class EncoderDecoder(AnswersCalls, nn.Module):
         source_positions: GivenPositions = None,
         positions: GivenPositions = None,
     ) -> list[Matrix]:
-        """Say which tokens of ``source`` each of ``tokens`` looks at, in every layer of the decoder.
+        """Return the cross-attention matrices from ``tokens`` to ``source`` of all layers of the decoder.
 
         Args:
             source, tokens, source_positions, positions: as in `forward`.
 
         Returns:
-            One matrix per layer, ``[batch, num_heads, len, source_len]``; lazy, so nothing of that size is built.
+            One lazy matrix per layer, ``[batch, num_heads, len, source_len]``.
         """
-        encoded = self.encode(source, source_positions=source_positions)
+        context = self.encode(source, source_positions=source_positions)
         x = self._embedded("tokens", tokens, None, positions, None)
-        return self.decoder.cross_matrices(x, encoded, positions=positions, encoded_positions=source_positions)
+        return self.decoder.cross_matrices(x, context, positions=positions, context_positions=source_positions)
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """An empty cache, for the text that is written and the one that was read.
+        """Return an empty cache for both sequences.
 
         Args:
-            max_len: room for so many tokens of the written text, taken at once; None to grow.
+            max_len: number of ``tokens`` to allocate at once; None to grow.
         """
         return self.decoder.new_cache(max_len)
 
@@ -239,8 +203,47 @@ class EncoderDecoder(AnswersCalls, nn.Module):
         if self.position is None:
             return self.dropout(x)
         place = cache.positions(length) if positions is None and cache is not None else positions
-        vectors = self.position(in_own_texts(range(length) if place is None else place, mask))
-        return self.dropout(x + vectors.to(x))  # sinusoids have no weights by which they could follow the model's dtype
+        vectors = self.position(positions_in_documents(range(length) if place is None else place, mask))
+        return self.dropout(x + vectors.to(x))  # sinusoids have no weights, so they do not follow the model's dtype
+
+
+class ConditionedDecoder(nn.Module):
+    """An `EncoderDecoder` with an encoded source: a language model of the other sequence.
+
+    `EncoderDecoder.given` builds it.
+
+    Args:
+        model: the encoder-decoder.
+        context: the encoder's output for the source.
+        context_positions: positions of the source's tokens.
+    """
+
+    def __init__(self, model: EncoderDecoder, context: Tensor, context_positions: GivenPositions = None):
+        super().__init__()
+        self.model, self.context, self.context_positions = model, context, context_positions
+
+    def forward(
+        self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Return logits ``[batch, len, vocab_size]`` of ``tokens``; see `EncoderDecoder.forward`."""
+        return self.logits(self.hidden(tokens, mask=mask, positions=positions, cache=cache))
+
+    def hidden(
+        self, tokens: Tensor, *, mask: object = None, positions: GivenPositions = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Return the last layer's output for each token; see `EncoderDecoder.hidden`."""
+        # Once the cache holds the source, use that: its rows may have been reordered or repeated since.
+        context_cached = cache is not None and cache.length > 0
+        context, where = None if context_cached else self.context, self.context_positions
+        return self.model.hidden(context, tokens, context_positions=where, mask=mask, positions=positions, cache=cache)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `EncoderDecoder.logits`."""
+        return self.model.logits(hidden)
+
+    def new_cache(self, max_len: int | None = None) -> Cache:
+        """See `EncoderDecoder.new_cache`."""
+        return self.model.new_cache(max_len)
 
 
 def _position(config: EncoderDecoderConfig) -> nn.Module | None:
@@ -252,7 +255,7 @@ def _position(config: EncoderDecoderConfig) -> nn.Module | None:
 
 
 def _parts(config: EncoderDecoderConfig, mask: Causal | None) -> dict[str, Any]:
-    """The parts and options that encoder layers and decoder layers share."""
+    """Return the parts and options that encoder and decoder layers share."""
     dim, heads = config.embed_dim, config.num_heads
     rotary = Rotary(dim // heads) if config.position_encoding == "rotary" else None
     return {
@@ -263,12 +266,12 @@ def _parts(config: EncoderDecoderConfig, mask: Causal | None) -> dict[str, Any]:
 
 
 def _decoder_layer(config: EncoderDecoderConfig) -> DecoderLayer:
-    across = MultiHeadAttention(config.embed_dim, config.num_heads, dropout_p=config.attention_dropout_p)
-    return DecoderLayer(**_parts(config, Causal()), cross_attention=across)
+    cross_attention = MultiHeadAttention(config.embed_dim, config.num_heads, dropout_p=config.attention_dropout_p)
+    return DecoderLayer(**_parts(config, Causal()), cross_attention=cross_attention)
 
 
 def _final_norm(config: EncoderDecoderConfig) -> nn.Module | None:
-    """A norm where norms come first: nothing else would normalise the last sum."""
+    """Return the final norm of a pre-norm stack; None for post-norm."""
     if not config.norm_first:
         return None
     return make_norm(config.norm, config.embed_dim, config.norm_eps)

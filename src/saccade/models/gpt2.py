@@ -1,14 +1,14 @@
-"""How GPT-2's published folders describe a decoder."""
+"""The format of GPT-2's published folders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from saccade.models.checkpoint_format import ACTIVATIONS, DecoderFormat, differences, end_tokens_of
 from saccade.models.config import DecoderConfig
-
-__all__ = ["GPT2"]
 
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
@@ -39,13 +39,11 @@ class GPT2(DecoderFormat):
         "feed_forward.contract": "mlp.c_proj",
     }
     prefix = "transformer."
+    activation_key, activation = "activation_function", "gelu_new"
     ignored = (".attn.bias", ".attn.masked_bias")
 
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
-        reasons = []
-        activation = config.get("activation_function") or "gelu_new"
-        if activation not in ACTIVATIONS:
-            reasons.append(f"activation_function is {activation!r}, not one of {', '.join(ACTIVATIONS)}")
+        reasons = self._activation_reasons(config)
         if config.get("scale_attn_weights", True) is not True:
             reasons.append("scale_attn_weights is not true: scores are always scaled here")
         reasons += [
@@ -58,14 +56,14 @@ class GPT2(DecoderFormat):
             reasons.append(f"{dropouts} differ: embeddings and what is added to them are dropped alike here")
         return reasons
 
-    def read_config(self, config: Mapping[str, Any]) -> DecoderConfig:
+    def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
         sizes = self._required(config)
         inner = config.get("n_inner")
         return DecoderConfig(
             **sizes,
             feed_forward_dim=4 * sizes["embed_dim"] if inner is None else inner,
             position_encoding="learned",
-            activation=ACTIVATIONS[config.get("activation_function") or "gelu_new"],
+            activation=ACTIVATIONS[self._activation(config)],
             gated=False,
             norm="layer",
             norm_eps=config.get("layer_norm_epsilon", 1e-5),
@@ -99,4 +97,4 @@ class GPT2(DecoderFormat):
         }
 
     def _is_transposed(self, name: str) -> bool:
-        return name.endswith(_TRANSPOSED)  # linear layers are written as convolutions
+        return name.endswith(_TRANSPOSED)  # GPT-2 stores linear layers as convolutions

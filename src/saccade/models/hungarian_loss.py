@@ -1,4 +1,4 @@
-"""Sets of objects: which query found which, and how far off it was."""
+"""Set prediction: Hungarian matching of queries and objects, and the detection loss."""
 
 from __future__ import annotations
 
@@ -12,55 +12,53 @@ from torch.nn import functional as F
 from saccade.support.errors import missing_extra, type_error, value_error
 from saccade.support.validation import ShapeSpec, check_number, check_type
 
-__all__ = ["Found", "Objects", "SetLoss", "match_sets", "overlap", "set_loss"]
-
-_FOUND = ShapeSpec("logits [batch, num_queries, classes]", "boxes [batch, num_queries, 4]")
-_OBJECTS = ShapeSpec("classes [objects]", "boxes [objects, 4]")
+_DETECTIONS = ShapeSpec("logits [batch, num_queries, classes]", "boxes [batch, num_queries, 4]")
+_TARGETS = ShapeSpec("classes [objects]", "boxes [objects, 4]")
 
 
-class Objects(NamedTuple):
-    """The objects of one picture.
+class Targets(NamedTuple):
+    """The objects of one image.
 
     Attributes:
-        classes: what they are, int64 ``[objects]``.
-        boxes: where they are, ``[objects, 4]``: x and y of the middle, width and height, as parts of the picture's.
+        classes: int64 ``[objects]``.
+        boxes: ``[objects, 4]``: x and y of the centre, width and height, as fractions of the image's.
     """
 
     classes: Tensor
     boxes: Tensor
 
 
-class Found(NamedTuple):
-    """What the queries of a `SetDecoder` found in a batch of pictures.
+class Detections(NamedTuple):
+    """The predictions of the queries of a `SetDecoder` for a batch of images.
 
     Attributes:
-        logits: of the classes, ``[batch, num_queries, num_classes + 1]``; the last says that nothing is there.
-        boxes: ``[batch, num_queries, 4]``, as those of `Objects`.
+        logits: logits of the classes, ``[batch, num_queries, num_classes + 1]``; the last class means "no object".
+        boxes: ``[batch, num_queries, 4]``, in the format of `Targets`.
     """
 
     logits: Tensor
     boxes: Tensor
 
-    def objects(self, confidence: float = 0.5) -> list[Objects]:
-        """The objects of each picture.
+    def objects(self, confidence: float = 0.5) -> list[Targets]:
+        """Return the objects that are detected in each image.
 
         Args:
-            confidence: the least probability of its class with which an object counts.
+            confidence: the smallest probability of an object's class.
         """
         confidence = check_number("confidence", confidence, least=0)
-        most, classes = self.logits.softmax(-1)[..., :-1].max(-1)
-        counts = most >= confidence
-        return [Objects(own[kept], box[kept]) for own, box, kept in zip(classes, self.boxes, counts, strict=True)]
+        probabilities, classes = self.logits.softmax(-1)[..., :-1].max(-1)
+        each = zip(classes, self.boxes, probabilities >= confidence, strict=True)
+        return [Targets(kinds[selected], boxes[selected]) for kinds, boxes, selected in each]
 
 
-class SetLoss(NamedTuple):
-    """How far off what was found is, and the parts of it.
+class DetectionLoss(NamedTuple):
+    """The set-prediction loss and its components.
 
     Attributes:
-        total: the weighted sum, which is trained with.
+        total: the weighted sum, for training.
         classes: cross entropy of the classes.
-        boxes: distance of boxes: the sum over four numbers, the mean over objects.
-        overlap: 1 minus the overlap of boxes, the mean over objects.
+        boxes: L1 distance of boxes, the mean over objects.
+        overlap: 1 minus the generalized IoU of boxes, the mean over objects.
     """
 
     total: Tensor
@@ -69,23 +67,23 @@ class SetLoss(NamedTuple):
     overlap: Tensor
 
 
-def overlap(boxes: Tensor, others: Tensor) -> Tensor:
-    r"""How much boxes have in common, from -1 (nothing, and far apart) to 1 (they are the same).
+def generalized_iou(boxes: Tensor, others: Tensor) -> Tensor:
+    r"""Return the generalized intersection over union of boxes, from -1 (disjoint and far apart) to 1 (equal).
 
     .. math:: \frac{|A \cap B|}{|A \cup B|} - \frac{|C| - |A \cup B|}{|C|}
 
-    with C the smallest box around both, which tells boxes that are near from others where nothing is shared.
+    with C the smallest box around both: it distinguishes near boxes from far ones even where they are disjoint.
 
     Args:
         boxes, others: ``[..., 4]``, broadcast: middle, width and height.
 
     Returns:
-        ``[...]``; 0 where both have no area and stand at one place.
+        ``[...]``; 0 where both have no area and the same place.
 
-    Reference: Rezatofighi et al. 2019, arXiv:1902.09630 (generalised intersection over union).
+    Reference: Rezatofighi et al. 2019, arXiv:1902.09630 (generalized intersection over union).
     """
     (first, last), (other_first, other_last) = (
-        (own[..., :2] - own[..., 2:] / 2, own[..., :2] + own[..., 2:] / 2) for own in (boxes, others)
+        (each[..., :2] - each[..., 2:] / 2, each[..., :2] + each[..., 2:] / 2) for each in (boxes, others)
     )
     least = torch.finfo(boxes.dtype).tiny
     shared = (torch.minimum(last, other_last) - torch.maximum(first, other_first)).clamp(min=0).prod(-1)
@@ -96,37 +94,36 @@ def overlap(boxes: Tensor, others: Tensor) -> Tensor:
 
 @torch.no_grad()
 def match_sets(
-    found: Found,
-    objects: Sequence[Objects],
+    found: Detections,
+    objects: Sequence[Targets],
     *,
     class_weight: float = 1.0,
     box_weight: float = 5.0,
     overlap_weight: float = 2.0,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Say which query is to find which object, so that all together are as near to it as can be.
+    """Assign a query to each object with the smallest total cost (bipartite matching).
 
-    A pair costs less the likelier the object's class is, the nearer the box, the larger the overlap. Of all ways in
-    which every object gets a query of its own, the cheapest is found (bipartite matching).
+    A pair costs less if the object's class is more probable, the box nearer, the overlap larger.
 
     Args:
-        found: what the queries found.
-        objects: what there is, one for each picture.
-        class_weight, box_weight, overlap_weight: of the probability of the class, of the distance of the boxes (the sum
-            over four numbers), and of `overlap`.
+        found: the predictions.
+        objects: the true objects, one value for each image.
+        class_weight, box_weight, overlap_weight: weights of the probability of the class, of the L1 distance of the
+            boxes, and of `generalized_iou`.
 
     Returns:
-        For each picture the indices of queries, ascending, and of their objects, int64 on the CPU.
+        For each image the indices of queries, ascending, and of their objects, int64 on the CPU.
 
     Raises:
         TypeError: another type.
-        ValueError: shapes that do not fit, a class that is none, more objects than queries, NaN or infinity.
+        ValueError: shapes that do not fit, an unknown class, more objects than queries, NaN or infinity.
         ImportError: scipy is not installed.
 
-    Cost: O(num_queries ** 3) time for each picture at worst, on the CPU.
+    Cost: O(num_queries ** 3) time for each image at worst, on the CPU.
 
     Example:
-        >>> found = Found(torch.zeros(1, 3, 2), torch.tensor([[[0.2] * 4, [0.8] * 4, [0.5] * 4]]))
-        >>> match_sets(found, [Objects(torch.tensor([0, 0]), torch.tensor([[0.5] * 4, [0.1] * 4]))])
+        >>> found = Detections(torch.zeros(1, 3, 2), torch.tensor([[[0.2] * 4, [0.8] * 4, [0.5] * 4]]))
+        >>> match_sets(found, [Targets(torch.tensor([0, 0]), torch.tensor([[0.5] * 4, [0.1] * 4]))])
         [(tensor([0, 2]), tensor([1, 0]))]
 
     Reference: Carion et al. 2020, arXiv:2005.12872, section 3.1; Kuhn 1955, doi:10.1002/nav.3800020109.
@@ -137,10 +134,10 @@ def match_sets(
         raise missing_extra("scipy", "pictures") from None
     _check(found, objects)
     pairs = []
-    for logits, boxes, own in zip(*found, objects, strict=True):
-        near = torch.cdist(boxes.float(), own.boxes.float(), p=1)
-        cost = box_weight * near - overlap_weight * overlap(boxes[:, None].float(), own.boxes.float())
-        cost = cost - class_weight * logits.softmax(-1)[:, own.classes].float()
+    for logits, boxes, targets in zip(*found, objects, strict=True):
+        distance = torch.cdist(boxes.float(), targets.boxes.float(), p=1)
+        cost = box_weight * distance - overlap_weight * generalized_iou(boxes[:, None].float(), targets.boxes.float())
+        cost = cost - class_weight * logits.softmax(-1)[:, targets.classes].float()
         if not bool(cost.isfinite().all()):
             raise value_error("found", "be finite, as objects", "NaN or infinity")
         queries, order = linear_sum_assignment(cost.cpu().numpy())
@@ -149,71 +146,71 @@ def match_sets(
 
 
 def set_loss(
-    found: Found,
-    objects: Sequence[Objects],
+    found: Detections,
+    objects: Sequence[Targets],
     *,
     no_object_weight: float = 0.1,
     class_weight: float = 1.0,
     box_weight: float = 5.0,
     overlap_weight: float = 2.0,
-) -> SetLoss:
-    """Say how far off what was found is, whatever the order, each object being held against the query of `match_sets`.
+) -> DetectionLoss:
+    """Return the loss of predictions, each object compared with the query that `match_sets` assigns to it.
 
-    Queries without an object are to say that nothing is there.
+    The target of queries without an object is the class "no object".
 
     Args:
-        found, objects, class_weight, box_weight, overlap_weight: as in `match_sets`; the sum has the same weights.
-        no_object_weight: of queries without an object, among the classes: most have none.
+        found, objects, class_weight, box_weight, overlap_weight: as in `match_sets`; the total has the same weights.
+        no_object_weight: weight of queries without an object in the cross entropy: most have none.
 
     Returns:
-        The sum and its parts, differentiable.
+        The total and its components, differentiable.
 
     Raises:
         TypeError, ValueError, ImportError: as in `match_sets`.
 
     Example:
-        >>> found = Found(torch.zeros(1, 3, 2), torch.full((1, 3, 4), 0.5))
-        >>> loss = set_loss(found, [Objects(torch.tensor([0]), torch.full((1, 4), 0.5))])
+        >>> found = Detections(torch.zeros(1, 3, 2), torch.full((1, 3, 4), 0.5))
+        >>> loss = set_loss(found, [Targets(torch.tensor([0]), torch.full((1, 4), 0.5))])
         >>> [round(float(part), 4) for part in loss]
         [0.6931, 0.6931, 0.0, 0.0]
 
     Reference: Carion et al. 2020, arXiv:2005.12872, sections 3.1 and A.2.
     """
     weights = {"class_weight": class_weight, "box_weight": box_weight, "overlap_weight": overlap_weight}
-    for name, given in {"no_object_weight": no_object_weight, **weights}.items():
-        check_number(name, given, least=0)
+    for name, weight in {"no_object_weight": no_object_weight, **weights}.items():
+        check_number(name, weight, least=0)
     pairs = match_sets(found, objects, **weights)
     logits, boxes = found
     item = torch.cat([torch.full_like(queries, index) for index, (queries, _) in enumerate(pairs)])
     query = torch.cat([queries for queries, _ in pairs])
-    wanted = torch.full(logits.shape[:2], logits.shape[2] - 1, dtype=torch.int64, device=logits.device)
-    wanted[item, query] = torch.cat([own.classes[order] for own, (_, order) in zip(objects, pairs, strict=True)])
-    weight = logits.new_ones(logits.shape[2])
-    weight[-1] = no_object_weight
-    classes = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), weight)
-    got, want = (
-        boxes[item, query],
-        torch.cat([own.boxes[order] for own, (_, order) in zip(objects, pairs, strict=True)]),
-    )
-    count = max(1, len(item))
-    far, apart = (got - want).abs().sum() / count, (1 - overlap(got, want)).sum() / count
-    return SetLoss(class_weight * classes + box_weight * far + overlap_weight * apart, classes, far, apart)
+    matched = [(each.classes[order], each.boxes[order]) for each, (_, order) in zip(objects, pairs, strict=True)]
+    true_classes, true_boxes = map(torch.cat, zip(*matched, strict=True))
+    targets = torch.full(logits.shape[:2], logits.shape[2] - 1, dtype=torch.int64, device=logits.device)
+    targets[item, query] = true_classes
+    class_weights = logits.new_ones(logits.shape[2])
+    class_weights[-1] = no_object_weight
+    classes = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), class_weights)
+    predicted, count = boxes[item, query], max(1, len(item))
+    distance = (predicted - true_boxes).abs().sum() / count
+    overlap = (1 - generalized_iou(predicted, true_boxes)).sum() / count
+    total = class_weight * classes + box_weight * distance + overlap_weight * overlap
+    return DetectionLoss(total, classes, distance, overlap)
 
 
-def _check(found: Found, objects: Sequence[Objects]) -> None:
-    """Raise unless there is a set of objects for each picture, with classes that are known and no more than queries."""
-    check_type("found", found, Found, "be what a SetDecoder returns")
-    sizes = _FOUND.check(*found)
-    check_type("objects", objects, Sequence, "be a list, with Objects for each picture")
+def _check(found: Detections, objects: Sequence[Targets]) -> None:
+    """Raise unless there are targets for each image, with known classes and no more objects than queries."""
+    check_type("found", found, Detections, "be what a SetDecoder returns")
+    sizes = _DETECTIONS.check(*found)
+    check_type("objects", objects, Sequence, "be a list, with Targets for each picture")
     if len(objects) != sizes["batch"]:
         raise value_error("objects", f"be one for each of {sizes['batch']} pictures", len(objects))
-    for own in objects:
-        check_type("objects", own, Objects, "be Objects(classes, boxes), one for each picture")
-        count = _OBJECTS.check(*own)["objects"]
-        if own.classes.dtype != torch.int64:
-            raise type_error("classes", "be int64", own.classes.dtype)
+    for targets in objects:
+        check_type("objects", targets, Targets, "be Targets(classes, boxes), one for each picture")
+        count = _TARGETS.check(*targets)["objects"]
+        if targets.classes.dtype != torch.int64:
+            raise type_error("classes", "be int64", targets.classes.dtype)
         if count > sizes["num_queries"]:
             raise value_error("objects", f"be at most {sizes['num_queries']} in a picture, as queries", count)
-        if count and not 0 <= int(own.classes.min()) <= int(own.classes.max()) < sizes["classes"] - 1:
+        if count and not 0 <= int(targets.classes.min()) <= int(targets.classes.max()) < sizes["classes"] - 1:
             hint = "the last logit says that nothing is there"
             raise value_error("classes", f"be from 0 to {sizes['classes'] - 2}", "others", hint=hint)

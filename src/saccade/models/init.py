@@ -1,4 +1,4 @@
-"""The weights that a model starts with."""
+"""Initial weights of models."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from torch import nn
 
 from saccade.nn import DecoderLayer, EncoderLayer
 
-__all__ = ["start_small", "weaken_parts"]
 
-
-def start_small(model: nn.Module) -> None:
-    """Small normal weights, zero biases, and zeros for the token that fills up, as BERT and GPT-2 start."""
+def init_small_weights(model: nn.Module) -> None:
+    """Set small normal weights, zero biases, and zeros for the padding token, as in BERT and GPT-2."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
@@ -24,19 +22,19 @@ def start_small(model: nn.Module) -> None:
                 module.weight[module.padding_idx].zero_()
 
 
-def weaken_parts(model: nn.Module, num_layers: int) -> None:
-    """Make what each part of a layer adds smaller, the more layers there are.
+def scale_residual_weights(model: nn.Module, num_layers: int) -> None:
+    """Scale down the output projections of all layers by the square root of their number.
 
-    The sum of all parts then has about the size of one, however deep the model is.
+    The sum of the residual parts then keeps about the same size at any depth.
 
     Reference: Radford et al. 2019 (GPT-2), section 2.3.
     """
     for module in model.modules():
         if not isinstance(module, EncoderLayer | DecoderLayer):
             continue
-        last = [module.attention.output_projection, getattr(module.feed_forward, "contract", None)]
+        outputs = [module.attention.output_projection, getattr(module.feed_forward, "contract", None)]
         if isinstance(module, DecoderLayer) and module.cross_attention is not None:
-            last.append(module.cross_attention.output_projection)
-        for linear in last:
+            outputs.append(module.cross_attention.output_projection)
+        for linear in outputs:
             if linear is not None:
                 nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * num_layers))

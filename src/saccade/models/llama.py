@@ -1,4 +1,4 @@
-"""How the published folders of Llama, Mistral and Qwen2 describe a decoder."""
+"""The format of the published folders of Llama, Mistral and Qwen2."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ import torch
 from torch import Tensor
 
 from saccade.masks import sliding_window
+from saccade.masks.convert.patterns import window_size
 from saccade.models.checkpoint_format import (
     ACTIVATIONS,
     DecoderFormat,
     differences,
     end_tokens_of,
     reasons_without_words,
-    window_of,
 )
 from saccade.models.config import DecoderConfig
 from saccade.models.rope_config import rope_base, rope_reasons, rope_scaling, rope_words
-
-__all__ = ["Llama", "Qwen2"]
 
 
 class Llama(DecoderFormat):
     """Rotary positions, root-mean-square norms first, gated networks; Touvron et al. 2023, arXiv:2302.13971.
 
-    Mistral's has a sliding window (Jiang et al. 2023, arXiv:2310.06825), Qwen2's a bias in three of the projections.
+    Mistral has a sliding window (Jiang et al. 2023, arXiv:2310.06825), Qwen2 a bias in three of the projections.
     """
 
     stacks = {"num_layers": ("stack.layers", "model.layers")}
@@ -45,13 +43,11 @@ class Llama(DecoderFormat):
         "feed_forward.contract": "mlp.down_proj",
     }
     prefix = "model."
+    activation = "silu"
     ignored = ("rotary_emb.inv_freq",)
 
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
-        reasons = rope_reasons(config)
-        activation = config.get("hidden_act") or "silu"
-        if activation not in ACTIVATIONS:
-            reasons.append(f"hidden_act is {activation!r}, not one of {', '.join(ACTIVATIONS)}")
+        reasons = rope_reasons(config) + self._activation_reasons(config)
         width, heads, head_dim = (config.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
         if head_dim is not None and width is not None and heads and head_dim * heads != width:
             reasons.append(f"head_dim is {head_dim}, not hidden_size / num_attention_heads = {width} / {heads}")
@@ -60,7 +56,7 @@ class Llama(DecoderFormat):
             reasons.append(f"layer_types names {' and '.join(sorted(kinds))}: layers of different masks")
         return reasons
 
-    def read_config(self, config: Mapping[str, Any]) -> DecoderConfig:
+    def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> DecoderConfig:
         window = _window(config)
         kind = config.get("model_type")
         return DecoderConfig(
@@ -69,7 +65,7 @@ class Llama(DecoderFormat):
             mask=sliding_window(window) if window else None,
             rotary_base=rope_base(config),
             rotary_scaling=rope_scaling(config),
-            activation=ACTIVATIONS[config.get("hidden_act") or "silu"],
+            activation=ACTIVATIONS[self._activation(config)],
             norm_eps=config.get("rms_norm_eps", 1e-6),
             attention_bias=kind == "qwen2" or (kind == "llama" and config.get("attention_bias", False)),
             feed_forward_bias=kind == "llama" and config.get("mlp_bias", False),
@@ -81,12 +77,12 @@ class Llama(DecoderFormat):
     def reasons_to_write(self, config: DecoderConfig) -> list[str]:
         ours = {"position_encoding": "rotary", "norm": "rms", "gated": True, "dropout_p": 0.0}
         reasons = differences(config, ours) + reasons_without_words(config)
-        if window_of(config) is not None and (config.attention_bias or config.feed_forward_bias):
+        if window_size(config.causal_mask) is not None and (config.attention_bias or config.feed_forward_bias):
             reasons.append("it has a sliding window, which is Mistral's, and biases, which Mistral has not")
         return reasons
 
     def write_config(self, config: DecoderConfig) -> dict[str, Any]:
-        window = window_of(config)
+        window = window_size(config.causal_mask)
         special: dict[str, Any] = {"sliding_window": window}
         if window is None:
             special = {"attention_bias": config.attention_bias, "mlp_bias": config.feed_forward_bias}
@@ -108,17 +104,17 @@ class Llama(DecoderFormat):
 
 
 class Qwen2(Llama):
-    """As Llama, but the output projection of the attention has no bias; ours is 0."""
+    """Llama without a bias in the output projection of the attention; ours is set to 0."""
 
-    def plain(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-        found = super().plain(weights, config)
+    def clean_weights(self, weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+        cleaned = super().clean_weights(weights, config)
         for layer in range(config.num_layers):
-            found.setdefault(f"model.layers.{layer}.self_attn.o_proj.bias", torch.zeros(config.embed_dim))
-        return found
+            cleaned.setdefault(f"model.layers.{layer}.self_attn.o_proj.bias", torch.zeros(config.embed_dim))
+        return cleaned
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """The last tokens that a token sees; None where it sees all."""
+    """Return how many last tokens a token sees; None if it sees all."""
     if config.get("model_type") == "llama" or config.get("use_sliding_window", True) is False:
         return None
     return config.get("sliding_window")

@@ -1,4 +1,4 @@
-"""Rotary positions in config.json: read and written."""
+"""Reading and writing of the rotary settings in config.json."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import Any
 
 from saccade.positions import Linear, Llama3, Scaling, YaRN
 
-__all__ = ["rope_reasons", "rope_base", "rope_scaling", "rope_words"]
-
 _KINDS: dict[str, Any] = {"linear": Linear, "llama3": Llama3, "yarn": YaRN}  # and "default", which changes nothing
 _TRAINED = "original_max_position_embeddings"  # our trained_len; every other key has the name of our field
 
 
 def rope_reasons(config: Mapping[str, Any]) -> list[str]:
-    """Why we would turn by other angles than the authors of this file; empty if we would not."""
-    told = _told(config)
-    if not isinstance(told, Mapping):
-        return [f"rope_parameters is no JSON object but {told!r}"]
-    kind = _kind(told)
+    """Return why our rotary angles would differ from those of the model; empty if they would not."""
+    settings = _settings(config)
+    if not isinstance(settings, Mapping):
+        return [f"rope_parameters is no JSON object but {settings!r}"]
+    kind = _kind(settings)
     if kind == "dynamic":
         reason = "rope_type 'dynamic' turns by angles that change with the length, so that no cache equals the full run"
         return [reason]
@@ -29,72 +27,72 @@ def rope_reasons(config: Mapping[str, Any]) -> list[str]:
     fields = _fields(kind)
     optional = (_TRAINED,) if kind == "yarn" else ()
     needed = [key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in optional]
-    missing = [key for key in needed if told.get(key) is None]
+    missing = [key for key in needed if settings.get(key) is None]
     reasons = [f"rope_type {kind!r} lacks {', '.join(missing)}"] if missing else []
-    if told.get("partial_rotary_factor", 1.0) != 1.0:
-        reasons.append(f"partial_rotary_factor is {told['partial_rotary_factor']}, not 1")
+    if settings.get("partial_rotary_factor", 1.0) != 1.0:
+        reasons.append(f"partial_rotary_factor is {settings['partial_rotary_factor']}, not 1")
     known = {*fields, "rope_type", "type", "rope_theta", "partial_rotary_factor"}
     known |= {"mscale", "mscale_all_dim"} if kind == "yarn" else set()
-    unknown = [key for key, own in told.items() if key not in known and own is not None and kind != "default"]
+    unknown = [key for key, x in settings.items() if key not in known and x is not None and kind != "default"]
     if unknown:
         reasons.append(f"rope_type {kind!r} has {', '.join(unknown)}, which we do not know")
     return reasons
 
 
 def rope_base(config: Mapping[str, Any]) -> float:
-    """The base of the frequencies."""
-    told = _told(config)
-    base = told.get("rope_theta")
+    """Return the base of the frequencies."""
+    base = _settings(config).get("rope_theta")
     base = config.get("rope_theta") if base is None else base
     return 10000.0 if base is None else base
 
 
 def rope_scaling(config: Mapping[str, Any]) -> Scaling | None:
-    """What changes the frequencies; None where nothing does."""
-    told = _told(config)
-    kind = _kind(told)
+    """Return the scaling of the frequencies; None for the default."""
+    settings = _settings(config)
+    kind = _kind(settings)
     if kind not in _KINDS:
         return None
-    given = {field.name: told[key] for key, field in _fields(kind).items() if told.get(key) is not None}
+    options = {field.name: settings[key] for key, field in _fields(kind).items() if settings.get(key) is not None}
     if kind == "yarn":
-        given = {name: own for name, own in given.items() if own or not name.startswith("beta_")}  # 0: the default
-        given = {"trained_len": config["max_position_embeddings"], "attention_factor": _magnitude(told), **given}
-    return _KINDS[kind](**given)
+        options = {name: x for name, x in options.items() if x or not name.startswith("beta_")}  # 0 means the default
+        defaults = {"trained_len": config["max_position_embeddings"], "attention_factor": _attention_factor(settings)}
+        options = defaults | options
+    return _KINDS[kind](**options)
 
 
 def rope_words(base: float, scaling: Scaling | None) -> dict[str, Any] | None:
-    """``rope_parameters`` of config.json; None where it cannot express this scaling."""
+    """Return ``rope_parameters`` for config.json; None if they cannot express this scaling."""
     if scaling is None:
         return {"rope_type": "default", "rope_theta": base}
-    kind = next((kind for kind, own in _KINDS.items() if type(scaling) is own), None)
+    kind = next((kind for kind, scaling_class in _KINDS.items() if type(scaling) is scaling_class), None)
     if kind is None:
         return None
-    words = {key: getattr(scaling, field.name) for key, field in _fields(kind).items()}
-    return {"rope_type": kind, "rope_theta": base, **{key: own for key, own in words.items() if own is not None}}
+    options = {key: getattr(scaling, field.name) for key, field in _fields(kind).items()}
+    return {"rope_type": kind, "rope_theta": base, **{key: x for key, x in options.items() if x is not None}}
 
 
 def _fields(kind: str) -> dict[str, dataclasses.Field[Any]]:
-    """The fields of our class for a type, by the keys of config.json."""
-    own = dataclasses.fields(_KINDS[kind]) if kind in _KINDS else ()
-    return {_TRAINED if field.name == "trained_len" else field.name: field for field in own}
+    """Return the fields of our class for a type, by their keys in config.json."""
+    fields = dataclasses.fields(_KINDS[kind]) if kind in _KINDS else ()
+    return {_TRAINED if field.name == "trained_len" else field.name: field for field in fields}
 
 
-def _told(config: Mapping[str, Any]) -> Any:
-    """The settings in either spelling; the older one has ``rope_theta`` beside it."""
+def _settings(config: Mapping[str, Any]) -> Any:
+    """Return the settings under their new or old key; with the old one ``rope_theta`` is outside of them."""
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
-def _kind(told: Mapping[str, Any]) -> str:
-    return told.get("rope_type") or told.get("type") or "default"
+def _kind(settings: Mapping[str, Any]) -> str:
+    return settings.get("rope_type") or settings.get("type") or "default"
 
 
-def _magnitude(told: Mapping[str, Any]) -> float | None:
-    """The attention factor of a file that gives two numbers for it; None where there are none."""
-    factor, one, all_of = (told.get(key) for key in ("factor", "mscale", "mscale_all_dim"))
-    if not (factor and one and all_of):
+def _attention_factor(settings: Mapping[str, Any]) -> float | None:
+    """Return the attention factor from the two numbers that some files have for it; None without them."""
+    factor, scale, scale_all = (settings.get(key) for key in ("factor", "mscale", "mscale_all_dim"))
+    if not (factor and scale and scale_all):
         return None
 
-    def grown(by: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
+    def magnitude(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
-    return grown(one) / grown(all_of)
+    return magnitude(scale) / magnitude(scale_all)

@@ -1,4 +1,4 @@
-"""An encoder of long signals, such as speech: convolutions that shorten them, and local attention."""
+"""SignalEncoder: strided convolutions and local attention, for long signals such as speech."""
 
 from __future__ import annotations
 
@@ -14,32 +14,30 @@ from saccade.matrix import Matrix
 from saccade.nn import EncoderLayer, EncoderStack, FeedForward, MultiHeadAttention
 from saccade.nn.projections import weight_of
 from saccade.positions import Rotary
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, shown, value_error
 from saccade.support.validation import ShapeSpec, check_int, check_type
-
-__all__ = ["SignalEncoder"]
 
 _SIGNAL = ShapeSpec("signal [batch, len, channels]")
 
 
-class SignalEncoder(AnswersCalls, nn.Module):
-    """Convolutions with strides make frames of a signal; layers of attention with a local mask look at them.
+class SignalEncoder(ArgumentHints, nn.Module):
+    """Strided convolutions that turn a signal into frames, and layers of local attention over the frames.
 
-    Each convolution of stride s makes ``ceil(len / s)`` steps of ``len``, and a GELU follows. The attention turns
-    frames by their positions (rotary), and norms come first in the layers. Convolutions look ahead only where the mask
-    does: with a causal mask, frame t sees nothing behind step ``t * prod(strides)`` of the signal.
+    Each convolution of stride s, with a GELU after it, shortens ``len`` steps to ``ceil(len / s)``. Attention uses
+    rotary positions, and the layers are pre-norm. Convolutions look ahead only if the mask does: with a causal mask,
+    frame t depends on no step of the signal after ``t * prod(strides)``.
 
     Args:
-        channels: numbers in a step of the signal: 1 of a waveform, 80 of a mel spectrogram.
+        channels: numbers in a step of the signal: 1 for a waveform, 80 for a mel spectrogram.
         embed_dim: width of the frames.
         num_heads: divides ``embed_dim``; heads have an even width.
-        num_layers: how many layers.
-        mask: which frames a frame sees: ``masks.Window(64, 64)``, or ``masks.sliding_window(128)``, which is causal.
-        strides: by how much each convolution shortens the signal.
-        kernel_size: steps that each convolution reads; odd, and none of the strides is larger.
-        feed_forward_dim: width inside the feed-forward networks; ``4 * embed_dim`` when None.
-        dropout_p: of what each part of a layer adds, in training only.
+        num_layers: number of layers.
+        mask: which frames a frame may attend to: ``masks.Window(64, 64)``, or the causal ``masks.sliding_window(128)``.
+        strides: factor by which each convolution shortens the signal.
+        kernel_size: steps that each convolution reads; odd, and at least as large as each stride.
+        feed_forward_dim: width inside the feed-forward networks; ``4 * embed_dim`` if None.
+        dropout_p: dropout of the output of each part of a layer, in training only.
 
     Attributes:
         convolutions: the convolutions, ``nn.Conv1d`` each.
@@ -48,7 +46,7 @@ class SignalEncoder(AnswersCalls, nn.Module):
     Raises:
         ValueError, TypeError: sizes that do not fit, a signal of another shape or dtype, lengths beyond it.
 
-    Cost: linear in the length where the mask is local.
+    Cost: linear in the length if the mask is local.
 
     Example:
         >>> from saccade.masks import Window
@@ -77,8 +75,8 @@ class SignalEncoder(AnswersCalls, nn.Module):
         super().__init__()
         self.channels = check_int("channels", channels)
         check_type("mask", mask, Mask, "be a saccade mask", hint="for instance masks.Window(64, 64)")
-        given = check_type("strides", strides, (tuple, list), "be a tuple of ints")
-        self.strides = tuple(check_int("strides", stride) for stride in given)
+        listed = check_type("strides", strides, (tuple, list), "be a tuple of ints")
+        self.strides = tuple(check_int("strides", stride) for stride in listed)
         self.kernel_size = check_int("kernel_size", kernel_size, max([1, *self.strides]))
         if kernel_size % 2 == 0:
             raise value_error("kernel_size", "be odd", kernel_size)
@@ -90,43 +88,43 @@ class SignalEncoder(AnswersCalls, nn.Module):
             nn.Conv1d(*sizes, kernel_size, stride)
             for sizes, stride in zip(itertools.pairwise(widths), self.strides, strict=True)
         )
-        # What a convolution reads before and behind a step.
-        self._around = (kernel_size - 1, 0) if mask.is_causal else (kernel_size // 2, kernel_size // 2)
+        # Padding before and after the signal.
+        self._padding = (kernel_size - 1, 0) if mask.is_causal else (kernel_size // 2, kernel_size // 2)
         hidden_dim = 4 * embed_dim if feed_forward_dim is None else feed_forward_dim
         layers = (_layer(embed_dim, num_heads, mask, hidden_dim, dropout_p) for _ in range(num_layers))
         self.stack = EncoderStack(layers, final_norm=nn.LayerNorm(embed_dim))
 
     def forward(self, signal: Tensor, *, lengths: Sequence[int] | Tensor | None = None) -> Tensor:
-        """Encode.
+        """Return the encoded frames of a signal.
 
         Args:
             signal: ``[batch, len, channels]``, len at least 1.
-            lengths: real steps of each signal, which is padded on the right; all when None.
+            lengths: length of each signal without the padding on its right; None for no padding.
 
         Returns:
-            ``[batch, frames, embed_dim]``; which of them are real, `frames` says. Padding changes none of these.
+            ``[batch, frames, embed_dim]``; `frames` counts those without padding, which does not affect them.
         """
         frames, padding = self._frames_of(signal, lengths)
         return self.stack(frames, mask=padding)
 
     def matrices(self, signal: Tensor, *, lengths: Sequence[int] | Tensor | None = None) -> list[Matrix]:
-        """Who attends to whom in every layer when `forward` gets the same arguments.
+        """Return the attention matrices of all layers in `forward`.
 
         Returns:
-            One matrix a layer, ``[batch, num_heads, frames, frames]``, not built.
+            One lazy matrix per layer, ``[batch, num_heads, frames, frames]``.
         """
         frames, padding = self._frames_of(signal, lengths)
         return self.stack.matrices(frames, mask=padding)
 
     def frames(self, lengths: Sequence[int] | Tensor) -> tuple[int, ...]:
-        """How many frames are made of signals of these lengths."""
+        """Return the number of frames for signals of these lengths."""
         return _shortened(Padding(lengths).lengths, self.strides)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, strides={self.strides}, kernel_size={self.kernel_size}"
 
     def _frames_of(self, signal: Tensor, lengths: Sequence[int] | Tensor | None) -> tuple[Tensor, Padding | None]:
-        """What the convolutions make of a signal, and which of the frames are real."""
+        """Return the frames of a signal before the layers, and their padding."""
         sizes = _SIGNAL.check(signal, channels=self.channels)
         if not sizes["len"]:
             raise value_error("signal", "have at least one step", list(signal.shape))
@@ -135,18 +133,18 @@ class SignalEncoder(AnswersCalls, nn.Module):
             rule, got = (str(dtype).removeprefix("torch.") for dtype in (weight.dtype, signal.dtype))
             facts = [describe("signal", signal)]
             raise value_error("dtype", f"be {rule}, like the parameters", got, facts=facts)
-        real = None if lengths is None else Padding(lengths).lengths
-        if real is not None and (len(real) != len(signal) or max(real) > sizes["len"]):
+        valid = None if lengths is None else Padding(lengths).lengths
+        if valid is not None and (len(valid) != len(signal) or max(valid) > sizes["len"]):
             rule = f"be one for each of the {len(signal)} signals, at most {sizes['len']}"
-            raise value_error("lengths", rule, shown(real))
+            raise value_error("lengths", rule, shown(valid))
         x = signal.mT  # [batch, channels, len]
         for convolution, stride in zip(self.convolutions, self.strides, strict=True):
-            if real is not None:  # convolutions do not see what stands behind a signal
-                places = torch.arange(x.shape[2], device=x.device)
-                x = x.masked_fill(places >= torch.tensor(real, device=x.device)[:, None, None], 0.0)
-                real = _shortened(real, (stride,))
-            x = F.gelu(convolution(F.pad(x, self._around)))
-        return x.mT, None if real is None else Padding(real)
+            if valid is not None:  # convolutions must not read padding
+                steps = torch.arange(x.shape[2], device=x.device)
+                x = x.masked_fill(steps >= torch.tensor(valid, device=x.device)[:, None, None], 0.0)
+                valid = _shortened(valid, (stride,))
+            x = F.gelu(convolution(F.pad(x, self._padding)))
+        return x.mT, None if valid is None else Padding(valid)
 
 
 def _shortened(lengths: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

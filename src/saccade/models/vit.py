@@ -1,20 +1,19 @@
-"""How the Vision Transformer's published folders describe it."""
+"""The format of the Vision Transformer's published folders."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from saccade.models.checkpoint_format import ACTIVATIONS, FileFormat
-from saccade.models.vision_config import VisionTransformerConfig
+from saccade.models.config import VisionTransformerConfig
 
-__all__ = ["VisionFormat", "ViT"]
-
-# What no hidden state depends on: the pooler, and what stands for patches that are hidden in training.
-_NOT_THE_ENCODER = ("pooler.", "embeddings.mask_token", "decoder.")
-# Names in files of older and newer versions, and those that transformers holds them by; in this order.
+# No hidden state depends on the pooler, the decoder or the token for patches that are hidden in training.
+_UNUSED_WEIGHTS = ("pooler.", "embeddings.mask_token", "decoder.")
+# Names in older and newer files, and the names that transformers uses; replaced in this order.
 _RENAMED = {
     "encoder.layer.": "layers.",
     "attention.attention.query": "attention.q_proj",
@@ -27,11 +26,7 @@ _RENAMED = {
 
 
 class VisionFormat(FileFormat):
-    """What config.json says of pictures and patches.
-
-    Args:
-        weights: of the file: whether there is a head is told by them alone.
-    """
+    """A format whose config.json has sizes of images and patches."""
 
     sizes = {
         "hidden_size": "embed_dim",
@@ -41,16 +36,9 @@ class VisionFormat(FileFormat):
         "image_size": "image_size",
         "patch_size": "patch_size",
     }
-    activation: str
-
-    def __init__(self, weights: Mapping[str, Tensor]):
-        self.weights = weights
 
     def reasons_to_read(self, config: Mapping[str, Any]) -> list[str]:
-        reasons = []
-        activation = config.get("hidden_act") or self.activation
-        if activation not in ACTIVATIONS:
-            reasons.append(f"hidden_act is {activation!r}, not one of {', '.join(ACTIVATIONS)}")
+        reasons = self._activation_reasons(config)
         image, patch = (_pair(config.get(key)) for key in ("image_size", "patch_size"))
         if config.get("patch_size") is not None and len(set(patch)) != 1:
             reasons.append(f"patch_size is {list(patch)}: patches are squares here")
@@ -60,17 +48,17 @@ class VisionFormat(FileFormat):
             )
         return reasons
 
-    def read_config(self, config: Mapping[str, Any]) -> VisionTransformerConfig:
-        words = self._required(config)
-        words |= {"image_size": _pair(words["image_size"]), "patch_size": _pair(words["patch_size"])[0]}
-        words["activation"] = ACTIVATIONS[config.get("hidden_act") or self.activation]
+    def read_config(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> VisionTransformerConfig:
+        fields = self._required(config)
+        fields |= {"image_size": _pair(fields["image_size"]), "patch_size": _pair(fields["patch_size"])[0]}
+        fields["activation"] = ACTIVATIONS[self._activation(config)]
         if config.get("num_channels") is not None:
-            words["channels"] = config["num_channels"]
-        return VisionTransformerConfig(**words, **self.own_words(config))
+            fields["channels"] = config["num_channels"]
+        return VisionTransformerConfig(**fields, **self.family_fields(config, weights))
 
-    def own_words(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """What a family adds to the config."""
-        raise NotImplementedError
+    @abstractmethod
+    def family_fields(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return the fields of our config that only this family has."""
 
     def sides(self, config: VisionTransformerConfig) -> tuple[str, ...]:
         return ("embed_dim", "feed_forward_dim", "num_tokens", "patch_len")
@@ -103,32 +91,32 @@ class ViT(VisionFormat):
             reasons.append("qkv_bias is false, and the output projection has a bias: all or none have one here")
         return reasons
 
-    def own_words(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        head = self.weights.get("classifier.weight")
-        given = {
+    def family_fields(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        head = weights.get("classifier.weight")
+        options = {
             "norm_eps": config.get("layer_norm_eps"),
             "dropout_p": config.get("hidden_dropout_prob"),
             "attention_dropout_p": config.get("attention_probs_dropout_prob"),
         }
-        words = {"norm_eps": 1e-12} | {name: value for name, value in given.items() if value is not None}
-        return words | {"num_classes": None if head is None or not head.dim() else len(head)}
+        fields = {"norm_eps": 1e-12} | {name: value for name, value in options.items() if value is not None}
+        return fields | {"num_classes": None if head is None or not head.dim() else len(head)}
 
-    def plain(self, weights: Mapping[str, Tensor], config: VisionTransformerConfig) -> dict[str, Tensor]:
-        found = {}
-        for name, weight in weights.items():
-            own = name.removeprefix("vit.")
+    def clean_weights(self, weights: Mapping[str, Tensor], config: VisionTransformerConfig) -> dict[str, Tensor]:
+        cleaned = {}
+        for key, weight in weights.items():
+            name = key.removeprefix("vit.")
             for old, new in _RENAMED.items():
-                own = own.replace(old, new)
-            if own in ("embeddings.cls_token", "embeddings.position_embeddings"):
-                # In theirs these are a batch of one.
-                found[f"{own}.weight"] = weight[0] if weight.dim() == 3 and len(weight) == 1 else weight
-            elif not own.startswith(_NOT_THE_ENCODER):
-                found[own] = weight
-        return found
+                name = name.replace(old, new)
+            if name in ("embeddings.cls_token", "embeddings.position_embeddings"):
+                # In the file these are a batch of one.
+                cleaned[f"{name}.weight"] = weight[0] if weight.dim() == 3 and len(weight) == 1 else weight
+            elif not name.startswith(_UNUSED_WEIGHTS):
+                cleaned[name] = weight
+        return cleaned
 
 
 def _pair(size: Any) -> tuple[int, ...]:
-    """Height and width; one number is both, and None is neither."""
+    """Return height and width: one number means both; None gives an empty tuple."""
     if size is None:
         return ()
     return tuple(size) if isinstance(size, list | tuple) else (size, size)

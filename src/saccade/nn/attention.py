@@ -18,15 +18,14 @@ from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.projections import weight_of
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.argument_hints import unknown as misnamed
+from saccade.support.argument_hints import unexpected_argument
 from saccade.support.errors import unsupported, value_error
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_bool
-
-__all__ = ["MultiHeadAttention"]
 
 
 class _Heads(NamedTuple):
-    """What a call comes to: checked, projected, rotated. Key and value say nothing where a cache holds the context."""
+    """Projected, rotated heads of one call. key and value are unused once a CrossCache is filled."""
 
     query: Tensor
     key: Tensor
@@ -37,7 +36,7 @@ class _Heads(NamedTuple):
 
 
 class MultiHeadAttention(AttentionLayer):
-    r"""Several attentions side by side, each on its own projections.
+    r"""Several attentions in parallel, each on its own projections.
 
     .. math:: \mathrm{out} = \mathrm{Concat}(A_1 V_1, \dots, A_h V_h)\, W_O, \qquad
               A_i = \mathrm{mechanism}(Q W_i^Q, K W_i^K)
@@ -48,20 +47,20 @@ class MultiHeadAttention(AttentionLayer):
     Args:
         embed_dim: width of queries and of the output.
         num_heads: divides ``embed_dim``.
-        num_kv_heads: key and value heads (grouped-query attention); divides ``num_heads``; as many when None.
-        context_dim: width of keys and values before projection; ``embed_dim`` when None.
-        mask: the module's pattern (who may attend to whom); joined with the mask of each call by ``&``.
-        mechanism: which matrix; `saccade.mechanisms.Softmax` when None.
-        rotary: turns queries and keys by their positions, a `saccade.positions.Rotary`; none when None.
-        dropout_p: of the attention weights, in training only.
+        num_kv_heads: key and value heads (grouped-query attention); divides ``num_heads``; ``num_heads`` if None.
+        context_dim: width of keys and values before projection; ``embed_dim`` if None.
+        mask: the module's pattern; joined with the mask of each call by ``&``.
+        mechanism: computes the matrix; `saccade.mechanisms.Softmax` if None.
+        rotary: a `saccade.positions.Rotary` for queries and keys, or None.
+        dropout_p: dropout of the attention weights, in training only.
         projection_bias: whether the projections have a bias.
-        output_gate: whether a fifth projection of the queries decides how much of each number of the product reaches
-            the output projection, :math:`\sigma(x W_G) \odot \mathrm{Concat}(\dots)`; no part of the matrices.
+        output_gate: whether a fifth projection of the queries gates the product before the output projection,
+            :math:`\sigma(x W_G) \odot \mathrm{Concat}(\dots)`; it does not affect the matrices.
 
     Raises:
         ValueError: sizes that do not divide, or inputs of the wrong width.
 
-    Cost: four projections (five with a gate), and the mechanism's.
+    Cost: four projections (five with a gate), plus the mechanism.
 
     Example:
         >>> import torch
@@ -117,33 +116,34 @@ class MultiHeadAttention(AttentionLayer):
         cache: LayerCache | None = None,
         **unknown: Never,
     ) -> Tensor:
-        """Attend.
+        """Apply attention to `query`.
 
         Args:
-            query: ``[batch, q_len, embed_dim]``; or a nested tensor, whose items attend each within itself. Then all
-                inputs are nested, positions and cache are None, and the output is nested in the same way.
-            key: ``[batch, kv_len, context_dim]``; the query itself when None.
-            value: ``[batch, kv_len, context_dim]``; the key when None.
-            mask: the facts of this batch (anything that `saccade.attention` takes); joined with the module's by ``&``.
-            positions: where the queries stand, and in self-attention the keys: a range, or int64 ``[len]`` or
-                ``[batch, len]`` (a tensor or a list); -1 means that no token stands here. By default key j stands at j
-                and query i at ``kv_len - q_len + i``.
-            kv_positions: where the keys stand, in cross-attention.
-            bias: added to the scores of this call, as in `saccade.attention`; on positions, no tensor, with a cache.
-            cache: what this layer remembers of earlier calls. With a `saccade.caches.KVCache` the query holds new
-                tokens, which attend to all tokens so far; they stand where the cache says unless ``positions`` do.
-                With a `saccade.caches.CrossCache` the context is projected once.
+            query: ``[batch, q_len, embed_dim]``; or a nested tensor, each of whose items attends within itself. Then
+                all inputs are nested, positions and cache are None, and the output is nested in the same way.
+            key: ``[batch, kv_len, context_dim]``; the query if None.
+            value: ``[batch, kv_len, context_dim]``; the key if None.
+            mask: the mask of this batch, as in `saccade.attention`; joined with the module's by ``&``.
+            positions: positions of the queries, and in self-attention of the keys: a range, or int64 ``[len]`` or
+                ``[batch, len]`` (a tensor or a list); -1 marks padding. By default key j is at position j and query i
+                at ``kv_len - q_len + i``.
+            kv_positions: positions of the keys, in cross-attention.
+            bias: added to the scores of this call, as in `saccade.attention`; with a cache not a tensor, but a bias on
+                positions.
+            cache: the cache of earlier calls of this layer. With a `saccade.caches.KVCache` the query holds new
+                tokens, which attend to all tokens so far; their positions follow the cache unless ``positions`` is
+                passed. With a `saccade.caches.CrossCache` the context is projected once.
 
         Returns:
             ``[batch, q_len, embed_dim]``.
         """
         if unknown:
-            raise misnamed(unknown, self.forward)
+            raise unexpected_argument(unknown, self.forward)
         if is_nested(query, key, value):
             checks.check_nested_call(mask, bias, positions, kv_positions, cache)
             return self._of_nested(query, key, value, mask, bias)
-        if cache is not None and torch.compiler.is_compiling():
-            outside = torch.compiler.disable(self.forward)  # what a cache remembers lies outside of a compiler's graph
+        if cache is not None and is_tracing():
+            outside = torch.compiler.disable(self.forward)  # caches cannot be part of a compiled graph
             facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions, "bias": bias, "cache": cache}
             return outside(query, key, value, **facts)
         is_new = not (isinstance(cache, CrossCache) and cache.is_filled)
@@ -173,7 +173,7 @@ class MultiHeadAttention(AttentionLayer):
         kv_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """The attention matrix of this call, ``[batch, num_heads, q_len, kv_len]``, not built; see `forward`."""
+        """Return the lazy attention matrix of this call, ``[batch, num_heads, q_len, kv_len]``; see `forward`."""
         return self._matrix(self._heads(query, key, None, mask, positions, kv_positions, None), bias)
 
     def with_weights(
@@ -187,12 +187,12 @@ class MultiHeadAttention(AttentionLayer):
         kv_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Output, and the weights of every head: ``[batch, num_heads, q_len, kv_len]``.
+        """Return the output, and the weights of every head: ``[batch, num_heads, q_len, kv_len]``.
 
-        The weights are those of the mechanism, before dropout: their rows sum to 1.
+        The weights are the mechanism's, before dropout: their rows sum to 1.
 
         Raises:
-            ValueError: more than `saccade.matrix.DENSE_LIMIT` weights; `matrix` gives them without building them.
+            ValueError: more than `saccade.matrix.DENSE_LIMIT` weights; use `matrix`, which is lazy.
         """
         heads = self._heads(query, key, value, mask, positions, kv_positions, None)
         matrix = self._matrix(heads, bias)
@@ -219,7 +219,7 @@ class MultiHeadAttention(AttentionLayer):
         kv_positions: GivenPositions,
         cache: LayerCache | None,
     ) -> _Heads:
-        """Check, project and rotate what this call brings."""
+        """Check, project and rotate the inputs of a call."""
         if cache is not None:
             is_lost = self.rotary is not None and positions is None
             checks.check_with_cache(cache, query, key, value, mask, kv_positions, self.context_dim, is_lost=is_lost)
@@ -243,7 +243,8 @@ class MultiHeadAttention(AttentionLayer):
             kv_own = Positions.of(kv_positions, "kv_positions", length=kv_len, batch=batch)
         if kv_own is not None and joined is not None:
             checks.check_apart(joined, kv_own)
-        if cache is not None and not is_across:
+        numbers_tokens = own is None and self.rotary is None and joined is not None and joined.is_causal
+        if cache is not None and not is_across and not numbers_tokens:  # else the cache does, and only it reads them
             own = kv_own = checks.check_causal(joined, cache.positions(q_len) if own is None else own.given, cache)
         q = self._split(self.query_projection(query))
         rotary = self.rotary
@@ -261,7 +262,7 @@ class MultiHeadAttention(AttentionLayer):
         self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: object, bias: Tensor | Bias | None
     ) -> Tensor:
         """Run a call on nested tensors as one packed sequence, and nest the output."""
-        if torch.compiler.is_compiling():  # lengths are read, which a compiler's graph cannot do
+        if is_tracing():  # lengths are read, which a compiled graph cannot do
             return torch.compiler.disable(self._of_nested)(query, key, value, mask, bias)
         if value is not None and key is None:
             raise value_error("key", "be given where value is", None)
@@ -290,12 +291,12 @@ class MultiHeadAttention(AttentionLayer):
         return self._merged(matrix.matmul(heads.value, dropout_p=self.dropout_p if self.training else 0.0), query)
 
     def _merged(self, heads: Tensor, query: Tensor) -> Tensor:
-        """The layer's output: what the heads of ``query`` found, gated if there is a gate, and projected."""
+        """Return the layer's output from that of its heads: gated if there is a gate, and projected."""
         merged = heads.transpose(1, 2).flatten(2)
         if self.gate_projection is not None:
             merged = merged * torch.sigmoid(self.gate_projection(query))
         return self.output_projection(merged)
 
     def _split(self, x: Tensor) -> Tensor:
-        """Heads of a projection: as many as it gives, of which under tensor parallel there are fewer."""
+        """Split a projection into heads, of which there are fewer under tensor parallelism."""
         return x.reshape(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)

@@ -11,16 +11,14 @@ from saccade.masks import Mask
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.typing import Layer
+from saccade.nn.base_layer import Layer
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
-
-__all__ = ["AttentionBlock"]
+from saccade.support.argument_hints import ArgumentHints
 
 
-class Facts(TypedDict, total=False):
-    """What may be told of a batch, each None unless it is given; see `MultiHeadAttention.forward`."""
+class _CallOptions(TypedDict, total=False):
+    """The keyword arguments of a call, each None by default; see `MultiHeadAttention.forward`."""
 
     mask: object
     positions: GivenPositions
@@ -28,15 +26,15 @@ class Facts(TypedDict, total=False):
     bias: Tensor | Bias | None
 
 
-class AttentionBlock(AnswersCalls, Layer):
-    """Post-norm block: ``LayerNorm(query + Dropout(attention(query, key, value)))``.
+class AttentionBlock(ArgumentHints, Layer):
+    """A post-norm block: ``LayerNorm(query + Dropout(attention(query, key, value)))``.
 
-    Self-attention as ``block(x)``, the cross-attention layer of a decoder as ``block(x, encoded)``.
+    ``block(x)`` is self-attention, ``block(x, context)`` the cross-attention of a decoder.
 
     Args:
         embed_dim, num_heads, num_kv_heads, context_dim, mask: see `MultiHeadAttention`.
         mechanism, rotary, projection_bias: see `MultiHeadAttention`.
-        dropout_p: of the attention weights and of the block's output, in training only.
+        dropout_p: dropout of the attention weights and of the attention's output, in training only.
 
     Example:
         >>> import torch
@@ -87,18 +85,18 @@ class AttentionBlock(AnswersCalls, Layer):
         bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """``[batch, q_len, embed_dim]``; arguments as in `MultiHeadAttention.forward`."""
+        """Return ``[batch, q_len, embed_dim]``; arguments as in `MultiHeadAttention.forward`."""
         facts = {"mask": mask, "positions": positions, "kv_positions": kv_positions, "bias": bias}
         return self._add(query, self.attention(query, key, value, cache=cache, **facts))
 
-    def matrix(self, query: Tensor, key: Tensor | None = None, **kwargs: Unpack[Facts]) -> Matrix:
-        """The attention matrix of this call, not built; arguments as in `forward`."""
+    def matrix(self, query: Tensor, key: Tensor | None = None, **kwargs: Unpack[_CallOptions]) -> Matrix:
+        """Return the lazy attention matrix of this call; arguments as in `forward`."""
         return self.attention.matrix(query, key, **kwargs)
 
     def with_weights(
-        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **kwargs: Unpack[Facts]
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **kwargs: Unpack[_CallOptions]
     ) -> tuple[Tensor, Tensor]:
-        """Output and per-head weights ``[batch, num_heads, q_len, kv_len]``; see `MultiHeadAttention.with_weights`."""
+        """Return output and weights ``[batch, num_heads, q_len, kv_len]``; see `MultiHeadAttention.with_weights`."""
         attended, weights = self.attention.with_weights(query, key, value, **kwargs)
         return self._add(query, attended), weights
 

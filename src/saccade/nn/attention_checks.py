@@ -1,4 +1,4 @@
-"""What multi-head attention refuses, before any work is done."""
+"""Checks of the sizes and inputs of attention layers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,6 @@ from saccade.support.errors import describe, value_error
 from saccade.support.torch_modes import is_transformed
 from saccade.support.validation import check_int, check_type
 
-__all__ = [
-    "check_apart",
-    "check_causal",
-    "check_inputs",
-    "check_nested_call",
-    "check_rotary",
-    "check_sizes",
-    "check_with_cache",
-    "checked_bias",
-]
-
 
 def check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: int, dropout_p: float) -> None:
     """Raise unless the widths and numbers of heads of a layer fit together."""
@@ -43,7 +32,7 @@ def check_sizes(embed_dim: int, num_heads: int, num_kv_heads: int, context_dim: 
 
 
 def check_rotary(rotary: Rotary | None, head_dim: int) -> None:
-    """Raise unless a layer's rotary is one, and made for its heads."""
+    """Raise unless ``rotary`` is None or a Rotary for the layer's head_dim."""
     if rotary is None:
         return
     hint = f"for instance saccade.positions.Rotary({head_dim})"
@@ -60,14 +49,15 @@ def check_inputs(
     context_dim: int,
     dtype: torch.dtype | None,
 ) -> None:
-    """Raise unless query, key and value have a layer's widths and dtype (None: any), and fit together."""
+    """Raise unless query, key and value have a layer's widths and dtype (None for any), and fit together."""
     given = {"query": (query, embed_dim)}
     if key is not query or value is not query or context_dim != embed_dim:
         given |= {"key": (key, context_dim), "value": (value, context_dim)}
     for name, (x, width) in given.items():
         if not isinstance(x, Tensor):
             check_type(name, x, Tensor, "be a tensor")
-        check_dense(**{name: x})
+        if x.is_nested:
+            check_dense(**{name: x})
         if x.dim() != 3 or x.shape[2] != width:
             _misfit(given, name, f"have shape [batch, len, {width}]", list(x.shape))
         if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
@@ -88,7 +78,7 @@ def _misfit(given: dict[str, tuple[Tensor, int]], argument: str, rule: str, got:
 def check_nested_call(
     mask: object, bias: object, positions: object, kv_positions: object, cache: LayerCache | None
 ) -> None:
-    """Raise unless all that a call on nested tensors brings is a rule on positions."""
+    """Raise unless the other arguments of a call on nested tensors are rules on positions."""
     check_nested(mask, bias, None, positions=positions, kv_positions=kv_positions, cache=cache)
 
 
@@ -103,7 +93,7 @@ def check_with_cache(
     *,
     is_lost: bool,
 ) -> None:
-    """Raise unless a call with a cache hands over what the cache does not hold, and nothing that it does."""
+    """Raise unless a call with a cache passes everything that the cache lacks, and nothing that it holds."""
     if not isinstance(cache, LayerCache):
         hint = "for instance saccade.caches.KVCache(); a Cache of a whole model holds one for each layer"
         check_type("cache", cache, LayerCache, "be the cache of a layer, or None", hint=hint)
@@ -123,46 +113,46 @@ def check_with_cache(
         if key is None:
             raise value_error("key", "be given in the first call with a CrossCache", None)
     else:
-        if key is not None:  # a replay would take the keys of its first run, which have no gradient
+        if key is not None:  # a replay would use the keys of the first run, which have no gradient
             cache.check_not_replayed()
-        held = [len(query), cache.length, context_dim]
+        shape = [len(query), cache.length, context_dim]
         for name, x in (("key", key), ("value", value)):
-            if x is not None and list(x.shape) != held:
-                rule = f"have shape {held}, as the context in the cache, or be None"
+            if x is not None and list(x.shape) != shape:
+                rule = f"have shape {shape}, as the context in the cache, or be None"
                 raise value_error(name, rule, list(x.shape), hint="a new context: a new CrossCache")
         if kv_positions is not None:
             raise value_error("kv_positions", "be given in the first call with a CrossCache only", "new ones")
 
 
 def check_apart(mask: Mask, positions: Positions) -> None:
-    """Refuse positions that begin anew with each text, where the mask tells texts apart by positions."""
+    """Refuse positions that start again in each document if the mask distinguishes documents by positions."""
     table = positions.table
-    if table is None or not can_be_read(table) or is_transformed() or not _has_texts(mask):
+    if table is None or not can_be_read(table) or is_transformed() or not _has_documents(mask):
         return
     ordered = torch.atleast_2d(table).sort(-1).values
-    again = ordered[:, 1:][(ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)]
-    if len(again):
+    repeated = ordered[:, 1:][(ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)]
+    if len(repeated):
         hint = "leave positions out: patterns and tables of positions begin anew with each text of Documents"
         rule = "be all different, counted on the whole line, where Documents tell texts apart"
-        raise value_error("positions of keys", rule, f"{int(again[0])} twice", hint=hint)
+        raise value_error("positions of keys", rule, f"{int(repeated[0])} twice", hint=hint)
 
 
-def _has_texts(mask: Mask) -> bool:
+def _has_documents(mask: Mask) -> bool:
     if isinstance(mask, Documents):
         return any(len(item) > 1 for item in mask.lengths)
-    return any(map(_has_texts, mask.made_of))
+    return any(map(_has_documents, mask.made_of))
 
 
 def checked_bias(bias: object) -> Bias:
-    """A bias that can be asked where tokens stand; raises for a tensor, which holds the rows of one call."""
+    """Return a bias on positions; raise for a tensor, which holds the rows of one call only."""
     hint = "for instance positions.ALiBi(num_heads), or a saccade.positions.Bias of your own"
     return check_type("bias", bias, Bias, "be a rule on positions with a cache", hint=hint)
 
 
 def check_causal(mask: Mask | None, positions: range | Tensor | None, cache: LayerCache) -> Positions | None:
-    """The positions of new tokens; raise if they may attend to keys that are yet to come.
+    """Return the positions of new tokens; raise if they may attend to later keys.
 
-    The answer would not be that of the full run.
+    The output would then differ from that of the full run.
     """
     if positions is None:
         return None

@@ -1,4 +1,4 @@
-"""AttentionPool: a sequence as one vector, the average that a query asks for."""
+"""AttentionPool: the weighted average of a sequence as one vector."""
 
 from __future__ import annotations
 
@@ -12,42 +12,40 @@ from saccade.engine.nested import check_dense
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.typing import Layer
-from saccade.support.argument_hints import AnswersCalls
+from saccade.nn.base_layer import Layer
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.validation import ShapeSpec, check_bool, check_int, check_type
-
-__all__ = ["AttentionPool"]
 
 _TOKENS = ShapeSpec("x [batch, len, embed_dim]")
 _ONE_QUERY = ShapeSpec("x [batch, len, embed_dim]", "query [batch, query_dim]")
 _QUERIES = ShapeSpec("x [batch, len, embed_dim]", "query [batch, num_queries, query_dim]")
 
 
-class AttentionPool(AnswersCalls, Layer):
-    r"""A weighted average of a sequence; the weights say how well each token answers a query.
+class AttentionPool(ArgumentHints, Layer):
+    r"""A weighted average of a sequence; the weights come from the scores of a query and each token.
 
     .. math:: \mathrm{out} = \sum_j a_j x_j, \qquad a = \mathrm{softmax}_j\ \mathrm{score}(q, x_j)
 
-    The query is learned, or given with each call. Without heads the tokens themselves are compared and averaged; with
-    ``num_heads`` a `MultiHeadAttention` projects query, keys, values and output.
+    The query is learned, or an argument of each call. Without heads the tokens themselves are compared and averaged;
+    with ``num_heads`` a `MultiHeadAttention` projects query, keys, values and output.
 
     Args:
         embed_dim: width of the tokens.
-        num_heads: heads of a multi-head attention; no projections at all when None.
-        num_queries: how many learned queries; None for one, and a result without an axis for queries.
-        query_dim: width of queries that are given with each call; None for learned ones.
-        mechanism: which matrix, and with it the score; `saccade.mechanisms.Softmax` when None.
-        dropout_p: of the weights, in training only.
-        output_projection: whether a multi-head attention ends with one; without, its heads stand side by side.
+        num_heads: heads of a multi-head attention; no projections if None.
+        num_queries: number of learned queries; None for one, and a result without an axis for queries.
+        query_dim: width of the queries of each call; None for learned ones.
+        mechanism: computes the matrix, with its score; `saccade.mechanisms.Softmax` if None.
+        dropout_p: dropout of the weights, in training only.
+        output_projection: whether the multi-head attention has one; without it the heads are concatenated.
 
     Attributes:
-        query: the learned queries, ``[num_queries or 1, width]``; None if they are given.
+        query: the learned queries, ``[num_queries or 1, width]``, or None.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit; a query where it is learned, none where it is given.
+        ValueError, TypeError: sizes that do not fit; a query although it is learned, or none although it is not.
 
-    Cost: O(len · embed_dim) for each query, and the score's.
+    Cost: O(len · embed_dim) for each query, plus the score.
 
     Example:
         >>> from saccade.masks import Padding
@@ -95,28 +93,28 @@ class AttentionPool(AnswersCalls, Layer):
                 query_dim or embed_dim, num_heads, context_dim=embed_dim, mechanism=mechanism, dropout_p=dropout_p
             )
             if not output_projection:
-                self.attention.output_projection = nn.Identity()  # type: ignore[assignment]  # as good as a layer here
+                self.attention.output_projection = nn.Identity()  # type: ignore[assignment]
         self.query: nn.Parameter | None = None
         if query_dim is None:
             self.query = nn.Parameter(torch.empty(num_queries or 1, self._query_width()))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Learned queries start near 0, so that pooling starts near the mean."""
+        """Start learned queries near 0, so that pooling starts near the mean."""
         if self.query is not None:
             nn.init.normal_(self.query, std=0.02)
 
     def forward(self, x: Tensor, query: Tensor | None = None, *, mask: object = None) -> Tensor:
-        """Pool.
+        """Return the weighted average of each sequence.
 
         Args:
             x: ``[batch, len, embed_dim]``.
-            query: ``[batch, query_dim]`` or ``[batch, num_queries, query_dim]``, where ``query_dim`` was given.
-            mask: which tokens count, for instance `saccade.masks.Padding`; anything that `saccade.attention` takes.
+            query: ``[batch, query_dim]`` or ``[batch, num_queries, query_dim]``, if the layer has a ``query_dim``.
+            mask: which tokens count, for instance `saccade.masks.Padding`; as in `saccade.attention`.
 
         Returns:
-            ``[batch, embed_dim]``, or ``[batch, num_queries, embed_dim]`` for several queries. With heads and given
-            queries, the width is that of the queries. 0 where no token counts (with heads, the output's bias).
+            ``[batch, embed_dim]``, or ``[batch, num_queries, embed_dim]`` for several queries. With heads and a
+            ``query_dim``, the width is ``query_dim``. 0 if no token counts (with heads, the output's bias).
         """
         check_dense(x=x, query=query)
         if self.attention is not None:
@@ -128,12 +126,12 @@ class AttentionPool(AnswersCalls, Layer):
         return out if has_axis else out[:, 0]
 
     def matrix(self, x: Tensor, query: Tensor | None = None, *, mask: object = None) -> Matrix:
-        """The weights of this call, ``[batch, num_heads or 1, num_queries, len]``, not built; see `forward`."""
-        asked = self._queries(x, query)
+        """Return the lazy weights of this call, ``[batch, num_heads or 1, num_queries, len]``; see `forward`."""
+        queries = self._queries(x, query)
         if self.mechanism is not None:
-            return self.mechanism(asked[:, None], x[:, None], mask=mask)
+            return self.mechanism(queries[:, None], x[:, None], mask=mask)
         assert self.attention is not None
-        return self.attention.matrix(asked, x, mask=mask)
+        return self.attention.matrix(queries, x, mask=mask)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_queries={self.num_queries}, query_dim={self.query_dim}"
@@ -144,7 +142,7 @@ class AttentionPool(AnswersCalls, Layer):
         return self.embed_dim if widths is None else widths[0]
 
     def _queries(self, x: Tensor, query: Tensor | None) -> Tensor:
-        """The queries of this call, ``[batch, num_queries, width]``."""
+        """Return the queries of this call, ``[batch, num_queries, width]``."""
         _TOKENS.check(x, embed_dim=self.embed_dim)
         if self.query is not None:
             if query is not None:

@@ -1,8 +1,9 @@
-"""AttentionLayer: what attention layers have in common: a pattern, a mechanism, dropout."""
+"""The bases of layers: Layer of all, AttentionLayer of those with a mask, a mechanism and dropout."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -11,25 +12,30 @@ from saccade.masks import Mask, as_mask
 from saccade.masks.rules.documents import with_facts
 from saccade.matrix import Matrix
 from saccade.mechanisms import Mechanism, Softmax
-from saccade.nn.typing import Layer
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_type
 
-__all__ = ["AttentionLayer"]
+
+class Layer(nn.Module):
+    """A module whose call returns a tensor; to type checkers a call of ``nn.Module`` may return anything."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
 
 
-class AttentionLayer(AnswersCalls, Layer):
-    """From ``[batch, len, embed_dim]`` to the same, by projections around a mechanism.
+class AttentionLayer(ArgumentHints, Layer):
+    """The base of attention layers, ``[batch, len, embed_dim]`` to the same: projections around a mechanism.
 
     Args:
         embed_dim: width of queries and of the output.
-        num_heads: of the matrix.
+        num_heads: heads of the matrix.
         mask: the module's pattern; joined with the mask of each call by ``&``.
-        mechanism: which matrix; `saccade.mechanisms.Softmax` when None.
-        dropout_p: of the attention weights, in training only; checked already.
+        mechanism: computes the matrix; `saccade.mechanisms.Softmax` if None.
+        dropout_p: dropout of the attention weights, in training only; already checked.
     """
 
     output_projection: nn.Linear
@@ -58,10 +64,10 @@ class AttentionLayer(AnswersCalls, Layer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """The attention matrix of a call of self-attention, ``[batch, num_heads, len, len]``, not built."""
+        """Return the lazy attention matrix of a call of self-attention, ``[batch, num_heads, len, len]``."""
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform weights and zero biases, as ``nn.MultiheadAttention`` starts."""
+        """Set Xavier-uniform weights and zero biases, as in ``nn.MultiheadAttention``."""
         for projection in self.children():
             if isinstance(projection, nn.Linear):
                 nn.init.xavier_uniform_(projection.weight)
@@ -69,15 +75,15 @@ class AttentionLayer(AnswersCalls, Layer):
                     nn.init.zeros_(projection.bias)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache:
-        """An empty cache that fits the layer, with room for ``max_len`` tokens at once; None to grow."""
+        """Return an empty cache for the layer, with room for ``max_len`` tokens; None to grow."""
         return self.mechanism.new_cache(max_len)
 
     def _joined(self, mask: object, shape: tuple[int, int, int, int]) -> Mask | None:
-        """The module's pattern and the facts of the batch as one mask that the mechanism can run."""
+        """Join the module's mask and that of the batch; raise if the mechanism does not support the result."""
         joined = self.mask
         if mask is not None:
-            own = as_mask(mask, shape)
-            joined = own if self.mask is None else with_facts(self.mask, own)
+            batch_mask = as_mask(mask, shape)
+            joined = batch_mask if self.mask is None else with_facts(self.mask, batch_mask)
         if joined is not None:
             reasons = self.mechanism.reasons(joined)
             if reasons:

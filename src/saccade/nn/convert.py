@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args, overload
+import copy
+from typing import Any, Literal, get_args, overload
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from saccade.mechanisms import Softmax
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.convert_attention import attention_from_torch, attention_to_torch
-from saccade.nn.convert_transformer import (
-    TorchLayer,
-    TorchStack,
-    layer_from_torch,
-    layer_to_torch,
-    stack_from_torch,
-    stack_to_torch,
-)
+from saccade.nn.base_layer import AttentionLayer
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
+from saccade.nn.feed_forward import ACTIVATIONS, Activation, FeedForward
+from saccade.nn.projections import reasons_against_plain
 from saccade.nn.stack import DecoderStack, EncoderStack
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_type
 
-__all__ = ["from_torch", "to_torch"]
-
+TorchLayer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
+TorchStack = nn.TransformerEncoder | nn.TransformerDecoder
+# Our names of attentions and norms, and torch's.
+_ENCODER = {"attention": "self_attn"}, {"attention_norm": "norm1", "feed_forward_norm": "norm2"}
+_DECODER = (
+    {"attention": "self_attn", "cross_attention": "multihead_attn"},
+    {"attention_norm": "norm1", "cross_attention_norm": "norm2", "feed_forward_norm": "norm3"},
+)
+_FUNCTIONS: dict[Any, Activation] = {
+    ACTIVATIONS["gelu_tanh"]: "gelu_tanh",
+    ACTIVATIONS["quick_gelu"]: "quick_gelu",
+    torch.relu: "relu",
+    F.relu: "relu",
+    F.gelu: "gelu",
+    F.silu: "silu",
+}
+_MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu"}
 _THEIRS = (nn.MultiheadAttention, *get_args(TorchLayer), *get_args(TorchStack))
 _OURS = (MultiHeadAttention, EncoderLayer, DecoderLayer, EncoderStack, DecoderStack)
+_SOFTMAX_OPTIONS = ("score", "bias", "scale", "softcap", "sink_logit")  # that torch's module lacks
 
 
 @overload
@@ -39,7 +53,7 @@ def from_torch(module: nn.TransformerEncoder, *, batch_first: Literal[True] | No
 @overload
 def from_torch(module: nn.TransformerDecoder, *, batch_first: Literal[True] | None = None) -> DecoderStack: ...
 def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -> nn.Module:
-    """One of our layers, with copies of the weights of torch's and equal outputs.
+    """Convert a module of torch to one of ours, with copied weights and equal outputs.
 
     =========================== ====================
     ``nn.MultiheadAttention``   `MultiHeadAttention`
@@ -49,24 +63,23 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
     ``TransformerDecoder``      `DecoderStack`
     =========================== ====================
 
-    Ours always take ``[batch, len, embed_dim]``. Masks are inverted: where torch's modules want True = ignore, ours
-    want True = may attend (`saccade.masks.from_key_padding_mask` converts), and where torch's want ``tgt_mask`` and
-    ``is_causal``, ours want ``mask=masks.Causal()``.
+    Ours always take ``[batch, len, embed_dim]``. Masks are inverted: True means "ignore" in torch's modules and "may
+    attend" in ours (`saccade.masks.from_key_padding_mask` converts); ``mask=masks.Causal()`` replaces ``tgt_mask`` and
+    ``is_causal``.
 
     Args:
-        module: one of torch's.
-        batch_first: True says that ours will be called with the batch first although torch's module was not (torch's
-            own default). Otherwise such a module is refused: its inputs look alike but mean something else, and ours
-            would attend from one batch item to another.
+        module: a module of torch.
+        batch_first: True confirms that ours will be called with the batch first although torch's module has
+            ``batch_first=False``, its default. Otherwise such a module is refused: with its inputs ours would attend
+            from one batch item to another.
 
     Raises:
-        TypeError: none of these.
+        TypeError: another module.
         ValueError: ``batch_first=False``.
-        UnsupportedError: it cannot be computed as it stands; every reason is listed. A module that takes the length
-            first, where ``batch_first=True`` is not said, or in some of its parts only; a subclass, or a part of one,
-            with a ``forward`` of its own. An attention that uses
-            ``add_bias_kv``, ``add_zero_attn``, or different widths of key and value; a layer with an activation that
-            `FeedForward` does not have, or with parts whose outputs are dropped differently.
+        UnsupportedError: ours would compute something else; every reason is listed. A module that takes the length
+            first, unless ``batch_first=True``, or in some of its parts only; a subclass, or a part, that overrides
+            ``forward``; an attention with ``add_bias_kv``, ``add_zero_attn``, or different widths of key and value; a
+            layer with an activation that `FeedForward` lacks, or with different dropout probabilities.
 
     Example:
         >>> from_torch(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)).norm_first
@@ -77,10 +90,10 @@ def from_torch(module: nn.Module, *, batch_first: Literal[True] | None = None) -
     _check_layout(module, batch_first)
     _check_forward(module, _THEIRS)
     if isinstance(module, nn.MultiheadAttention):
-        return attention_from_torch(module)
+        return _attention_from_torch(module)
     if isinstance(module, TorchStack):
-        return stack_from_torch(module)
-    return layer_from_torch(module)  # type: ignore[arg-type]  # nothing else is left
+        return _stack_from_torch(module)
+    return _layer_from_torch(module)  # type: ignore[arg-type]  # a layer
 
 
 @overload
@@ -94,29 +107,28 @@ def to_torch(module: EncoderStack) -> nn.TransformerEncoder: ...
 @overload
 def to_torch(module: DecoderStack) -> nn.TransformerDecoder: ...
 def to_torch(module: nn.Module) -> nn.Module:
-    """One of torch's modules (``batch_first=True``), with copies of the weights of ours and equal outputs.
+    """Convert one of our modules to torch's (``batch_first=True``), with copied weights and equal outputs.
 
-    The table of `from_torch`, read from right to left. Key and value heads that several query heads share are copied
-    for each of them.
+    See the table of `from_torch`. Key and value heads that several query heads share are copied for each of them.
 
     Raises:
-        TypeError: none of ours.
-        UnsupportedError: torch's module lacks what ours does; every reason is listed: a mask that the module owns,
-            rotary, a mechanism other than plain softmax, a gate, root-mean-square norms, biases in some parts only, a
-            subclass with a ``forward`` of its own.
+        TypeError: another module.
+        UnsupportedError: torch's module lacks a feature of ours; every reason is listed: a mask in the module, rotary,
+            a mechanism other than plain softmax, a gate, root-mean-square norms, biases in some parts only, a subclass
+            that overrides ``forward``.
     """
     rule = "be a saccade.nn.MultiHeadAttention, EncoderStack, DecoderStack or a layer of these"
     check_type("module", module, _OURS, rule)
     _check_forward(module, _OURS)
     if isinstance(module, MultiHeadAttention):
-        return attention_to_torch(module)
+        return _attention_to_torch(module)
     if isinstance(module, EncoderStack | DecoderStack):
-        return stack_to_torch(module)
-    return layer_to_torch(module)  # type: ignore[arg-type]  # nothing else is left
+        return _stack_to_torch(module)
+    return _layer_to_torch(module)  # type: ignore[arg-type]  # a layer
 
 
 def _check_layout(module: nn.Module, batch_first: object) -> None:
-    """Refuse a module that takes the length first, unless the caller knows that ours does not."""
+    """Refuse a module that takes the length first, unless ``batch_first=True``."""
     what = type(module).__name__
     if batch_first is not None and batch_first is not True:
         hint = "ours takes [batch, len, embed_dim] only; x.transpose(0, 1) turns the one into the other"
@@ -131,7 +143,7 @@ def _check_layout(module: nn.Module, batch_first: object) -> None:
 
 
 def _check_forward(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
-    """Refuse subclasses with a ``forward`` of their own: copied weights would not say what they compute."""
+    """Refuse subclasses that override ``forward``: copied weights alone would not give equal outputs."""
     reasons = [
         f"{f'{name} is' if name else 'it is'} {type(part).__name__}, whose forward is not that of {kind.__name__}"
         for name, part in module.named_modules()
@@ -140,3 +152,220 @@ def _check_forward(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Non
     ]
     if reasons:
         raise unsupported(type(module).__name__, reasons)
+
+
+def _attention_from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
+    reasons = []
+    if module.bias_k is not None or module.bias_v is not None:
+        reasons.append("add_bias_kv appends a learned key, which no mask can name")
+    if module.add_zero_attn:
+        reasons.append("add_zero_attn appends a key of zeros, which no mask can name")
+    if module.kdim != module.vdim:
+        reasons.append(f"kdim {module.kdim} and vdim {module.vdim} differ; context_dim is one width for both")
+    reasons += reasons_against_plain({"out_proj": module.out_proj}, "saccade's module")
+    if reasons:
+        raise unsupported("MultiHeadAttention", reasons)
+    ours = MultiHeadAttention(
+        module.embed_dim,
+        module.num_heads,
+        context_dim=module.kdim,
+        dropout_p=module.dropout,
+        projection_bias=module.in_proj_bias is not None,
+    )
+    ours.to(module.out_proj.weight.device, module.out_proj.weight.dtype)
+    with torch.no_grad():
+        for projection, (weight, bias) in zip(_projections(ours), _weights(module), strict=True):
+            projection.weight.copy_(weight)
+            if bias is not None:
+                projection.bias.copy_(bias)
+    return ours.train(module.training)
+
+
+def _reasons_against_torch(module: AttentionLayer) -> list[str]:
+    """Return why torch's module cannot replace ours; empty if it can."""
+    if not isinstance(module, MultiHeadAttention):
+        return [f"it is a {type(module).__name__}; torch has multi-head attention only"]
+    reasons = []
+    if module.mask is not None:
+        reasons.append(f"it owns the mask {module.mask}; torch's module takes masks with each call only")
+    if module.rotary is not None:
+        reasons.append("it turns queries and keys by their positions; torch's module does not")
+    if module.gate_projection is not None:
+        reasons.append("it has an output_gate; torch's module has none")
+    mechanism = module.mechanism
+    if type(mechanism) is not Softmax:
+        reasons.append(f"its mechanism is {type(mechanism).__name__}; torch's module has plain softmax only")
+    else:
+        options = [name for name in _SOFTMAX_OPTIONS if getattr(mechanism, name) is not None]
+        if options:
+            reasons.append(
+                f"its mechanism is {mechanism}, with {', '.join(options)}; torch's module has plain softmax only"
+            )
+    projections = {name: part for name, part in module.named_children() if name.endswith("_projection")}
+    return reasons + reasons_against_plain(projections, "torch's module")
+
+
+def _attention_to_torch(module: MultiHeadAttention) -> nn.MultiheadAttention:
+    reasons = _reasons_against_torch(module)
+    if reasons:
+        raise unsupported("nn.MultiheadAttention", reasons)
+    like = module.output_projection.weight
+    theirs = nn.MultiheadAttention(
+        module.embed_dim,
+        module.num_heads,
+        dropout=module.dropout_p,
+        bias=module.output_projection.bias is not None,
+        kdim=module.context_dim,
+        vdim=module.context_dim,
+        batch_first=True,
+        device=like.device,
+        dtype=like.dtype,
+    )
+    share = module.num_heads // module.num_kv_heads
+
+    def expanded(parameter: Tensor) -> Tensor:
+        """Repeat the rows of each head for all query heads that share it."""
+        return parameter.unflatten(0, (-1, module.head_dim)).repeat_interleave(share, 0).flatten(0, 1)
+
+    with torch.no_grad():
+        for projection, (weight, bias) in zip(_projections(module), _weights(theirs), strict=True):
+            is_shared = projection in (module.key_projection, module.value_projection)
+            weight.copy_(expanded(projection.weight) if is_shared else projection.weight)
+            if bias is not None:
+                bias.copy_(expanded(projection.bias) if is_shared else projection.bias)
+    return theirs.train(module.training)
+
+
+def _projections(module: MultiHeadAttention) -> list[nn.Linear]:
+    return [module.query_projection, module.key_projection, module.value_projection, module.output_projection]
+
+
+def _weights(module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor | None]]:
+    """Return views of weight and bias of torch's projections: query, key, value, output."""
+    apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    weights = apart if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
+    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    return [*zip(weights, biases, strict=True), (module.out_proj.weight, module.out_proj.bias)]
+
+
+def _layer_from_torch(module: TorchLayer) -> EncoderLayer | DecoderLayer:
+    is_encoder = isinstance(module, nn.TransformerEncoderLayer)
+    kind: Any = EncoderLayer if is_encoder else DecoderLayer
+    names, norms = _ENCODER if is_encoder else _DECODER
+    attentions = {ours: _attention_from_torch(getattr(module, theirs)) for ours, theirs in names.items()}
+    activation = _activation_of(module.activation)
+    # dropout1 to dropout3, after the parts
+    dropouts = {getattr(module, name.replace("norm", "dropout")).p for name in norms.values()}
+    reasons = []
+    if activation is None:
+        known = "relu, gelu, silu, nn.GELU(approximate='tanh')"
+        reasons.append(f"its activation {module.activation} is none of {known}")
+    if len(dropouts) > 1:
+        reasons.append(f"what its parts add is dropped with different probabilities: {sorted(dropouts)}")
+    reasons += reasons_against_plain({"linear1": module.linear1, "linear2": module.linear2}, "saccade's layer")
+    if reasons or activation is None:
+        raise unsupported(f"a layer of {type(module).__name__}", reasons)
+    feed_forward = FeedForward(
+        module.linear1.in_features,
+        module.linear1.out_features,
+        activation=activation,
+        dropout_p=module.dropout.p,
+        projection_bias=module.linear1.bias is not None,
+    )
+    ours = kind(feed_forward=feed_forward, norm_first=module.norm_first, dropout_p=dropouts.pop(), **attentions)
+    for name, theirs in norms.items():
+        setattr(ours, name, copy.deepcopy(getattr(module, theirs)))
+    ours.to(module.linear1.weight.device, module.linear1.weight.dtype)
+    feed_forward.expand.load_state_dict(module.linear1.state_dict())
+    feed_forward.contract.load_state_dict(module.linear2.state_dict())
+    return ours.train(module.training)
+
+
+def _layer_to_torch(module: EncoderLayer | DecoderLayer) -> TorchLayer:
+    reasons = _reasons_of_layer(module)
+    if reasons:
+        raise unsupported(f"nn.Transformer{type(module).__name__}", reasons)
+    feed_forward = module.feed_forward
+    assert isinstance(feed_forward, FeedForward)  # or there is a reason
+    is_encoder = isinstance(module, EncoderLayer)
+    kind = nn.TransformerEncoderLayer if is_encoder else nn.TransformerDecoderLayer
+    # Functions of torch where there are any: its layers have a fast path for these.
+    functions = {name: function for function, name in _FUNCTIONS.items()}
+    theirs = kind(
+        feed_forward.embed_dim,
+        module.attention.num_heads,
+        feed_forward.hidden_dim,
+        dropout=module.dropout.p,
+        activation=functions[feed_forward.activation],
+        batch_first=True,
+        norm_first=module.norm_first,
+        bias=feed_forward.expand.bias is not None,
+        device=feed_forward.expand.weight.device,
+        dtype=feed_forward.expand.weight.dtype,
+    )
+    theirs.dropout.p = feed_forward.dropout.p
+    attentions, norms = _ENCODER if is_encoder else _DECODER
+    for ours, name in attentions.items():
+        setattr(theirs, name, _attention_to_torch(getattr(module, ours)))
+    for ours, name in norms.items():
+        setattr(theirs, name, copy.deepcopy(getattr(module, ours)))
+    theirs.linear1.load_state_dict(feed_forward.expand.state_dict())
+    theirs.linear2.load_state_dict(feed_forward.contract.state_dict())
+    return theirs.train(module.training)
+
+
+def _stack_from_torch(module: TorchStack) -> EncoderStack | DecoderStack:
+    layers: list[Any] = [_layer_from_torch(layer) for layer in module.layers]
+    kind: Any = EncoderStack if isinstance(module, nn.TransformerEncoder) else DecoderStack
+    return kind(layers, final_norm=None if module.norm is None else copy.deepcopy(module.norm)).train(module.training)
+
+
+def _stack_to_torch(module: EncoderStack | DecoderStack) -> TorchStack:
+    reasons: list[str] = []
+    for index, layer in enumerate(module.layers):
+        reasons += [f"layer {index}: {reason}" for reason in _reasons_of_layer(layer)]  # type: ignore[arg-type]
+    if reasons:
+        raise unsupported(f"nn.Transformer{type(module).__name__.removesuffix('Stack')}", reasons)
+    layers: list[Any] = [_layer_to_torch(layer) for layer in module.layers]  # type: ignore[arg-type]
+    norm = None if module.final_norm is None else copy.deepcopy(module.final_norm)
+    theirs: TorchStack
+    if isinstance(module, EncoderStack):
+        # Nested tensors would shorten a padded output to the longest item.
+        theirs = nn.TransformerEncoder(layers[0], 1, norm, enable_nested_tensor=False)
+    else:
+        theirs = nn.TransformerDecoder(layers[0], 1, norm)
+    theirs.layers, theirs.num_layers = nn.ModuleList(layers), len(layers)
+    return theirs.train(module.training)
+
+
+def _reasons_of_layer(module: EncoderLayer | DecoderLayer) -> list[str]:
+    """Return why torch's layer cannot replace ours; empty if it can."""
+    attentions, norms = _ENCODER if isinstance(module, EncoderLayer) or module.cross_attention is None else _DECODER
+    reasons = []
+    if isinstance(module, DecoderLayer) and module.cross_attention is None:
+        reasons.append("it has no cross-attention; torch's decoder layer always has (its encoder layer never)")
+    for name in attentions:
+        reasons += [f"{name}: {reason}" for reason in _reasons_against_torch(getattr(module, name))]
+    for name in norms:
+        if type(getattr(module, name)) is not nn.LayerNorm:
+            reasons.append(f"{name} is {type(getattr(module, name)).__name__}; torch's layer has LayerNorm only")
+    feed_forward = module.feed_forward
+    if not isinstance(feed_forward, FeedForward):
+        reasons.append(f"feed_forward is {type(feed_forward).__name__}; torch's layer has two linear layers")
+    elif feed_forward.gate is not None:
+        reasons.append("feed_forward is gated; torch's layer has no gate")
+    else:
+        parts = {"feed_forward.expand": feed_forward.expand, "feed_forward.contract": feed_forward.contract}
+        reasons += reasons_against_plain(parts, "torch's layer")
+    linear = [part for part in module.modules() if isinstance(part, nn.Linear | nn.LayerNorm)]
+    if len({part.bias is None for part in linear}) > 1:
+        reasons.append("some of its parts have a bias and some have none; torch's layer has one in all or in none")
+    return reasons
+
+
+def _activation_of(activation: Any) -> Activation | None:
+    """Return our name of a torch layer's activation, or None."""
+    if isinstance(activation, nn.GELU) and activation.approximate == "tanh":
+        return "gelu_tanh"
+    kinds = (name for kind, name in _MODULES.items() if isinstance(activation, kind))
+    return next(kinds, _FUNCTIONS.get(activation))

@@ -16,28 +16,26 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import type_error, value_error
 
-__all__ = ["DecoderLayer"]
-
 
 class DecoderLayer(ResidualLayer):
-    """Tokens look at those before them, then at an encoder's output, then each is transformed by itself.
+    """Self-attention, cross-attention to a context such as an encoder's output, and a feed-forward network.
 
-    Without ``cross_attention`` this is the layer of a language model. It is the attention's mask that hides later
-    tokens: give it ``mask=masks.Causal()`` or any other causal mask, or pass one with each call.
+    Without ``cross_attention`` this is the layer of a language model. Only the attention's mask hides later tokens:
+    build the attention with ``mask=masks.Causal()`` or another causal mask, or pass one with each call.
 
     Args:
-        attention: a `MultiHeadAttention`, `LatentAttention` or `DifferentialAttention`, over the tokens themselves.
+        attention: a `MultiHeadAttention`, `LatentAttention` or `DifferentialAttention` for self-attention.
         feed_forward: a `FeedForward`, or any module from ``[batch, len, embed_dim]`` to the same.
-        cross_attention: a `MultiHeadAttention` over the encoder's output; its ``context_dim`` may differ.
+        cross_attention: a `MultiHeadAttention` to the context; its ``context_dim`` may differ.
         norm, norm_eps, norm_first, dropout_p: see `EncoderLayer`.
 
     Attributes:
-        attention_norm, cross_attention_norm, feed_forward_norm: the norms; any module may be put in their place.
+        attention_norm, cross_attention_norm, feed_forward_norm: the norms; any module may replace them.
 
     Raises:
         TypeError: a part of the wrong kind.
-        ValueError: parts of different widths, an unknown norm; on use, ``encoded`` where there is no cross-attention,
-            or none where there is.
+        ValueError: parts of different widths, an unknown norm; on use, ``context`` without cross-attention, or
+            cross-attention without ``context``.
 
     Example:
         >>> import torch
@@ -71,111 +69,113 @@ class DecoderLayer(ResidualLayer):
     def forward(
         self,
         x: Tensor,
-        encoded: Tensor | None = None,
+        context: Tensor | None = None,
         *,
         mask: object = None,
-        encoded_mask: object = None,
+        context_mask: object = None,
         positions: GivenPositions = None,
-        encoded_positions: GivenPositions = None,
+        context_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
         cache: LayerCache | Cache | None = None,
     ) -> Tensor:
-        """Transform.
+        """Return the layer's output.
 
         Args:
             x: ``[batch, len, embed_dim]``; with a cache, the new tokens only.
-            encoded: what the encoder made, ``[batch, encoded_len, context_dim]``.
-            mask: the facts of this batch; joined with the attention's own mask by ``&``.
-            encoded_mask: who of x may attend to what of ``encoded``; x counts from 0, or from where the cache is.
-            positions: where the tokens of x stand; see `MultiHeadAttention.forward`.
-            encoded_positions: where those of ``encoded`` stand.
-            bias: added to the scores of x among itself, as in `saccade.attention`; a rule on positions with a cache.
-            cache: what the layer remembers of earlier calls, as `new_cache` makes it; the new tokens are added. With
-                cross-attention, ``encoded`` is projected in the first call and may be left out from then on.
+            context: the encoder's output, ``[batch, context_len, context_dim]``.
+            mask: the mask of this batch; joined with the attention's by ``&``.
+            context_mask: which tokens of x may attend to which of ``context``; x counts from 0, or from the end of the
+                cache.
+            positions: positions of the tokens of x; see `MultiHeadAttention.forward`.
+            context_positions: positions of the tokens of ``context``.
+            bias: added to the scores of the self-attention, as in `saccade.attention`; with a cache a bias on
+                positions.
+            cache: the cache of earlier calls, from `new_cache`; the new tokens are added to it. With cross-attention,
+                ``context`` is projected in the first call and may be left out from then on.
 
         Returns:
             ``[batch, len, embed_dim]``.
         """
-        own, across = self._caches(cache)
-        is_known = across is not None and across.is_filled
+        self_cache, cross_cache = self._caches(cache)
+        context_cached = cross_cache is not None and cross_cache.is_filled
         cross, cross_norm = self.cross_attention, self.cross_attention_norm
-        if (cross is None) != (encoded is None):
-            self._check_encoded(encoded, is_known)
-        if own is not None and positions is None and cross is not None:
-            positions = own.positions(x.shape[1])
-        attend = partial(self.attention, mask=mask, positions=positions, bias=bias, cache=own)
+        if (cross is None) != (context is None):
+            self._check_context(context, context_cached)
+        if self_cache is not None and positions is None and cross is not None:
+            positions = self_cache.positions(x.shape[1])
+        attend = partial(self.attention, mask=mask, positions=positions, bias=bias, cache=self_cache)
         x = self._add(x, attend, self.attention_norm)
         if cross is not None and cross_norm is not None:
-            look_across = partial(
+            attend_context = partial(
                 cross,
-                key=encoded,
-                mask=encoded_mask,
-                positions=_in_own_text(positions, x, encoded_mask),
-                kv_positions=None if is_known else encoded_positions,
-                cache=across,
+                key=context,
+                mask=context_mask,
+                positions=_cross_positions(positions, x, context_mask),
+                kv_positions=None if context_cached else context_positions,
+                cache=cross_cache,
             )
-            x = self._add(x, look_across, cross_norm)
+            x = self._add(x, attend_context, cross_norm)
         return self._add(x, self.feed_forward, self.feed_forward_norm)
 
     def cross_matrix(
         self,
         x: Tensor,
-        encoded: Tensor,
+        context: Tensor,
         *,
         mask: object = None,
-        encoded_mask: object = None,
+        context_mask: object = None,
         positions: GivenPositions = None,
-        encoded_positions: GivenPositions = None,
+        context_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """Who of x attends to what of ``encoded`` in `forward`: ``[batch, num_heads, len, encoded_len]``, not built."""
-        self._check_encoded(encoded, False)
+        """Return the lazy cross-attention matrix of `forward`: ``[batch, num_heads, len, context_len]``."""
+        self._check_context(context, False)
         cross, cross_norm = self.cross_attention, self.cross_attention_norm
-        assert cross is not None and cross_norm is not None  # noqa: PT018  checked in the line before
+        assert cross is not None and cross_norm is not None  # noqa: PT018  checked above
         x = self._add(x, partial(self.attention, mask=mask, positions=positions, bias=bias), self.attention_norm)
         tokens = cross_norm(x) if self.norm_first else x
-        own = _in_own_text(positions, x, encoded_mask)
-        return cross.matrix(tokens, encoded, mask=encoded_mask, positions=own, kv_positions=encoded_positions)
+        positions = _cross_positions(positions, x, context_mask)
+        return cross.matrix(tokens, context, mask=context_mask, positions=positions, kv_positions=context_positions)
 
     def new_cache(self, max_len: int | None = None) -> LayerCache | Cache:
-        """An empty cache for this layer: one for its attention, and one for its cross-attention if it has one.
+        """Return an empty cache for this layer: for its attention, and for its cross-attention if it has one.
 
         Args:
-            max_len: room for so many tokens, taken at once; None to grow.
+            max_len: number of tokens to allocate at once; None to grow.
         """
-        own = self.attention.new_cache(max_len)
-        return own if self.cross_attention is None else Cache([own, CrossCache()])
+        cache = self.attention.new_cache(max_len)
+        return cache if self.cross_attention is None else Cache([cache, CrossCache()])
 
     def _caches(self, cache: LayerCache | Cache | None) -> tuple[LayerCache | None, CrossCache | None]:
-        """The cache of the attention, and that of the cross-attention."""
+        """Return the cache of the attention, and that of the cross-attention."""
         if cache is None:
             return None, None
         if self.cross_attention is None and isinstance(cache, LayerCache):
             return cache, None
-        own, across = cache if isinstance(cache, Cache) and len(cache) == 2 else (None, None)
-        if self.cross_attention is not None and isinstance(own, LayerCache) and isinstance(across, CrossCache):
-            return own, across
-        wanted = "the cache of a layer" if self.cross_attention is None else "a Cache([KVCache(), CrossCache()])"
-        rule = f"be {wanted}, or None"
+        first, second = cache if isinstance(cache, Cache) and len(cache) == 2 else (None, None)
+        if self.cross_attention is not None and isinstance(first, LayerCache) and isinstance(second, CrossCache):
+            return first, second
+        kind = "the cache of a layer" if self.cross_attention is None else "a Cache([KVCache(), CrossCache()])"
+        rule = f"be {kind}, or None"
         raise type_error("cache", rule, type(cache).__name__, hint="new_cache() of the layer makes one")
 
-    def _check_encoded(self, encoded: Tensor | None, is_known: bool) -> None:
-        """Refuse an ``encoded`` that nothing looks at, and none where it is needed."""
-        if self.cross_attention is None and encoded is not None:
+    def _check_context(self, context: Tensor | None, context_cached: bool) -> None:
+        """Refuse a context without cross-attention, and cross-attention without a context."""
+        if self.cross_attention is None and context is not None:
             hint = "DecoderLayer(..., cross_attention=MultiHeadAttention(...)) makes a layer that looks across"
             rule = "be None in a layer without cross_attention"
-            raise value_error("encoded", rule, type(encoded).__name__, hint=hint)
-        if self.cross_attention is not None and encoded is None and not is_known:
+            raise value_error("context", rule, type(context).__name__, hint=hint)
+        if self.cross_attention is not None and context is None and not context_cached:
             hint = "with a cache it may be left out from the second call on"
             rule = "be given to a layer with cross_attention"
-            raise value_error("encoded", rule, None, hint=hint)
+            raise value_error("context", rule, None, hint=hint)
 
 
-def _in_own_text(positions: GivenPositions, x: Tensor, encoded_mask: object) -> GivenPositions:
-    """Where tokens stand when they look across: where they stand in their own text, whatever the other's length.
+def _cross_positions(positions: GivenPositions, x: Tensor, context_mask: object) -> GivenPositions:
+    """Return the positions of queries in cross-attention: those in their own sequence, at any length of the context.
 
-    A mask that is a tensor goes by rows, not by positions.
+    A tensor mask is indexed by rows, not by positions.
     """
-    if positions is not None or isinstance(encoded_mask, Tensor):
+    if positions is not None or isinstance(context_mask, Tensor):
         return positions
     return range(x.shape[1])

@@ -1,4 +1,4 @@
-"""DifferentialAttention: heads that are differences of two maps, each normed by itself."""
+"""DifferentialAttention: normalized heads, each the difference of two attention maps."""
 
 from __future__ import annotations
 
@@ -12,31 +12,29 @@ from saccade.positions import Rotary
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["DifferentialAttention"]
-
 
 class DifferentialAttention(MultiHeadAttention):
-    r"""Multi-head attention that takes away what two maps see alike: the Diff Transformer's.
+    r"""Multi-head attention whose heads are differences of two maps: that of the Diff Transformer.
 
     .. math:: \mathrm{head}_h = (1 - \lambda_{\mathrm{init}})\,
               \mathrm{norm}\big((A_1^h - \lambda A_2^h)\, V_h\big)
 
-    The norm divides each head by its root mean square, and has no weights. A head holds the queries (and keys) of both
-    maps side by side, so that each is half as wide as its values: the authors' layout. Calls, caches and masks are
-    those of `MultiHeadAttention`; ``matrix(x)`` is the lazy difference, whose rows sum to 1 - λ.
+    The norm divides each head by its root mean square, and has no weights. As in the authors' layout, a head holds the
+    queries (and keys) of both maps side by side, so that each is half as wide as its values. Calls, caches and masks
+    are those of `MultiHeadAttention`; ``matrix(x)`` is the lazy difference, whose rows sum to 1 - λ.
 
     Args:
         embed_dim: width of queries and of the output.
-        num_heads: differences, so that there are twice as many maps; ``2 * num_heads`` divides ``embed_dim``.
-        layer: which layer of a stack this is, from 0; see `saccade.mechanisms.Differential`.
-        rotary: turns queries and keys of each map, a `saccade.positions.Rotary` of ``embed_dim // (2 * num_heads)``.
-        norm_eps: of the norm of each head.
+        num_heads: number of differences; ``2 * num_heads`` divides ``embed_dim``.
+        layer: index of this layer in its stack, from 0; see `saccade.mechanisms.Differential`.
+        rotary: a `saccade.positions.Rotary` of ``embed_dim // (2 * num_heads)`` for queries and keys of each map.
+        norm_eps: epsilon of the norm of each head.
         num_kv_heads, context_dim, mask, dropout_p, projection_bias, output_gate: see `MultiHeadAttention`.
 
     Raises:
         ValueError: sizes that do not divide, or inputs of the wrong width.
 
-    Cost: that of `MultiHeadAttention` with as many heads, and a second product.
+    Cost: as `MultiHeadAttention` with the same number of heads, plus a second product.
 
     Example:
         >>> from saccade.masks import Causal
@@ -89,13 +87,13 @@ class DifferentialAttention(MultiHeadAttention):
 
 
 class _EachHalf(nn.Module):
-    """Turns both halves of heads alike."""
+    """A rotary for both halves of each head."""
 
     def __init__(self, rotary: Rotary):
         super().__init__()
         self.rotary = rotary
 
     def forward(self, x: Tensor, positions: range | Tensor) -> Tensor:
-        """``x [batch, heads, len, 2 * head_dim]``; see `saccade.positions.Rotary`."""
+        """Rotate both halves of ``x [batch, heads, len, 2 * head_dim]``; see `saccade.positions.Rotary`."""
         both = x.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
         return self.rotary(both, positions).unflatten(1, (-1, 2)).transpose(2, 3).flatten(-2)

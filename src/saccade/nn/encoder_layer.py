@@ -1,4 +1,4 @@
-"""EncoderLayer: self-attention, then a feed-forward network; and what it shares with decoder layers."""
+"""EncoderLayer: self-attention, then a feed-forward network; and the base that it shares with decoder layers."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from torch import Tensor, nn
 from saccade.engine import dropout
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
-from saccade.nn.base_layer import AttentionLayer
+from saccade.nn.base_layer import AttentionLayer, Layer
 from saccade.nn.norms import Norm, make_norm
-from saccade.nn.typing import Layer
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_type
 
-__all__ = ["EncoderLayer", "ResidualLayer"]
 
-
-class ResidualLayer(AnswersCalls, Layer):
-    """The base of `EncoderLayer` and `DecoderLayer`: parts with a norm each, whose results are added to what went in.
+class ResidualLayer(ArgumentHints, Layer):
+    """The base of `EncoderLayer` and `DecoderLayer`: residual parts with a norm each.
 
     Args:
-        attentions: the attentions by their names, ``attention`` the first; None for one that the layer does without.
+        attentions: the attentions by their names, ``attention`` first; None for one that the layer lacks.
         feed_forward, norm, norm_eps, norm_first, dropout_p: see `EncoderLayer`.
     """
 
@@ -63,7 +60,7 @@ class ResidualLayer(AnswersCalls, Layer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """The self-attention matrix that `forward` multiplies by: ``[batch, num_heads, len, len]``, not built."""
+        """Return the lazy self-attention matrix of `forward`: ``[batch, num_heads, len, len]``."""
         tokens = self.attention_norm(x) if self.norm_first else x
         return self.attention.matrix(tokens, mask=mask, positions=positions, bias=bias)
 
@@ -71,23 +68,23 @@ class ResidualLayer(AnswersCalls, Layer):
         return f"norm_first={self.norm_first}"
 
     def _add(self, x: Tensor, part: Callable[[Tensor], Tensor], norm: nn.Module) -> Tensor:
-        """``x + dropout(part(norm(x)))`` where norms come first, else ``norm(x + dropout(part(x)))``."""
+        """Return ``x + dropout(part(norm(x)))`` if norms come first, else ``norm(x + dropout(part(x)))``."""
         change = part(norm(x) if self.norm_first else x)
         drop = self.dropout
-        if drop.training:  # in a decoding step, a call that does nothing costs as much as one that does something
+        if drop.training:  # skip the call in eval: its overhead counts in a decoding step
             change = drop(change)
         return x + change if self.norm_first else norm(x + change)
 
 
 class EncoderLayer(ResidualLayer):
-    r"""Tokens look at each other, then each is transformed by itself; both results are added to the input.
+    r"""Self-attention and a feed-forward network, each with a residual connection and a norm.
 
     .. math:: \text{norm first:}\quad x' = x + \mathrm{attention}(\mathrm{norm}(x)), \quad
               x'' = x' + \mathrm{ff}(\mathrm{norm}(x')); \qquad
               \text{else:}\quad x' = \mathrm{norm}(x + \mathrm{attention}(x)), \quad \dots
 
-    The layer is made of parts. Options of attention (mask, mechanism, rotary, grouped heads) belong to the attention,
-    those of the feed-forward network to the network.
+    The layer is built from parts. Set options of attention (mask, mechanism, rotary, grouped heads) on the attention,
+    those of the feed-forward network on the network.
 
     Args:
         attention: a `MultiHeadAttention`, `LatentAttention` or `DifferentialAttention`.
@@ -95,10 +92,10 @@ class EncoderLayer(ResidualLayer):
         norm: ``"layer"``, ``"layer_without_bias"`` or ``"rms"`` (root mean square, without a mean or a bias).
         norm_eps: added to the variance in the norms.
         norm_first: whether norms come before each part (as in most models now) or after each sum (as in the paper).
-        dropout_p: of what each part adds, in training only.
+        dropout_p: dropout of the output of each part, in training only.
 
     Attributes:
-        attention_norm, feed_forward_norm: the norms; any module may be put in their place.
+        attention_norm, feed_forward_norm: the norms; any module may replace them.
 
     Raises:
         TypeError: a part of the wrong kind.
@@ -134,12 +131,12 @@ class EncoderLayer(ResidualLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Tensor:
-        """Transform.
+        """Return the layer's output.
 
         Args:
             x: ``[batch, len, embed_dim]``.
-            mask: the facts of this batch; joined with the attention's own mask by ``&``.
-            positions: where the tokens stand; see `MultiHeadAttention.forward`.
+            mask: the mask of this batch; joined with the attention's by ``&``.
+            positions: positions of the tokens; see `MultiHeadAttention.forward`.
             bias: added to the scores of this call, as in `saccade.attention`.
 
         Returns:
@@ -157,15 +154,16 @@ def _width(attentions: Mapping[str, AttentionLayer | None], feed_forward: nn.Mod
         if part is None and name != "attention":
             continue
         hint = "for instance saccade.nn.MultiHeadAttention(64, 8)"
-        is_across = name != "attention"  # to a context, which latents know nothing of
-        rule = "be a saccade.nn.MultiHeadAttention" + ("" if is_across else ", or another attention of saccade.nn")
-        own = check_type(name, part, MultiHeadAttention if is_across else AttentionLayer, rule, hint=hint).embed_dim
-        width = width or own
-        if own != width:
-            raise value_error(name, f"have embed_dim {width}, as the first attention", own)
+        is_cross = name != "attention"  # only MultiHeadAttention supports cross-attention
+        rule = "be a saccade.nn.MultiHeadAttention" + ("" if is_cross else ", or another attention of saccade.nn")
+        kind = MultiHeadAttention if is_cross else AttentionLayer
+        part_width = check_type(name, part, kind, rule, hint=hint).embed_dim
+        width = width or part_width
+        if part_width != width:
+            raise value_error(name, f"have embed_dim {width}, as the first attention", part_width)
     hint = f"for instance saccade.nn.FeedForward({width}, {4 * width})"
     check_type("feed_forward", feed_forward, nn.Module, "be a module", hint=hint)
-    theirs = getattr(feed_forward, "embed_dim", width)
-    if theirs != width:
-        raise value_error("feed_forward", f"have embed_dim {width}, as the attention", theirs)
+    inner_width = getattr(feed_forward, "embed_dim", width)
+    if inner_width != width:
+        raise value_error("feed_forward", f"have embed_dim {width}, as the attention", inner_width)
     return width

@@ -1,4 +1,4 @@
-"""FeedForward: a small network that transforms each token by itself."""
+"""FeedForward: a small network that is applied to each token."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.engine import dropout
-from saccade.nn.typing import Layer
-from saccade.support.argument_hints import AnswersCalls
+from saccade.nn.base_layer import Layer
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import check_bool, check_choice, check_int
-
-__all__ = ["ACTIVATIONS", "Activation", "FeedForward"]
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
-    """An approximation of gelu by a sigmoid; Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2."""
+    """Approximate gelu by a sigmoid; Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -34,8 +32,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class FeedForward(AnswersCalls, Layer):
-    r"""Widen each token, apply an activation, and narrow it again; tokens do not see one another.
+class FeedForward(ArgumentHints, Layer):
+    r"""Two linear layers with an activation in between, applied to each token.
 
     .. math:: \mathrm{out} = W_2\,\phi(W_1 x), \qquad \text{gated:}\quad
               \mathrm{out} = W_2\,(\phi(W_g x) \odot W_1 x)
@@ -44,18 +42,19 @@ class FeedForward(AnswersCalls, Layer):
 
     Args:
         embed_dim: width of the model.
-        hidden_dim: width inside; often four times ``embed_dim``, or 8/3 times where it is gated, for as many weights.
+        hidden_dim: width inside; often ``4 * embed_dim``, or ``8 / 3 * embed_dim`` if gated, for the same number of
+            weights.
         activation: ``"gelu"``, ``"gelu_tanh"`` (its approximation, as in GPT-2), ``"quick_gelu"`` (another, as in
             CLIP), ``"relu"`` or ``"silu"``.
-        gated: whether a second projection is multiplied in.
-        dropout_p: of the inner channels, in training only.
+        gated: whether the activation is multiplied by a second projection.
+        dropout_p: dropout of the inner channels, in training only.
         projection_bias: whether the linear layers have a bias.
 
     Raises:
         ValueError: a size below 1, an unknown activation, a probability outside of [0, 1).
         TypeError: a switch that is neither True nor False.
 
-    Cost: ``4 * embed_dim * hidden_dim`` FLOPs a token, half as much again where gated.
+    Cost: ``4 * embed_dim * hidden_dim`` FLOPs a token, half as much again if gated.
 
     Example:
         >>> import torch
@@ -88,7 +87,7 @@ class FeedForward(AnswersCalls, Layer):
         self.dropout = nn.Dropout(dropout_p)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., embed_dim]`` to ``[..., embed_dim]``."""
+        """Return ``[..., embed_dim]`` of ``[..., embed_dim]``."""
         activation = ACTIVATIONS[self.activation]
         inner = activation(self.expand(x)) if self.gate is None else activation(self.gate(x)) * self.expand(x)
         return self.contract(self.dropout(inner) if self.dropout.training else inner)

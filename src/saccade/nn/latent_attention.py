@@ -1,4 +1,4 @@
-"""LatentAttention: multi-head attention that remembers of a token one short vector for all heads (MLA)."""
+"""LatentAttention: multi-head attention that caches one short vector per token for all heads (MLA)."""
 
 from __future__ import annotations
 
@@ -14,55 +14,53 @@ from saccade.matrix import Matrix
 from saccade.mechanisms import Softmax
 from saccade.nn import attention_checks as checks
 from saccade.nn.base_layer import AttentionLayer
-from saccade.nn.latent_attention_forms import FORMS, Expanding, Form, LatentSizes, absorbed, released
+from saccade.nn.latent_attention_forms import FORMS, Expanding, Form, LatentSizes, absorb, values_of_latents
 from saccade.nn.projections import reasons_against_plain, weight_of
 from saccade.positions import Bias, Rotary
 from saccade.positions.token_positions import GivenPositions, Positions
-from saccade.support.argument_hints import unknown as misnamed
+from saccade.support.argument_hints import unexpected_argument
 from saccade.support.errors import unsupported, value_error
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import check_bool, check_choice, check_int, check_number
 
-__all__ = ["LatentAttention"]
-
-_Given = tuple[Tensor, Tensor, Mask | None, Positions | None]
+_Projected = tuple[Tensor, Tensor, Mask | None, Positions | None]
 
 
 class LatentAttention(AttentionLayer):
-    r"""Self-attention whose keys and values are made of latents: multi-head latent attention, of DeepSeek-V2 and V3.
+    r"""Self-attention whose keys and values are computed from latents: the MLA of DeepSeek-V2 and V3.
 
-    A token t is remembered by a latent :math:`c_t` and a turned vector :math:`r_t`, both shared by all heads:
+    The cache holds for each token t a latent :math:`c_t` and a rotated vector :math:`r_t`, which all heads share:
 
     .. math:: c_t = \mathrm{norm}(W_C x_t), \quad r_t = \mathrm{rot}(W_R x_t), \qquad
               k_t^h = [W_K^h c_t,\, r_t], \quad v_t^h = W_V^h c_t
 
-    Two forms compute the same matrix. *Expanded*: keys and values of all heads are made of the latents of all tokens.
-    *Absorbed*: :math:`q \cdot W_K c = W_K^\top q \cdot c`, so queries go to the latents, as heads that share one key
-    head, and :math:`W_V` comes after the product. The expanded form is cheaper for a prompt, the absorbed one for a
-    step; "auto" counts multiplications and takes the smaller number (see `explain`).
+    Two forms compute the same matrix. *Expanded*: keys and values of all heads are computed from the latents of all
+    tokens. *Absorbed*: since :math:`q \cdot W_K c = W_K^\top q \cdot c`, transformed queries attend to the latents, as
+    heads that share one key head, and :math:`W_V` follows the product. The expanded form is cheaper for a prompt, the
+    absorbed one for a decoding step; "auto" chooses the form with fewer multiplications (see `explain`).
 
     Args:
         embed_dim: width of tokens.
         num_heads: any number.
         latent_dim: width of :math:`c_t`.
-        head_dim: width of queries and keys of one head, the turned part, which comes last, included.
-        rotary_dim: width of the turned part.
-        value_dim: width of values of one head; that of the part that is not turned when None.
-        query_latent_dim: width of a latent that queries are made of, after a norm; none when None.
-        rotary: turns queries and keys by their positions, a `saccade.positions.Rotary` of ``rotary_dim``; when None,
-            nothing is turned.
-        mask: the module's pattern (who may attend to whom); joined with the mask of each call by ``&``.
-        scale: of the scores; ``head_dim ** -0.5`` when None. YaRN models multiply that by a square of their own.
-        form: which form is used.
-        norm_eps: of the root-mean-square norms of latents.
-        dropout_p: of the attention weights, in training only.
+        head_dim: width of queries and keys of one head, including the rotated part, which comes last.
+        rotary_dim: width of the rotated part.
+        value_dim: width of values of one head; ``head_dim - rotary_dim`` if None.
+        query_latent_dim: width of a normalized latent from which queries are computed, or None.
+        rotary: a `saccade.positions.Rotary` of ``rotary_dim`` for queries and keys, or None.
+        mask: the module's pattern; joined with the mask of each call by ``&``.
+        scale: scale of the scores; ``head_dim ** -0.5`` if None. YaRN models multiply it by a factor.
+        form: "expanded", "absorbed" or "auto".
+        norm_eps: epsilon of the root-mean-square norms of latents.
+        dropout_p: dropout of the attention weights, in training only.
         projection_bias: whether the projections to latents and of the output have a bias.
 
     Raises:
         ValueError: sizes that do not fit, or inputs of the wrong width.
-        UnsupportedError: a form that a call cannot have: absorbed where the expansion is no plain linear layer,
-            expanded with a cache that does not hand on all latents.
+        UnsupportedError: a form that is impossible: absorbed if the expansion is not a plain linear layer, expanded
+            with a cache that does not expose all latents.
 
-    Cost: memory of a cache ``latent_dim + rotary_dim`` numbers a token; time see `explain`.
+    Cost: a cache holds ``latent_dim + rotary_dim`` numbers per token; for time see `explain`.
 
     Example:
         >>> import torch
@@ -114,7 +112,7 @@ class LatentAttention(AttentionLayer):
             self.query_latent_projection = nn.Linear(embed_dim, query_dim, bias=has_bias)
             self.query_norm = nn.RMSNorm(query_dim, eps)
         self.query_projection = nn.Linear(query_dim, num_heads * head_dim, bias=False)
-        self.latent_projection = nn.Linear(embed_dim, self.sizes.held, bias=has_bias)
+        self.latent_projection = nn.Linear(embed_dim, self.sizes.cached, bias=has_bias)
         self.latent_norm = nn.RMSNorm(latent_dim, eps)
         self.expansion = nn.Linear(latent_dim, num_heads * (plain + value_dim), bias=False)
         self.output_projection = nn.Linear(num_heads * value_dim, embed_dim, bias=has_bias)
@@ -130,39 +128,40 @@ class LatentAttention(AttentionLayer):
         cache: LayerCache | None = None,
         **unknown: Never,
     ) -> Tensor:
-        """Attend.
+        """Apply self-attention to `query`.
 
         Args:
             query: the tokens, ``[batch, len, embed_dim]``; with a cache, the new ones.
-            mask: the facts of this batch (anything that `saccade.attention` takes); joined with the module's by ``&``.
-            positions: where the tokens stand; see `MultiHeadAttention.forward`.
-            bias: added to the scores of this call, as in `saccade.attention`; on positions, no tensor, with a cache.
-            cache: what this layer remembers of earlier calls: a `saccade.caches.LatentCache`, as `new_cache` makes it;
-                any other that holds keys and values gets latents as both.
+            mask: the mask of this batch, as in `saccade.attention`; joined with the module's by ``&``.
+            positions: positions of the tokens; see `MultiHeadAttention.forward`.
+            bias: added to the scores of this call, as in `saccade.attention`; with a cache not a tensor, but a bias on
+                positions.
+            cache: the cache of earlier calls of this layer: a `saccade.caches.LatentCache` from `new_cache`, or another
+                cache of keys and values, which then holds latents as both.
 
         Returns:
             ``[batch, len, embed_dim]``.
         """
         if unknown:
-            raise misnamed(unknown, self.forward)
-        if cache is not None and torch.compiler.is_compiling():
-            outside = torch.compiler.disable(self.forward)  # what a cache remembers lies outside of a compiler's graph
+            raise unexpected_argument(unknown, self.forward)
+        if cache is not None and is_tracing():
+            outside = torch.compiler.disable(self.forward)  # caches cannot be part of a compiled graph
             return outside(query, mask=mask, positions=positions, bias=bias, cache=cache)
-        own, latents, joined, stands = self._given(query, mask, positions, cache)
-        form = self._form(own.shape[2], latents.shape[2] + (0 if cache is None else cache.length), cache)
+        heads, latents, joined, positions = self._project(query, mask, positions, cache)
+        form = self._form(heads.shape[2], latents.shape[2] + (0 if cache is None else cache.length), cache)
         weight = self.expansion.weight if form == "absorbed" else None
         mechanism = self.mechanism
         if bias is not None:
             mechanism = mechanism.with_bias(bias if cache is None else checks.checked_bias(bias))
-        makes = Expanding(mechanism, self.expansion, self.sizes) if weight is None else mechanism
-        own = own if weight is None else absorbed(own, weight, self.sizes)
+        make = Expanding(mechanism, self.expansion, self.sizes) if weight is None else mechanism
+        heads = heads if weight is None else absorb(heads, weight, self.sizes)
         values, dropout_p = latents[..., : self.sizes.latent], self.dropout_p if self.training else 0.0
         if cache is None:
-            matrix = makes(own, latents, mask=joined, q_positions=stands, kv_positions=stands)
+            matrix = make(heads, latents, mask=joined, q_positions=positions, kv_positions=positions)
             out = matrix.matmul(values, dropout_p=dropout_p)
         else:
-            out = cache.attend(makes, own, latents, values, mask=joined, positions=stands, dropout_p=dropout_p)
-        out = out if weight is None else released(out, weight, self.sizes)
+            out = cache.attend(make, heads, latents, values, mask=joined, positions=positions, dropout_p=dropout_p)
+        out = out if weight is None else values_of_latents(out, weight, self.sizes)
         return self.output_projection(out.transpose(1, 2).flatten(2))
 
     def matrix(
@@ -173,74 +172,73 @@ class LatentAttention(AttentionLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """The attention matrix of this call, ``[batch, num_heads, len, len]``, not built, in the form of the layer.
+        """Return the lazy attention matrix of this call, ``[batch, num_heads, len, len]``, in the form of the layer.
 
         In the absorbed form it has one key head, and multiplies latents; in the expanded one it has ``num_heads``.
         """
-        own, latents, joined, stands = self._given(query, mask, positions, None)
+        heads, latents, joined, positions = self._project(query, mask, positions, None)
         mechanism = self.mechanism if bias is None else self.mechanism.with_bias(bias)
-        if self._form(own.shape[2], latents.shape[2], None) == "absorbed":
-            own = absorbed(own, self.expansion.weight, self.sizes)
-            return mechanism(own, latents, mask=joined, q_positions=stands, kv_positions=stands)
+        if self._form(heads.shape[2], latents.shape[2], None) == "absorbed":
+            heads = absorb(heads, self.expansion.weight, self.sizes)
+            return mechanism(heads, latents, mask=joined, q_positions=positions, kv_positions=positions)
         expanding = Expanding(mechanism, self.expansion, self.sizes)
-        made = expanding(own, latents, mask=joined, q_positions=stands, kv_positions=stands)
-        return made.matrix
+        return expanding(heads, latents, mask=joined, q_positions=positions, kv_positions=positions).matrix
 
     def new_cache(self, max_len: int | None = None) -> LatentCache:
-        """An empty cache of latents, with room for ``max_len`` tokens at once; None to grow."""
+        """Return an empty cache of latents, with room for ``max_len`` tokens; None to grow."""
         return LatentCache(self.sizes.latent, max_len)
 
     def explain(self, q_len: int = 1, kv_len: int | None = None, *, dtype: torch.dtype | None = None) -> str:
-        """Which form a call takes and why, and what a token costs to remember.
+        """Describe which form a call uses and why, and the size of the cache.
 
         Args:
-            q_len: new tokens.
-            kv_len: all tokens, the new ones included; as many as new ones when None.
-            dtype: of the cache; that of the parameters when None.
+            q_len: number of new tokens.
+            kv_len: number of all tokens, including the new ones; ``q_len`` if None.
+            dtype: dtype of the cache; that of the parameters if None.
         """
         sizes, kv_len = self.sizes, check_int("kv_len", q_len if kv_len is None else kv_len, 0)
         check_int("q_len", q_len, 0, below=kv_len + 1)
         form = self._form(q_len, kv_len, None)
-        costs = {own: sizes.heads * sizes.cost(own, q_len, kv_len) for own in FORMS[1:]}
-        told = " and ".join(f"{own} {cost:.2g}" for own, cost in costs.items())
+        costs = {name: sizes.heads * sizes.cost(name, q_len, kv_len) for name in FORMS[1:]}
+        counts = " and ".join(f"{name} {cost:.2g}" for name, cost in costs.items())
         dtype = self.latent_norm.weight.dtype if dtype is None else dtype
         bytes_each, name = dtype.itemsize, str(dtype).removeprefix("torch.")
-        more = sizes.held_expanded / sizes.held
+        more = sizes.cached_expanded / sizes.cached
         return (
-            f"{q_len:,} on {kv_len:,} tokens: {form}; multiplications: {told}. "
+            f"{q_len:,} on {kv_len:,} tokens: {form}; multiplications: {counts}. "
             f"Where keys are many, expanded is cheaper from {sizes.crossover:,.0f} queries on. "
-            f"A token is remembered by {sizes.held:,} numbers, {sizes.held * bytes_each:,} bytes in {name}; "
-            f"keys and values of all heads would be {sizes.held_expanded * bytes_each:,}, {more:.0f} times as many."
+            f"A token is remembered by {sizes.cached:,} numbers, {sizes.cached * bytes_each:,} bytes in {name}; "
+            f"keys and values of all heads would be {sizes.cached_expanded * bytes_each:,}, {more:.0f} times as many."
         )
 
     def extra_repr(self) -> str:
-        told = zip(("num_heads", "latent_dim", "head_dim", "rotary_dim", "value_dim"), self.sizes, strict=True)
-        words = ", ".join(f"{name}={size}" for name, size in told)
-        return f"{self.embed_dim}, {words}, form={self.form!r}, mask={self.mask}, dropout_p={self.dropout_p}"
+        names = ("num_heads", "latent_dim", "head_dim", "rotary_dim", "value_dim")
+        sizes = ", ".join(f"{name}={size}" for name, size in zip(names, self.sizes, strict=True))
+        return f"{self.embed_dim}, {sizes}, form={self.form!r}, mask={self.mask}, dropout_p={self.dropout_p}"
 
     def _form(self, q_len: int, kv_len: int, cache: LayerCache | None) -> Form:
-        """The form of a call.
+        """Return the form of a call.
 
         Raises:
-            UnsupportedError: the one that was asked for cannot be had.
+            UnsupportedError: the layer's form is impossible for this call.
         """
         parts = {"expansion": self.expansion}
-        against = {"absorbed": reasons_against_plain(parts, "the absorbed form, which multiplies by its weight,")}
-        # Another cache hands on some of the latents, or others than came.
-        is_whole = cache is None or type(cache) in (KVCache, LatentCache)
+        reasons = {"absorbed": reasons_against_plain(parts, "the absorbed form, which multiplies by its weight,")}
+        # Other caches expose only some of the latents, or change them.
+        exposes_all = cache is None or type(cache) in (KVCache, LatentCache)
         reason = f"a {type(cache).__name__} does not hand on all latents; a LatentCache does"
-        against["expanded"] = [] if is_whole else [reason]
+        reasons["expanded"] = [] if exposes_all else [reason]
         if self.form != "auto":
-            if against[self.form]:
-                raise unsupported(f"form={self.form!r}", against[self.form])
+            if reasons[self.form]:
+                raise unsupported(f"form={self.form!r}", reasons[self.form])
             return self.form
-        possible = [form for form in FORMS[1:] if not against[form]]
+        possible = [form for form in FORMS[1:] if not reasons[form]]
         if not possible:
-            raise unsupported("cache", [*against["absorbed"], *against["expanded"]])
+            raise unsupported("cache", [*reasons["absorbed"], *reasons["expanded"]])
         return possible[0] if len(possible) == 1 else self.sizes.cheaper(q_len, kv_len)
 
-    def _given(self, x: Tensor, mask: object, positions: GivenPositions, cache: LayerCache | None) -> _Given:
-        """Check, project and turn what a call brings: queries, latents ``[batch, 1, len, held]``, mask, positions."""
+    def _project(self, x: Tensor, mask: object, positions: GivenPositions, cache: LayerCache | None) -> _Projected:
+        """Check, project and rotate a call's inputs: queries, latents ``[batch, 1, len, cached]``, mask, positions."""
         if isinstance(cache, CrossCache):
             rule, hint = "be that of a self-attention", "new_cache() makes one"
             raise value_error("cache", rule, type(cache).__name__, hint=hint)
@@ -249,23 +247,23 @@ class LatentAttention(AttentionLayer):
         weight = weight_of(self.latent_projection)
         checks.check_inputs(x, x, x, self.embed_dim, self.embed_dim, None if weight is None else weight.dtype)
         batch, length, _ = x.shape
-        held = 0 if cache is None else cache.length
-        joined = self._joined(mask, (batch, self.num_heads, length, held + length))
-        stands = None if positions is None else Positions.of(positions, length=length, batch=batch)
-        if stands is not None and joined is not None:
-            checks.check_apart(joined, stands)
+        cached = 0 if cache is None else cache.length
+        joined = self._joined(mask, (batch, self.num_heads, length, cached + length))
+        checked = None if positions is None else Positions.of(positions, length=length, batch=batch)
+        if checked is not None and joined is not None:
+            checks.check_apart(joined, checked)
         if cache is not None:
-            where = cache.positions(length) if stands is None else stands.given
-            stands = checks.check_causal(joined, where, cache)
-        sizes, own = self.sizes, x
+            new_positions = cache.positions(length) if checked is None else checked.given
+            checked = checks.check_causal(joined, new_positions, cache)
+        sizes, query_latent = self.sizes, x
         if self.query_latent_projection is not None and self.query_norm is not None:
-            own = self.query_norm(self.query_latent_projection(x))
-        query = self.query_projection(own).unflatten(-1, (sizes.heads, -1)).transpose(1, 2)
-        latent, turned = self.latent_projection(x)[:, None].split([sizes.latent, sizes.turned], -1)
+            query_latent = self.query_norm(self.query_latent_projection(x))
+        query = self.query_projection(query_latent).unflatten(-1, (sizes.heads, -1)).transpose(1, 2)
+        latent, rotated = self.latent_projection(x)[:, None].split([sizes.latent, sizes.rotated], -1)
         if self.rotary is not None:
-            given = (Positions.between(0, length) if stands is None else stands).given
-            plain, part = query.split([sizes.plain, sizes.turned], -1)
-            query = torch.cat([plain, self.rotary(part, given)], -1)
-            turned = self.rotary(turned, given)
-        latents = torch.cat([self.latent_norm(latent), turned], -1).to(query.dtype)
-        return query, latents, joined, stands
+            at = (Positions.between(0, length) if checked is None else checked).given
+            plain, part = query.split([sizes.plain, sizes.rotated], -1)
+            query = torch.cat([plain, self.rotary(part, at)], -1)
+            rotated = self.rotary(rotated, at)
+        latents = torch.cat([self.latent_norm(latent), rotated], -1).to(query.dtype)
+        return query, latents, joined, checked

@@ -1,4 +1,4 @@
-"""Norms, by the names that layers and models take."""
+"""Norms by name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Literal
 from torch import nn
 
 from saccade.support.validation import check_choice, check_number
-
-__all__ = ["NORMS", "Norm", "make_norm"]
 
 Norm = Literal["layer", "layer_without_bias", "rms"]
 
@@ -21,9 +19,9 @@ NORMS: dict[str, Callable[[int, float], nn.Module]] = {
 
 
 def make_norm(norm: str, embed_dim: int, norm_eps: float) -> nn.Module:
-    """A layer norm, one without a bias, or a root-mean-square norm, over the last axis.
+    """Build a layer norm, one without a bias, or a root-mean-square norm, over the last axis.
 
     Raises:
-        ValueError: another name, or ``norm_eps`` is no number above 0.
+        ValueError: another name, or ``norm_eps`` is not a number above 0.
     """
     return NORMS[check_choice("norm", norm, NORMS)](embed_dim, check_number("norm_eps", norm_eps, above=0))

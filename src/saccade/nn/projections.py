@@ -1,4 +1,4 @@
-"""Projections: linear layers and convolutions, and what users may put in their place."""
+"""Helpers for projections: linear layers, convolutions, and layers that may replace them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-__all__ = ["reasons_against_plain", "weight_of"]
-
 
 def weight_of(layer: nn.Module) -> Tensor | None:
-    """The weight whose dtype and device a layer's input must have; None where there is no such weight to see.
+    """Return the weight whose dtype and device a layer's input must have, or None.
 
-    The weights of an 8-bit layer are integer codes, and an adapter hides the layer that has weights: these check their
+    The weights of an 8-bit layer are integer codes, and an adapter hides the layer with the weights: these check their
     inputs themselves.
     """
     weight = getattr(layer, "weight", None)
@@ -20,11 +18,11 @@ def weight_of(layer: nn.Module) -> Tensor | None:
 
 
 def reasons_against_plain(layers: Mapping[str, nn.Module], theirs: str) -> list[str]:
-    """Why some layers, by name, compute something else than plain linear layers; empty if they do not.
+    """Return which of some layers are not plain linear layers; empty if all are.
 
     Args:
-        layers: where a linear layer is expected.
-        theirs: whose layers are to take these weights.
+        layers: the layers by name.
+        theirs: the owner of the layers that these weights are copied to, for the message.
     """
     return [
         f"its {name} is {type(layer).__name__}; {theirs} has a plain linear layer"

@@ -1,4 +1,4 @@
-"""Recurrence: a layer of gated linear attention, of the delta rule or of Mamba-2's state space."""
+"""Recurrence: a layer of gated linear attention, the delta rule or Mamba-2's state space."""
 
 from __future__ import annotations
 
@@ -15,38 +15,36 @@ from saccade.nn.recurrent_layer import Read, RecurrentLayer
 from saccade.support.errors import value_error
 from saccade.support.validation import check_choice, check_int, check_type
 
-__all__ = ["Recurrence"]
-
-_FIRST_STEPS = -3, -1  # powers of ten, as Mamba's
+_INITIAL_STEPS = -3, -1  # powers of ten, as in Mamba
 
 
 class Recurrence(RecurrentLayer):
-    r"""Tokens write into a state of fixed size and read from it; the gates are projections of the tokens.
+    r"""A recurrent layer: tokens write into a state of fixed size and read from it, with learned gates.
 
     .. math:: \mathrm{out} = W \big( \mathrm{norm}(A V) \odot \mathrm{silu}(G x) \big)
 
-    The norm divides each head by its root mean square. Queries and keys go through silu; with `Delta` they have length
-    1 afterwards. ``beta`` is a sigmoid. A decay, and SSD's step, is a softplus that starts between 0.001 and 0.1; a
-    head's rate multiplies it, 1 to ``num_heads`` at first. With `SSD` each head adds a learned multiple of its values,
-    which is no part of the matrix.
+    The norm divides each head by its root mean square. Queries and keys pass through silu; with `Delta` they are then
+    scaled to length 1. ``beta`` is a sigmoid. A decay, and SSD's step, is a softplus that starts between 0.001 and 0.1;
+    it is multiplied by a head's rate, 1 to ``num_heads`` at first. With `SSD` each head adds a learned multiple of its
+    values, which is not part of the matrix.
 
-    Stands where self-attention stands: in `EncoderLayer`, `DecoderLayer` and stacks, with packed and padded texts, and
-    with a cache of constant size. A token sees what comes before it. What published layers have beside it, a short
-    convolution in front of queries, keys and values, is not part of it.
+    It replaces self-attention in `EncoderLayer`, `DecoderLayer` and stacks, with packed and padded sequences, and with
+    a cache of constant size. It is causal. The short convolution of published layers before queries, keys and values
+    is not included.
 
     Args:
         embed_dim: width.
         num_heads: divides ``embed_dim``.
         mechanism: a `saccade.mechanisms.Delta`, `GatedLinear` or `SSD`; ``Delta()`` when None.
-        decay: "token" for one decay of each token and head, "channel" for one of each channel too, None for none or
-            for the mechanism's own (`SSD`, ``GatedLinear.retnet``).
+        decay: "token" for one decay per token and head, "channel" for one per channel too, None for none or for
+            mechanisms that define one (`SSD`, ``GatedLinear.retnet``).
         mask: joined with Causal and with the mask of each call by ``&``.
         projection_bias: whether the output projection has a bias.
 
     Raises:
         TypeError: another mechanism.
-        ValueError: sizes that do not divide, a decay beside a mechanism that has its own, or inputs of another width.
-        UnsupportedError: a mask that a state cannot have, or a bias.
+        ValueError: sizes that do not divide, a decay for a mechanism that defines one, or inputs of another width.
+        UnsupportedError: a mask that a recurrence cannot apply, or a bias.
 
     Cost: O(n head_dim^2) for each head, and five projections.
 
@@ -92,12 +90,12 @@ class Recurrence(RecurrentLayer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform weights and zero biases; steps spread between 0.001 and 0.1 by their logarithms."""
+        """Set Xavier-uniform weights, zero biases, and steps from 0.001 to 0.1, equally spaced in their logarithms."""
         super().reset_parameters()
         for gate in (self.fade, self.step):
             if gate is not None:
-                steps = torch.logspace(*_FIRST_STEPS, len(gate.bias))
-                gate.bias.data.copy_(steps.expm1().log())  # whose softplus the steps are
+                steps = torch.logspace(*_INITIAL_STEPS, len(gate.bias))
+                gate.bias.data.copy_(steps.expm1().log())  # the inverse of softplus
 
     def _read(self, x: Tensor) -> Read:
         query, key, value, gate = self.inputs(x).unflatten(2, (4, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
@@ -114,7 +112,7 @@ class Recurrence(RecurrentLayer):
         return self.output_projection(normed.transpose(1, 2).flatten(2))
 
     def _gates(self, x: Tensor) -> dict[str, Tensor]:
-        """What the mechanism is told of each token."""
+        """Return the gates of each token."""
         gates = {}
         if self.write is not None:
             gates["beta"] = self.write(x).sigmoid().mT

@@ -1,4 +1,4 @@
-"""RecurrentLayer: what layers that read a state have in common."""
+"""RecurrentLayer: the base of recurrent layers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import unsupported, value_error
 
-__all__ = ["Read", "RecurrentLayer"]
-
 
 class Read(NamedTuple):
-    """What a layer makes of its tokens.
+    """The projections of a layer's tokens.
 
     Args:
         make: the mechanism, with the gates of these tokens.
         query, key, value: ``[batch, heads, len, width]``.
-        gate: of the output, like the values; None for none.
+        gate: the output's gate, of the shape of the values, or None.
     """
 
     make: Callable[..., Matrix]
@@ -38,7 +36,7 @@ class Read(NamedTuple):
 
 
 class RecurrentLayer(AttentionLayer):
-    """A layer whose tokens see what comes before them, in the order in which it was written.
+    """The base of causal layers with a state.
 
     Args:
         embed_dim, num_heads, mechanism: as in `AttentionLayer`.
@@ -51,11 +49,11 @@ class RecurrentLayer(AttentionLayer):
 
     @abstractmethod
     def _read(self, x: Tensor) -> Read:
-        """What tokens ``[batch, len, embed_dim]`` read, write, and are told apart by."""
+        """Return the projections of tokens ``[batch, len, embed_dim]``."""
 
     @abstractmethod
     def _merged(self, out: Tensor, read: Read) -> Tensor:
-        """``[batch, len, embed_dim]`` of what heads have read, ``[batch, heads, len, width]``."""
+        """Return ``[batch, len, embed_dim]`` from the output of the heads, ``[batch, heads, len, width]``."""
 
     def forward(
         self,
@@ -66,25 +64,25 @@ class RecurrentLayer(AttentionLayer):
         bias: Tensor | Bias | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Write, and read.
+        """Return the layer's output.
 
         Args:
             query: ``[batch, len, embed_dim]``; with a cache, the new tokens only.
-            mask: the facts of this batch: packed texts, padding; joined with the layer's by ``&``.
-            positions: where the tokens stand, in order; -1 for no token. Only their order counts.
-            bias: None; there are no scores to which one could be added.
-            cache: what the layer remembers of earlier calls, as `new_cache` makes it.
+            mask: the mask of this batch, such as packed documents or padding; joined with the layer's by ``&``.
+            positions: positions of the tokens, in order; -1 marks padding. Only their order matters.
+            bias: must be None: there are no scores.
+            cache: the cache of earlier calls, from `new_cache`.
 
         Returns:
             ``[batch, len, embed_dim]``.
         """
-        joined, own = self._facts(query, mask, positions, bias, cache)
+        joined, positions = self._checked_options(query, mask, positions, bias, cache)
         read = self._read(query)
         make, heads, key, value, _ = read
         if cache is None:
-            out = make(heads, key, mask=joined, q_positions=own, kv_positions=own).matmul(value)
+            out = make(heads, key, mask=joined, q_positions=positions, kv_positions=positions).matmul(value)
         else:
-            out = cache.attend(make, heads, key, value, mask=joined, positions=own)
+            out = cache.attend(make, heads, key, value, mask=joined, positions=positions)
         return self._merged(out, read)
 
     def matrix(
@@ -95,21 +93,21 @@ class RecurrentLayer(AttentionLayer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Matrix:
-        """The matrix of every head, ``[batch, num_heads, len, len]``, not built; arguments as in `forward`."""
-        joined, own = self._facts(query, mask, positions, bias, None)
+        """Return the lazy matrix of every head, ``[batch, num_heads, len, len]``; arguments as in `forward`."""
+        joined, positions = self._checked_options(query, mask, positions, bias, None)
         make, heads, key, _, _ = self._read(query)
-        return make(heads, key, mask=joined, q_positions=own, kv_positions=own)
+        return make(heads, key, mask=joined, q_positions=positions, kv_positions=positions)
 
-    def _facts(
+    def _checked_options(
         self, query: Tensor, mask: object, positions: GivenPositions, bias: object, cache: LayerCache | None
     ) -> tuple[Mask | None, Positions | None]:
-        """The mask and the positions of a call, checked."""
+        """Return the joined mask and the positions of a call, checked."""
         if bias is not None:
             raise unsupported("bias", ["there are no scores to which it could be added"])
         check_dense(query=query)
         if query.dim() != 3 or query.shape[2] != self.embed_dim:
             raise value_error("query", f"have shape [batch, len, {self.embed_dim}]", list(query.shape))
         batch, length, _ = query.shape
-        held = 0 if cache is None else cache.length
-        joined = self._joined(mask, (batch, self.num_heads, length, held + length))
+        cached = 0 if cache is None else cache.length
+        joined = self._joined(mask, (batch, self.num_heads, length, cached + length))
         return joined, None if positions is None else Positions.of(positions, length=length, batch=batch)

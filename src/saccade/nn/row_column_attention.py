@@ -1,4 +1,4 @@
-"""Attention over tables of tokens, such as alignments of sequences: within each row, or within each column."""
+"""Attention within the rows or the columns of a table of tokens, such as an alignment of sequences."""
 
 from __future__ import annotations
 
@@ -7,32 +7,30 @@ from torch import Tensor, nn
 
 from saccade.matrix import Matrix
 from saccade.nn.attention import MultiHeadAttention
+from saccade.nn.base_layer import Layer
 from saccade.nn.projections import weight_of
-from saccade.nn.typing import Layer
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, type_error, value_error
 from saccade.support.validation import ShapeSpec, check_int
 
-__all__ = ["ColumnAttention", "RowAttention", "TableAttention"]
-
 _TABLE = ShapeSpec("x [batch, rows, columns, embed_dim]")
-_REAL = ShapeSpec("real [batch, rows, columns]")
+_VALID = ShapeSpec("valid [batch, rows, columns]")
 _PAIRS = ShapeSpec("pairs [batch, columns, columns, pair_dim]")
 
 
-class TableAttention(AnswersCalls, Layer):
-    """A norm, and gated multi-head attention within each row of a table. The base of the layers of the Evoformer.
+class TableAttention(ArgumentHints, Layer):
+    """The base of the Evoformer's layers: a norm, and gated multi-head attention within each row of a table.
 
-    Rows are the batch of one product, and the heads of all items stand side by side in it: so the bias of an item is
-    held once for all of its rows.
+    One product computes all rows as its batch and the heads of all items as its heads, so that the bias of an item is
+    stored once for all of its rows.
 
     Args:
         embed_dim: width of the tokens.
         num_heads: divides ``embed_dim``.
 
     Attributes:
-        norm: of the tokens.
-        attention: holds the projections and the mechanism. Queries, keys and values have no bias, gate and output do.
+        norm: the norm of the tokens.
+        attention: the projections and the mechanism. Queries, keys and values have no bias, gate and output do.
     """
 
     def __init__(self, embed_dim: int, num_heads: int):
@@ -45,7 +43,7 @@ class TableAttention(AnswersCalls, Layer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As AlphaFold starts: gates nearly open, and an output of 0, so that a fresh layer adds nothing."""
+        """Initialize as in AlphaFold: gates nearly open, and an output of 0, so that a new layer adds nothing."""
         self.attention.reset_parameters()
         gate, output = self.attention.gate_projection, self.attention.output_projection
         assert isinstance(gate, nn.Linear)
@@ -55,74 +53,74 @@ class TableAttention(AnswersCalls, Layer):
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}"
 
-    def _check(self, x: Tensor, real: Tensor | None, shapes: ShapeSpec = _TABLE) -> None:
-        """Raise unless a table, and which of its tokens are there, fit the layer and each other."""
+    def _check(self, x: Tensor, valid: Tensor | None, shapes: ShapeSpec = _TABLE) -> None:
+        """Raise unless a table and ``valid`` fit the layer and each other."""
         shapes.check(x, embed_dim=self.embed_dim)
         weight = weight_of(self.attention.query_projection)
         if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             rule, got = (str(dtype).removeprefix("torch.") for dtype in (weight.dtype, x.dtype))
             raise value_error("dtype", f"be {rule}, like the parameters", got, facts=[describe("x", x)])
-        if real is None:
+        if valid is None:
             return
         batch, rows, columns = x.shape[:3]
-        _REAL.check(real, batch=batch, rows=rows, columns=columns)
-        if real.dtype != torch.bool:
+        _VALID.check(valid, batch=batch, rows=rows, columns=columns)
+        if valid.dtype != torch.bool:
             hint = "True = a token stands here"
-            raise type_error("real", "be a bool tensor", str(real.dtype).removeprefix("torch."), hint=hint)
+            raise type_error("valid", "be a bool tensor", str(valid.dtype).removeprefix("torch."), hint=hint)
 
-    def _attended(self, x: Tensor, bias: Tensor | None, real: Tensor | None) -> Tensor:
-        """What attention makes of a table: ``[batch, rows, columns, embed_dim]``, normed already, to the same."""
+    def _attend(self, x: Tensor, bias: Tensor | None, valid: Tensor | None) -> Tensor:
+        """Return the output for a normed table: ``[batch, rows, columns, embed_dim]`` to the same."""
         attention = self.attention
-        heads = self._matrix(x, bias, real).matmul(self._split(attention.value_projection, x))
+        heads = self._matrix(x, bias, valid).matmul(self._split(attention.value_projection, x))
         merged = heads.unflatten(1, (len(x), self.num_heads)).permute(1, 0, 3, 2, 4).flatten(3)
         gate = attention.gate_projection
         return attention.output_projection(merged if gate is None else merged * torch.sigmoid(gate(x)))
 
-    def _matrix(self, x: Tensor, bias: Tensor | None, real: Tensor | None) -> Matrix:
-        """``[rows, batch * num_heads, columns, columns]``, of a normed table.
+    def _matrix(self, x: Tensor, bias: Tensor | None, valid: Tensor | None) -> Matrix:
+        """Return the matrix of a normed table, ``[rows, batch * num_heads, columns, columns]``.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
-            bias: ``[batch, columns, columns, num_heads]``, for all rows of an item alike.
-            real: bool ``[batch, rows, columns]``.
+            bias: ``[batch, columns, columns, num_heads]``, the same for all rows of an item.
+            valid: bool ``[batch, rows, columns]``.
         """
         attention, mask = self.attention, None
-        if real is not None:
-            mask = real.transpose(0, 1)[:, :, None]  # [rows, batch, 1, columns]
+        if valid is not None:
+            mask = valid.transpose(0, 1)[:, :, None]  # [rows, batch, 1, columns]
             mask = mask if len(x) == 1 else mask.repeat_interleave(self.num_heads, 1)
         mechanism = attention.mechanism
         if bias is not None:
             mechanism = mechanism.with_bias(bias.permute(0, 3, 1, 2).flatten(0, 1)[None])
-        query, key = (self._split(own, x) for own in (attention.query_projection, attention.key_projection))
+        query, key = self._split(attention.query_projection, x), self._split(attention.key_projection, x)
         return mechanism(query, key, mask=mask)
 
     def _split(self, projection: nn.Module, x: Tensor) -> Tensor:
-        """``[batch, rows, columns, embed_dim]`` as ``[rows, batch * num_heads, columns, head_dim]``."""
+        """Project ``[batch, rows, columns, embed_dim]`` to ``[rows, batch * num_heads, columns, head_dim]``."""
         return projection(x).unflatten(-1, (self.num_heads, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2)
 
 
 class RowAttention(TableAttention):
-    r"""Tokens attend within their row of a table, with a bias from pairs of columns: AlphaFold's gated row attention.
+    r"""AlphaFold's gated row attention: tokens attend within their row, with a bias from pairs of columns.
 
     .. math:: \mathrm{out}_r = \big(\sigma(x_r W_G) \odot \mathrm{Concat}_h(A_{rh} V_{rh})\big) W_O, \qquad
               A_{rh} = \mathrm{softmax}\Big(\frac{Q_{rh} K_{rh}^\top}{\sqrt{d}} + B_h\Big), \qquad
               B = \mathrm{norm}(\mathrm{pairs})\, W_B
 
-    x is normed first; what comes out is to be added to it. Rows of an alignment are sequences, columns their places.
+    x is normed first; add the output to it. Rows of an alignment are sequences, columns their positions.
 
     Args:
         embed_dim: width of the tokens.
         num_heads: divides ``embed_dim``.
-        pair_dim: width of what is known of pairs of columns; None where nothing is.
+        pair_dim: width of the representation of pairs of columns, or None.
 
     Attributes:
-        pair_norm, bias_projection: of the pairs; None without them.
+        pair_norm, bias_projection: layers for the pairs, or None.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit; pairs where there is no ``pair_dim``, none where there is.
+        ValueError, TypeError: sizes that do not fit; pairs without ``pair_dim``, or ``pair_dim`` without pairs.
 
-    Cost: O(batch · rows · columns² · embed_dim) time; the bias has ``batch · num_heads · columns²`` numbers, however
-    many rows read it, and the matrices are not built.
+    Cost: O(batch · rows · columns² · embed_dim) time; the bias has ``batch · num_heads · columns²`` numbers for
+    any number of rows, and the matrices are not built.
 
     Example:
         >>> layer = RowAttention(16, 4, pair_dim=8)
@@ -140,30 +138,30 @@ class RowAttention(TableAttention):
         self.pair_norm = None if pair_dim is None else nn.LayerNorm(pair_dim)
         self.bias_projection = None if pair_dim is None else nn.Linear(pair_dim, num_heads, bias=False)
 
-    def forward(self, x: Tensor, pairs: Tensor | None = None, *, real: Tensor | None = None) -> Tensor:
-        """Attend.
+    def forward(self, x: Tensor, pairs: Tensor | None = None, *, valid: Tensor | None = None) -> Tensor:
+        """Apply attention within each row or column.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
-            pairs: ``[batch, columns, columns, pair_dim]``, what column i (a query) is to know of column j (a key).
-            real: bool ``[batch, rows, columns]``: where a token stands; others are not attended to. All when None.
+            pairs: ``[batch, columns, columns, pair_dim]``, entry (i, j) for a query in column i and a key in column j.
+            valid: bool ``[batch, rows, columns]``: False at padding, which is not attended to; None for no padding.
 
         Returns:
             ``[batch, rows, columns, embed_dim]``. In a row without tokens it is the output's bias.
         """
-        bias = self._bias(x, pairs, real)
-        return self._attended(self.norm(x), bias, real)
+        bias = self._bias(x, pairs, valid)
+        return self._attend(self.norm(x), bias, valid)
 
-    def matrix(self, x: Tensor, pairs: Tensor | None = None, *, real: Tensor | None = None) -> Matrix:
-        """Who attends to whom in each row, ``[rows, batch * num_heads, columns, columns]``, not built; see `forward`.
+    def matrix(self, x: Tensor, pairs: Tensor | None = None, *, valid: Tensor | None = None) -> Matrix:
+        """Return the lazy matrix of each row, ``[rows, batch * num_heads, columns, columns]``; see `forward`.
 
         Head h of item b is head ``b * num_heads + h``.
         """
-        bias = self._bias(x, pairs, real)
-        return self._matrix(self.norm(x), bias, real)
+        bias = self._bias(x, pairs, valid)
+        return self._matrix(self.norm(x), bias, valid)
 
-    def _bias(self, x: Tensor, pairs: Tensor | None, real: Tensor | None) -> Tensor | None:
-        self._check(x, real)
+    def _bias(self, x: Tensor, pairs: Tensor | None, valid: Tensor | None) -> Tensor | None:
+        self._check(x, valid)
         if self.pair_norm is None or self.bias_projection is None:
             if pairs is not None:
                 hint = "RowAttention(..., pair_dim=...) takes them"
@@ -176,9 +174,9 @@ class RowAttention(TableAttention):
 
 
 class ColumnAttention(TableAttention):
-    """Tokens attend within their column of a table: AlphaFold's gated column attention.
+    """AlphaFold's gated column attention: tokens attend within their column.
 
-    The same as `RowAttention` without pairs, with rows and columns exchanged.
+    It is `RowAttention` without pairs, with rows and columns exchanged.
 
     Args:
         embed_dim: width of the tokens.
@@ -199,27 +197,27 @@ class ColumnAttention(TableAttention):
     8.
     """
 
-    def forward(self, x: Tensor, *, real: Tensor | None = None) -> Tensor:
-        """Attend.
+    def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
+        """Apply attention within each row or column.
 
         Args:
             x: ``[batch, rows, columns, embed_dim]``.
-            real: bool ``[batch, rows, columns]``: where a token stands; others are not attended to. All when None.
+            valid: bool ``[batch, rows, columns]``: False at padding, which is not attended to; None for no padding.
 
         Returns:
             ``[batch, rows, columns, embed_dim]``. In a column without tokens it is the output's bias.
         """
-        self._check(x, real)
-        return self._attended(self.norm(x).transpose(1, 2), None, _turned(real)).transpose(1, 2)
+        self._check(x, valid)
+        return self._attend(self.norm(x).transpose(1, 2), None, _transposed(valid)).transpose(1, 2)
 
-    def matrix(self, x: Tensor, *, real: Tensor | None = None) -> Matrix:
-        """Who attends to whom in each column, ``[columns, batch * num_heads, rows, rows]``, not built; see `forward`.
+    def matrix(self, x: Tensor, *, valid: Tensor | None = None) -> Matrix:
+        """Return the lazy matrix of each column, ``[columns, batch * num_heads, rows, rows]``; see `forward`.
 
         Head h of item b is head ``b * num_heads + h``.
         """
-        self._check(x, real)
-        return self._matrix(self.norm(x).transpose(1, 2), None, _turned(real))
+        self._check(x, valid)
+        return self._matrix(self.norm(x).transpose(1, 2), None, _transposed(valid))
 
 
-def _turned(real: Tensor | None) -> Tensor | None:
-    return None if real is None else real.transpose(1, 2)
+def _transposed(valid: Tensor | None) -> Tensor | None:
+    return None if valid is None else valid.transpose(1, 2)

@@ -10,34 +10,32 @@ from torch import Tensor, nn
 
 from saccade.caches import Cache, LayerCache
 from saccade.matrix import Matrix
+from saccade.nn.base_layer import Layer
 from saccade.nn.decoder_layer import DecoderLayer
 from saccade.nn.encoder_layer import EncoderLayer
-from saccade.nn.typing import Layer
 from saccade.positions import Bias
 from saccade.positions.token_positions import GivenPositions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_type
 
-__all__ = ["DecoderStack", "EncoderStack", "with_inputs"]
 
-
-class Facts(TypedDict, total=False):
-    """What a decoder layer may be told of a batch, each None unless it is given; see `DecoderLayer.forward`."""
+class _CallOptions(TypedDict, total=False):
+    """The keyword arguments of a call, each None by default; see `DecoderLayer.forward`."""
 
     mask: object
-    encoded_mask: object
+    context_mask: object
     positions: GivenPositions
-    encoded_positions: GivenPositions
+    context_positions: GivenPositions
     bias: Tensor | Bias | None
 
 
-class EncoderStack(AnswersCalls, Layer):
+class EncoderStack(ArgumentHints, Layer):
     """A stack of encoder layers.
 
     Args:
         layers: `EncoderLayer` each, at least one.
-        final_norm: of the last layer's output; where the layers' norms come first, nothing else normalises it.
+        final_norm: norm of the last layer's output, which pre-norm layers need.
 
     Raises:
         TypeError: not an `EncoderLayer`.
@@ -64,7 +62,7 @@ class EncoderStack(AnswersCalls, Layer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> Tensor:
-        """``[batch, len, embed_dim]`` to the same; arguments as in `EncoderLayer.forward`, for all layers alike."""
+        """Run all layers, ``[batch, len, embed_dim]`` to the same; arguments as in `EncoderLayer.forward`."""
         for layer in self.layers:
             x = layer(x, mask=mask, positions=positions, bias=bias)
         return x if self.final_norm is None else self.final_norm(x)
@@ -77,17 +75,17 @@ class EncoderStack(AnswersCalls, Layer):
         positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
     ) -> list[Matrix]:
-        """The attention matrix of every layer in `forward`, not built."""
-        facts = {"mask": mask, "positions": positions, "bias": bias}
-        return [layer.matrix(x, **facts) for layer, x in with_inputs(self.layers, x, **facts)]
+        """Return the lazy attention matrices of all layers in `forward`."""
+        options = {"mask": mask, "positions": positions, "bias": bias}
+        return [layer.matrix(x, **options) for layer, x in with_inputs(self.layers, x, **options)]
 
 
-class DecoderStack(AnswersCalls, Layer):
+class DecoderStack(ArgumentHints, Layer):
     """A stack of decoder layers.
 
     Args:
         layers: `DecoderLayer` each, at least one; all with cross-attention, or none.
-        final_norm: of the last layer's output.
+        final_norm: norm of the last layer's output.
 
     Raises:
         TypeError: not a `DecoderLayer`.
@@ -113,43 +111,43 @@ class DecoderStack(AnswersCalls, Layer):
     def forward(
         self,
         x: Tensor,
-        encoded: Tensor | None = None,
+        context: Tensor | None = None,
         *,
         mask: object = None,
-        encoded_mask: object = None,
+        context_mask: object = None,
         positions: GivenPositions = None,
-        encoded_positions: GivenPositions = None,
+        context_positions: GivenPositions = None,
         bias: Tensor | Bias | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """``[batch, len, embed_dim]`` to the same.
+        """Run all layers, ``[batch, len, embed_dim]`` to the same.
 
         Args:
-            x, encoded, mask, encoded_mask, positions, encoded_positions, bias: as in `DecoderLayer.forward`, for all
-                layers alike.
-            cache: what the layers remember of earlier calls, as `new_cache` makes it.
+            x, context, mask, context_mask, positions, context_positions, bias: as in `DecoderLayer.forward`, the
+                same for all layers.
+            cache: the cache of earlier calls, from `new_cache`.
         """
-        facts = {"mask": mask, "positions": positions, "bias": bias}
-        facts |= {"encoded_mask": encoded_mask, "encoded_positions": encoded_positions}
-        for layer, own in zip(self.layers, self._caches(cache), strict=True):
-            x = layer(x, encoded, cache=own, **facts)
+        options = {"mask": mask, "positions": positions, "bias": bias}
+        options |= {"context_mask": context_mask, "context_positions": context_positions}
+        for layer, layer_cache in zip(self.layers, self._caches(cache), strict=True):
+            x = layer(x, context, cache=layer_cache, **options)
         return x if self.final_norm is None else self.final_norm(x)
 
-    def matrices(self, x: Tensor, encoded: Tensor | None = None, **kwargs: Unpack[Facts]) -> list[Matrix]:
-        """The self-attention matrix of every layer in `forward`, not built; arguments as there."""
-        own = {name: kwargs.get(name) for name in ("mask", "positions", "bias")}
-        return [layer.matrix(x, **own) for layer, x in with_inputs(self.layers, x, encoded, **kwargs)]
+    def matrices(self, x: Tensor, context: Tensor | None = None, **kwargs: Unpack[_CallOptions]) -> list[Matrix]:
+        """Return the lazy self-attention matrices of all layers in `forward`; arguments as there."""
+        options = {name: kwargs.get(name) for name in ("mask", "positions", "bias")}
+        return [layer.matrix(x, **options) for layer, x in with_inputs(self.layers, x, context, **kwargs)]
 
-    def cross_matrices(self, x: Tensor, encoded: Tensor, **kwargs: Unpack[Facts]) -> list[Matrix]:
-        """The cross-attention matrix of every layer in `forward`, not built; arguments as there."""
-        inputs = with_inputs(self.layers, x, encoded, **kwargs)
-        return [layer.cross_matrix(x, encoded, **kwargs) for layer, x in inputs]
+    def cross_matrices(self, x: Tensor, context: Tensor, **kwargs: Unpack[_CallOptions]) -> list[Matrix]:
+        """Return the lazy cross-attention matrices of all layers in `forward`; arguments as there."""
+        inputs = with_inputs(self.layers, x, context, **kwargs)
+        return [layer.cross_matrix(x, context, **kwargs) for layer, x in inputs]
 
     def new_cache(self, max_len: int | None = None) -> Cache:
-        """An empty cache for all layers.
+        """Return an empty cache for all layers.
 
         Args:
-            max_len: room for so many tokens, taken at once; None to grow.
+            max_len: number of tokens to allocate at once; None to grow.
         """
         return Cache(cast(DecoderLayer, layer).new_cache(max_len) for layer in self.layers)
 
@@ -164,11 +162,11 @@ class DecoderStack(AnswersCalls, Layer):
         return cache
 
 
-def with_inputs(layers: nn.ModuleList, x: Tensor, *others: Any, **facts: Any) -> Iterator[tuple[Any, Tensor]]:
-    """Each layer, and what it is given where ``x`` goes through all of them."""
+def with_inputs(layers: nn.ModuleList, x: Tensor, *others: Any, **options: Any) -> Iterator[tuple[Any, Tensor]]:
+    """Yield each layer with its input, as ``x`` passes through all of them."""
     for layer in layers:
         yield layer, x
-        x = layer(x, *others, **facts)
+        x = layer(x, *others, **options)
 
 
 def _checked(layers: Iterable[nn.Module], kind: type[nn.Module], final_norm: nn.Module | None) -> nn.ModuleList:

@@ -1,4 +1,4 @@
-"""StateSpace: a layer that mixes tokens by a state space, where self-attention would stand."""
+"""StateSpace: the layer of S4D, which replaces self-attention by a state space."""
 
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ from saccade.mechanisms import S4D
 from saccade.nn.recurrent_layer import Read, RecurrentLayer
 from saccade.support.validation import check_bool, check_int
 
-__all__ = ["StateSpace"]
-
 
 class StateSpace(RecurrentLayer):
-    r"""Each channel is filtered by a state space of its own, then channels are mixed: S4D's layer.
+    r"""The layer of S4D: a state space filters each channel, then a projection mixes channels.
 
     .. math:: \mathrm{out} = W\, \mathrm{gelu}(A x) + b, \qquad A = \text{the S4D matrix of each channel}
 
-    Stands where self-attention stands: in `EncoderLayer`, `DecoderLayer` and stacks, with packed and padded texts, and
-    with a cache of constant size. A token sees what comes before it.
+    It replaces self-attention in `EncoderLayer`, `DecoderLayer` and stacks, with packed and padded sequences, and with
+    a cache of constant size. It is causal.
 
     Args:
         embed_dim: width, and number of channels.
-        state_dim: numbers of each channel's state; see `saccade.mechanisms.S4D`.
+        state_dim: size of each channel's state; see `saccade.mechanisms.S4D`.
         mask: joined with Causal and with the mask of each call by ``&``.
         projection_bias: whether the output projection has a bias.
 
     Raises:
         ValueError: sizes out of range, or inputs of another width.
-        UnsupportedError: a mask that a state cannot have, or a bias.
+        UnsupportedError: a mask that a recurrence cannot apply, or a bias.
 
     Cost: O(n log n) for each channel, and one projection.
 

@@ -1,4 +1,4 @@
-"""TriangleAttention: pairs attend to pairs that they share a node with."""
+"""TriangleAttention: pairs of nodes attend to pairs that share a node."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from saccade.matrix import Matrix
 from saccade.nn.row_column_attention import TableAttention
 from saccade.support.validation import ShapeSpec, check_choice
 
-__all__ = ["TriangleAttention"]
-
 _PAIRS = ShapeSpec("pairs [batch, n, n, embed_dim]")
 
 
 class TriangleAttention(TableAttention):
-    r"""Pairs of nodes attend to pairs that begin (or end) at the same node, by a bias from the third side.
+    r"""Attention from pairs of nodes to pairs with the same start (or end), with a bias from the third side.
 
     .. math:: \text{start:}\quad A_{ij,k} = \mathrm{softmax}_k\Big(\frac{q_{ij}^\top k_{ik}}{\sqrt{d}} + b_{jk}\Big),
               \qquad
               \text{end:}\quad A_{ij,k} = \mathrm{softmax}_k\Big(\frac{q_{ij}^\top k_{kj}}{\sqrt{d}} + b_{ki}\Big)
 
-    for each head, with :math:`b = \mathrm{norm}(\mathrm{pairs})\, W_B`. All else is as in `RowAttention`: the pair
-    (i, j) is the token in row i and column j, normed first, and what comes out, gated, is to be added to the pairs.
+    for each head, with :math:`b = \mathrm{norm}(\mathrm{pairs})\, W_B`. Otherwise it is
+    like `RowAttention`: the pair (i, j) is the token in row i and column j; pairs are normed first, and the gated
+        output
+    is to be added to them.
 
     Args:
         embed_dim: width of the pairs.
@@ -50,35 +50,35 @@ class TriangleAttention(TableAttention):
         self.around = check_choice("around", around, ("start", "end"))
         self.bias_projection = nn.Linear(embed_dim, num_heads, bias=False)
 
-    def forward(self, pairs: Tensor, *, real: Tensor | None = None) -> Tensor:
-        """Attend.
+    def forward(self, pairs: Tensor, *, valid: Tensor | None = None) -> Tensor:
+        """Apply attention to the pairs.
 
         Args:
             pairs: ``[batch, n, n, embed_dim]``.
-            real: bool ``[batch, n, n]``: which pairs are there; others are not attended to. All when None.
+            valid: bool ``[batch, n, n]``: False at padding, which is not attended to; None for no padding.
 
         Returns:
-            ``[batch, n, n, embed_dim]``. Where nothing may be attended to, it is the output's bias.
+            ``[batch, n, n, embed_dim]``. It is the output's bias if a row has no tokens.
         """
-        x, bias, real = self._turned(pairs, real)
-        return self._around(self._attended(x, bias, real))
+        x, bias, valid = self._prepare(pairs, valid)
+        return self._around(self._attend(x, bias, valid))
 
-    def matrix(self, pairs: Tensor, *, real: Tensor | None = None) -> Matrix:
-        """Who attends to whom around each node, ``[n, batch * num_heads, n, n]``, not built; see `forward`.
+    def matrix(self, pairs: Tensor, *, valid: Tensor | None = None) -> Matrix:
+        """Return the lazy matrix of each node, ``[n, batch * num_heads, n, n]``; see `forward`.
 
         Head h of item b is head ``b * num_heads + h``. Around node i, row j is the pair (i, j) and column k the pair
         (i, k); with "end", they are the pairs (j, i) and (k, i).
         """
-        return self._matrix(*self._turned(pairs, real))
+        return self._matrix(*self._prepare(pairs, valid))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, around={self.around!r}"
 
-    def _turned(self, pairs: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The normed pairs, a row for each node that they share, with the bias of a row and which pairs are there."""
-        self._check(pairs, real, _PAIRS)
+    def _prepare(self, pairs: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the normed pairs with a row for each shared node, the bias of a row, and ``valid``."""
+        self._check(pairs, valid, _PAIRS)
         x = self._around(self.norm(pairs))
-        return x, self.bias_projection(x), None if real is None else self._around(real)
+        return x, self.bias_projection(x), None if valid is None else self._around(valid)
 
     def _around(self, x: Tensor) -> Tensor:
         return x if self.around == "start" else x.transpose(1, 2)

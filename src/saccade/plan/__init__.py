@@ -1,6 +1,6 @@
-"""Which tiles hold every allowed pair: sets of keys, tiles, layouts and their prices. Knows bounds, not masks."""
+"""Tiles that hold every allowed pair: sets of keys, tiles, layouts and their costs. Knows bounds, not masks."""
 
 from saccade.plan.plan import Plan, make
-from saccade.plan.tiles import ALL, Box, Groups, Ranges, Rule, Strip, Tile, Triangle
+from saccade.plan.tiles import ALL, Box, ColumnRange, Groups, Ranges, Rule, Tile, Triangle
 
-__all__ = ["ALL", "Box", "Groups", "Plan", "Ranges", "Rule", "Strip", "Tile", "Triangle", "make"]
+__all__ = ["ALL", "Box", "Groups", "Plan", "Ranges", "Rule", "ColumnRange", "Tile", "Triangle", "make"]

@@ -10,10 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from saccade.plan import ALL, Box, Groups, Plan, Ranges, Rule, Strip, Tile
-from saccade.plan.key_ranges import Ints, Spans, Universe
-
-__all__ = ["ROWS", "RowPlan", "RowsAhead"]
+from saccade.plan import ALL, Box, ColumnRange, Groups, Plan, Ranges, Rule, Tile
+from saccade.plan.key_ranges import Ints, KeyDomain, Spans, shift_range
 
 ROWS = 128  # asked for at once; blocks of them begin at multiples, so that steps share blocks
 
@@ -23,12 +21,12 @@ class _Term(NamedTuple):
 
     rule: Rule
     step: int
-    sure: list[Ranges]
+    all_rows: list[Ranges]
     unsure: list[Ranges]
 
 
 class RowsAhead:
-    """What a rule says about consecutive rows, each of which sees keys up to its own position at most.
+    """Bounds of a rule for consecutive rows, each of which sees keys up to its own position at most.
 
     Args:
         rule: must not tell batch items apart.
@@ -42,7 +40,7 @@ class RowsAhead:
     def __init__(self, rule: Rule, first: int, kv_first: int, rows: int = ROWS):
         self.first, self.kv_first = first, kv_first
         position = np.arange(first, first + rows, dtype=np.int64)
-        keys = Universe(np.full_like(position, kv_first), position + 1)
+        keys = KeyDomain(np.full_like(position, kv_first), position + 1)
         self.terms = [_asked(own, step, position, keys) for step, own in rule.terms()]
 
 
@@ -57,21 +55,21 @@ class RowPlan(Plan):
 
     def __init__(self, rows: RowsAhead, position: int, shape: tuple[int, int, int, int]):
         tiles, width, is_sure, row = [], 0, True, position - rows.first
-        for rule, step, sure, unsure in rows.terms:
+        for rule, step, all_rows, unsure in rows.terms:
             strips = []
-            for keys in sure[row]:
-                strips.append(Strip(keys, True))
+            for keys in all_rows[row]:
+                strips.append(ColumnRange(keys, True))
             for keys in unsure[row]:
-                residual = rule.residual(Box(ALL, range(position, position + 1, step), keys))
-                if residual is not False:
-                    strips.append(Strip(keys, residual))
+                partial = rule.partial(Box(ALL, range(position, position + 1, step), keys))
+                if partial is not False:
+                    strips.append(ColumnRange(keys, partial))
             if rows.kv_first:
-                strips = [Strip(_moved(keys, -rows.kv_first), residual) for keys, residual in strips]
+                strips = [ColumnRange(shift_range(keys, -rows.kv_first), partial) for keys, partial in strips]
             if len(strips) > 1:
                 strips.sort(key=_start)
-            for keys, residual in strips:
+            for keys, partial in strips:
                 width += len(keys)
-                is_sure &= residual is True
+                is_sure &= partial is True
             tiles.append(Tile(slice(0, shape[0]), slice(0, shape[1]), range(0, 1, step), tuple(strips), rule))
         self.shape, self.memo, self.tiles, self.count = shape, {}, tuple(tiles), len(tiles)
         self.overlaps = len(tiles) > 1
@@ -79,15 +77,11 @@ class RowPlan(Plan):
         self.is_full = is_sure and width == shape[3] and not self.overlaps
 
 
-def _asked(rule: Rule, step: int, position: Ints, keys: Universe) -> _Term:
+def _asked(rule: Rule, step: int, position: Ints, keys: KeyDomain) -> _Term:
     bounds = rule.bounds(Groups(np.full_like(position, ALL), position, position, step), keys)
-    unsure = Spans.nothing(keys) if bounds.is_exact else bounds.needed.minus(bounds.sure, keys)
-    return _Term(rule, step, *(list(spans.ranges(position, step)) for spans in (bounds.sure, unsure)))
+    unsure = Spans.nothing(keys) if bounds.is_exact else bounds.any_row.minus(bounds.all_rows, keys)
+    return _Term(rule, step, *(list(spans.ranges(position, step)) for spans in (bounds.all_rows, unsure)))
 
 
-def _moved(keys: range, by: int) -> range:
-    return range(keys.start + by, keys.stop + by, keys.step)
-
-
-def _start(strip: Strip) -> int:
+def _start(strip: ColumnRange) -> int:
     return strip.keys.start

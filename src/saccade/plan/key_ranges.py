@@ -13,14 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bounds", "Ints", "Spans", "Universe"]
-
 Ints = npt.NDArray[np.int64]
 
 _AT_ONCE = 1024  # groups whose ranges are read together: one by one takes ten times as long
 
 
-class Universe(NamedTuple):
+class KeyDomain(NamedTuple):
     """The keys that exist for each row group: ``first <= key < stop``, both int64 ``[groups]``."""
 
     first: Ints
@@ -34,53 +32,53 @@ class Spans(NamedTuple):
     ends: Ints
 
     @classmethod
-    def within(cls, universe: Universe, first: Ints | int, stop: Ints | int) -> Spans:
-        """The keys ``first <= key < stop`` of each group, cut to its universe."""
+    def within(cls, universe: KeyDomain, first: Ints | int, stop: Ints | int) -> Spans:
+        """Return the keys ``first <= key < stop`` of each group, cut to its universe."""
         starts = np.clip(first, universe.first, universe.stop)
         ends = np.clip(stop, starts, universe.stop)
         return cls(*_packed(starts[:, None], ends[:, None], universe))
 
     @classmethod
-    def of(cls, starts: Ints, ends: Ints, universe: Universe) -> Spans:
-        """The keys ``starts <= key < ends``, int64 ``[groups, slots]`` in any order, cut to the universe."""
+    def of(cls, starts: Ints, ends: Ints, universe: KeyDomain) -> Spans:
+        """Return the keys ``starts <= key < ends``, int64 ``[groups, slots]`` in any order, cut to the universe."""
         first, stop = universe.first[:, None], universe.stop[:, None]
         return cls(*_packed(np.clip(starts, first, stop), np.clip(ends, first, stop), universe))
 
     @classmethod
-    def everything(cls, universe: Universe) -> Spans:
+    def everything(cls, universe: KeyDomain) -> Spans:
         """All keys of each group's universe."""
         return cls(universe.first[:, None], universe.stop[:, None])
 
     @classmethod
-    def nothing(cls, universe: Universe) -> Spans:
+    def nothing(cls, universe: KeyDomain) -> Spans:
         """No keys."""
         return cls(universe.stop[:, None], universe.stop[:, None])
 
-    def union(self, other: Spans, universe: Universe) -> Spans:
+    def union(self, other: Spans, universe: KeyDomain) -> Spans:
         """Keys in either."""
         starts = np.concatenate([self.starts, other.starts], axis=1)
         ends = np.concatenate([self.ends, other.ends], axis=1)
         return Spans(*_packed(starts, ends, universe))
 
-    def complement(self, universe: Universe) -> Spans:
+    def complement(self, universe: KeyDomain) -> Spans:
         """Keys of the universe that are not in the set: the gaps between the ranges."""
         starts = np.concatenate([universe.first[:, None], self.ends], axis=1)
         ends = np.concatenate([self.starts, universe.stop[:, None]], axis=1)
         return Spans(*_packed(starts, ends, universe))
 
-    def intersection(self, other: Spans, universe: Universe) -> Spans:
+    def intersection(self, other: Spans, universe: KeyDomain) -> Spans:
         """Keys in both (De Morgan)."""
         if self.starts.shape[1] == other.starts.shape[1] == 1:
             return Spans(*_packed(np.maximum(self.starts, other.starts), np.minimum(self.ends, other.ends), universe))
         gaps = self.complement(universe).union(other.complement(universe), universe)
         return gaps.complement(universe)
 
-    def minus(self, other: Spans, universe: Universe) -> Spans:
+    def minus(self, other: Spans, universe: KeyDomain) -> Spans:
         """Keys in the first and not in the second."""
         return self.complement(universe).union(other, universe).complement(universe)
 
     def where(self, choose: npt.NDArray[np.bool_], other: Spans) -> Spans:
-        """The own set where ``choose`` (bool ``[groups]``) is true, the other's elsewhere."""
+        """Return this set where ``choose`` (bool ``[groups]``) is true, the other's elsewhere."""
         slots = max(self.starts.shape[1], other.starts.shape[1])
         a, b = self._widened(slots), other._widened(slots)
         return Spans(
@@ -88,12 +86,12 @@ class Spans(NamedTuple):
             np.where(choose[:, None], a.ends, b.ends),
         )
 
-    def shifted(self, offset: Ints, universe: Universe) -> Spans:
+    def shifted(self, offset: Ints, universe: KeyDomain) -> Spans:
         """Each group's set moved by its ``offset`` and cut to a universe."""
         return Spans.of(self.starts + offset[:, None], self.ends + offset[:, None], universe)
 
     def at(self, which: Ints) -> Spans:
-        """The sets of some of the groups."""
+        """Return the sets of some of the groups."""
         return Spans(self.starts[which], self.ends[which])
 
     def sizes(self) -> Ints:
@@ -101,7 +99,7 @@ class Spans(NamedTuple):
         return (self.ends - self.starts).sum(axis=1)
 
     def ranges(self, rows: Ints, step: int = 1) -> Iterator[tuple[range, ...]]:
-        """The non-empty ranges of each group; with a step, of the keys that it parts from the group's first row."""
+        """Return the non-empty ranges of each group; with a step, of keys a multiple of it from the first row."""
         for some in range(0, len(rows), _AT_ONCE):
             own = slice(some, some + _AT_ONCE)
             numbers = (self.starts[own].tolist(), self.ends[own].tolist(), rows[own].tolist())
@@ -118,7 +116,7 @@ class Spans(NamedTuple):
         return Spans(np.concatenate([self.starts, filler], axis=1), np.concatenate([self.ends, filler], axis=1))
 
 
-def _packed(starts: Ints, ends: Ints, universe: Universe) -> tuple[Ints, Ints]:
+def _packed(starts: Ints, ends: Ints, universe: KeyDomain) -> tuple[Ints, Ints]:
     """Sort the slots, join those that touch, and drop the empty ones. Overwrites its arguments."""
     stop = universe.stop[:, None]
     empty = starts >= ends
@@ -141,10 +139,10 @@ def _packed(starts: Ints, ends: Ints, universe: Universe) -> tuple[Ints, Ints]:
 
 
 class Bounds(NamedTuple):
-    """What a rule knows about a group of rows: ``needed`` ⊇ keys some row sees, ``sure`` ⊆ keys all rows see."""
+    """Knowledge of a rule about a group of rows: ``any_row`` ⊇ keys some row sees, ``all_rows`` ⊆ keys all rows see."""
 
-    needed: Spans
-    sure: Spans
+    any_row: Spans
+    all_rows: Spans
 
     @classmethod
     def exactly(cls, keys: Spans) -> Bounds:
@@ -154,32 +152,37 @@ class Bounds(NamedTuple):
     @property
     def is_exact(self) -> bool:
         """True if the two sets are one object; rules that know it say so, and half the work is saved."""
-        return self.needed is self.sure
+        return self.any_row is self.all_rows
 
     @classmethod
-    def unknown(cls, universe: Universe) -> Bounds:
+    def unknown(cls, universe: KeyDomain) -> Bounds:
         """Nothing is known: any key may be needed, none is sure."""
         return cls(Spans.everything(universe), Spans.nothing(universe))
 
-    def both(self, other: Bounds, universe: Universe) -> Bounds:
+    def both(self, other: Bounds, universe: KeyDomain) -> Bounds:
         """Bounds of ``a & b``."""
-        needed = self.needed.intersection(other.needed, universe)
+        any_row = self.any_row.intersection(other.any_row, universe)
         both_exact = self.is_exact and other.is_exact
-        return Bounds(needed, needed if both_exact else self.sure.intersection(other.sure, universe))
+        return Bounds(any_row, any_row if both_exact else self.all_rows.intersection(other.all_rows, universe))
 
-    def either(self, other: Bounds, universe: Universe) -> Bounds:
+    def either(self, other: Bounds, universe: KeyDomain) -> Bounds:
         """Bounds of ``a | b``."""
-        needed = self.needed.union(other.needed, universe)
+        any_row = self.any_row.union(other.any_row, universe)
         both_exact = self.is_exact and other.is_exact
-        return Bounds(needed, needed if both_exact else self.sure.union(other.sure, universe))
+        return Bounds(any_row, any_row if both_exact else self.all_rows.union(other.all_rows, universe))
 
-    def inverted(self, universe: Universe) -> Bounds:
+    def inverted(self, universe: KeyDomain) -> Bounds:
         """Bounds of ``~a``: what no row needs is sure, what all rows have is not needed."""
-        needed = self.sure.complement(universe)
-        return Bounds(needed, needed if self.is_exact else self.needed.complement(universe))
+        any_row = self.all_rows.complement(universe)
+        return Bounds(any_row, any_row if self.is_exact else self.any_row.complement(universe))
 
     def where(self, choose: npt.NDArray[np.bool_], other: Bounds) -> Bounds:
-        """The own bounds where ``choose`` (bool ``[groups]``) is true, the other's elsewhere."""
+        """Return these bounds where ``choose`` (bool ``[groups]``) is true, the other's elsewhere."""
         if choose.all():
             return self
-        return Bounds(self.needed.where(choose, other.needed), self.sure.where(choose, other.sure))
+        return Bounds(self.any_row.where(choose, other.any_row), self.all_rows.where(choose, other.all_rows))
+
+
+def shift_range(span: range, by: int) -> range:
+    """Return a range with ``by`` added to each of its numbers."""
+    return range(span.start + by, span.stop + by, span.step)

@@ -2,7 +2,7 @@
 
 A plan is made from what a rule says about *groups of rows*, never by looking at pairs. Rows are grouped in a few
 ways (all at once, blocks of 768 or 192, cut where the rule wants cuts, batch items together or apart), each way is
-priced in pairs of query and key, and the cheapest is kept.
+estimated in pairs of query and key, and the cheapest is kept.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from saccade.plan.key_ranges import Ints
 from saccade.plan.row_grouping import Layout, Sizes
 from saccade.plan.tiles import ALL, Groups, Rule, Tile
 
-__all__ = ["Plan", "make"]
-
 _ROW_BLOCKS = (768, 192, 48, 12, 1)
-_SAMPLE = 1024  # groups on which a larger layout is priced
+_SAMPLE = 1024  # groups on which the cost of a larger layout is estimated
 _KEPT_TILES = 4096  # tiles that a plan keeps; more are made anew each time
 
 
@@ -75,7 +73,7 @@ class Plan:
             return 0 in self.shape
         first, q_len, kv_len = self._sizes.q_first, *self.shape[2:]
         everyone = Groups(np.asarray([ALL]), np.asarray([first]), np.asarray([first + q_len - 1]))
-        return int(Layout.of(self._terms[0][1], self._sizes, everyone).sure.sizes()[0]) == kv_len
+        return int(Layout.of(self._terms[0][1], self._sizes, everyone).all_rows.sizes()[0]) == kv_len
 
     @cached_property
     def _layouts(self) -> tuple[Layout, ...]:
@@ -106,7 +104,7 @@ class _Tiles:
 def make(
     rule: Rule, shape: tuple[int, int, int, int], *, q_first: int, kv_first: int, whole_rows: bool = False
 ) -> Plan:
-    """The cheapest plan for a rule.
+    """Return the cheapest plan for a rule.
 
     Args:
         rule: what may attend to what, on positions.
@@ -125,23 +123,23 @@ def make(
 
 
 def _cheapest(rule: Rule, step: int, sizes: Sizes) -> Layout:
-    """Price the ways to group the rows, large ones on a sample, and keep the cheapest that is feasible."""
-    priced: list[tuple[float, int, Callable[[], Layout]]] = []
+    """Cost the ways to group the rows, large ones on a sample, and keep the cheapest that is feasible."""
+    candidates: list[tuple[float, int, Callable[[], Layout]]] = []
     batch, least = sizes.shape[0], 0.0
     for items in [[ALL]] if rule.shape[0] == 1 or batch == 1 else [[ALL], list(range(batch))]:
         # Apart, each item has a tile at least, and the keys that are sure for all: more than that need not be asked.
-        if min((price for price, _, _ in priced), default=math.inf) <= row_grouping.TILE_PRICE * len(items) + least:
+        if min((cost for cost, _, _ in candidates), default=math.inf) <= row_grouping.TILE_COST * len(items) + least:
             break
         for cuts, could_cut in _ways(rule, step, items, sizes):
             for block in _blocks(step, sizes, cuts):
-                price, sure, made = _sampled(rule, sizes, _grouped(items, cuts, block, step, sizes))
-                priced.append((price, len(priced), made))
-                least = max(least, sure)
+                cost, all_rows, made = _sampled(rule, sizes, _grouped(items, cuts, block, step, sizes))
+                candidates.append((cost, len(candidates), made))
+                least = max(least, all_rows)
                 # Shorter blocks are slower to run; they are for rules that leave too much unsure even where the rows
                 # are cut as the rule wishes.
-                if block <= 192 and (price < math.inf or could_cut):
+                if block <= 192 and (cost < math.inf or could_cut):
                     break
-    for _, _, made in sorted(priced, key=lambda entry: entry[:2]):
+    for _, _, made in sorted(candidates, key=lambda entry: entry[:2]):
         layout = made()
         if layout.is_feasible():
             return layout
@@ -199,11 +197,11 @@ def _cut_up(first: int, stop: int, cuts: Ints, block: int, step: int) -> tuple[I
 
 
 def _sampled(rule: Rule, sizes: Sizes, groups: Groups) -> tuple[float, float, Callable[[], Layout]]:
-    """A grouping's price, inf if it is not feasible, that of its sure keys, and the layout; of many groups by some."""
+    """Return a grouping's cost (inf if not feasible), that of its sure keys, and its layout; from a sample if large."""
     count = len(groups.first)
     some = groups.at(np.unique(np.linspace(0, count - 1, _SAMPLE).astype(np.int64))) if count > _SAMPLE else groups
     layout = Layout.of(rule, sizes, some)
     share = count / len(some.first)
-    price = layout.price() * share if layout.is_feasible() else math.inf
+    cost = layout.cost() * share if layout.is_feasible() else math.inf
     made = (lambda: layout) if some is groups else partial(Layout.of, rule, sizes, groups)
-    return price, layout.price_of_sure() * share, made
+    return cost, layout.cost_of_sure() * share, made

@@ -10,23 +10,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from saccade.plan.key_ranges import Ints, Spans, Universe
-from saccade.plan.tiles import ALL, Box, Groups, Rule, Strip, Tile, Triangle
+from saccade.plan.key_ranges import Ints, KeyDomain, Spans, shift_range
+from saccade.plan.tiles import ALL, Box, ColumnRange, Groups, Rule, Tile, Triangle
 
-__all__ = ["TILE_PRICE", "Layout", "Sizes"]
-
-# Prices, in pairs of one query and one key. Starting a tile costs about 30 µs, in which 30,000 pairs of width 64
+# Costs, in pairs of one query and one key. Starting a tile costs about 30 µs, in which 30,000 pairs of width 64
 # are computed; the fused operation works through short calls more slowly (its inner block is 32, 64 or 256 rows
 # for calls of at least 1, 192 or 768 rows).
-TILE_PRICE = 30_000
+TILE_COST = 30_000
 _KEY_PRICE = 8.0  # to read a key, which only a few rows do not outweigh
 _FEW_ROWS = 16
 _MAX_RESIDUAL = 1 << 22  # entries of one tile's residual mask: 16 MB in float32
-_WRITTEN_OUT = 64  # groups up to which a layout is priced tile by tile
+_WRITTEN_OUT = 64  # groups up to which the cost of a layout is summed tile by tile
 
 
 class Sizes(NamedTuple):
-    """Of the matrix, and the positions of its first query and its first key."""
+    """Shape of the matrix, and positions of its first query and its first key."""
 
     shape: tuple[int, int, int, int]
     q_first: int
@@ -40,17 +38,17 @@ class Layout:
     rule: Rule
     sizes: Sizes
     groups: Groups
-    sure: Spans
+    all_rows: Spans
     unsure: Spans
 
     @classmethod
     def of(cls, rule: Rule, sizes: Sizes, groups: Groups) -> Layout:
         """Ask the rule for its bounds."""
         kv_first, kv_len = sizes.kv_first, sizes.shape[3]
-        keys = Universe(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
+        keys = KeyDomain(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
         bounds = rule.bounds(groups, keys)
-        unsure = Spans.nothing(keys) if bounds.is_exact else bounds.needed.minus(bounds.sure, keys)
-        return cls(rule, sizes, groups, bounds.sure, unsure)
+        unsure = Spans.nothing(keys) if bounds.is_exact else bounds.any_row.minus(bounds.all_rows, keys)
+        return cls(rule, sizes, groups, bounds.all_rows, unsure)
 
     @property
     def copies(self) -> Ints:
@@ -58,7 +56,7 @@ class Layout:
         return np.where(self.groups.batch == ALL, self.sizes.shape[0], 1) * self.sizes.shape[1]
 
     @property
-    def told_apart(self) -> Ints:
+    def num_distinct(self) -> Ints:
         """How many different residual masks a group has over batch items and heads, at most."""
         (batch, heads, _, _), (items, own_heads) = self.sizes.shape, self.rule.shape
         return np.where(self.groups.batch == ALL, min(items, batch), 1) * min(own_heads, heads)
@@ -66,48 +64,48 @@ class Layout:
     @property
     def widths(self) -> Ints:
         """Columns of each group."""
-        return self._count(self.sure) + self._count(self.unsure)
+        return self._count(self.all_rows) + self._count(self.unsure)
 
     @property
     def residuals(self) -> Ints:
         """Entries of each group's residual masks."""
-        return self.groups.rows * self._count(self.unsure) * self.told_apart
+        return self.groups.rows * self._count(self.unsure) * self.num_distinct
 
     def is_feasible(self) -> bool:
-        """True if no residual mask is too large, or no group can be made smaller."""
+        """Return True if no residual mask is too large, or no group can be made smaller."""
         rows = self.groups.rows
         return bool(((self.residuals <= _MAX_RESIDUAL) | (rows == 1)).all()) or self._all_native()
 
-    def price(self) -> float:
-        """What running the tiles costs, in pairs."""
+    def cost(self) -> float:
+        """Return the cost of running the tiles, in pairs."""
         count = len(self.groups.first)
         if count <= _WRITTEN_OUT:
-            told_apart = int(self.told_apart.max())
-            return sum(self._price_of(tile, told_apart) for tile in self._written_out)
+            num_distinct = int(self.num_distinct.max())
+            return sum(self._cost_of(tile, num_distinct) for tile in self._written_out)
         # Bounds do not know which residuals are native; a few groups, written out, say by how much that is less.
         some = np.unique(np.linspace(0, count - 1, _WRITTEN_OUT).astype(np.int64))
-        few = Layout(self.rule, self.sizes, self.groups.at(some), self.sure.at(some), self.unsure.at(some))
-        return self._price_by_bounds() * few.price() / (few._price_by_bounds() or 1.0)
+        few = Layout(self.rule, self.sizes, self.groups.at(some), self.all_rows.at(some), self.unsure.at(some))
+        return self._cost_by_bounds() * few.cost() / (few._cost_by_bounds() or 1.0)
 
-    def price_of_sure(self) -> float:
-        """What the keys cost that every row has: no grouping of the rows does without them."""
-        pairs = self.copies * self.groups.rows * self._count(self.sure)
-        return float(pairs.sum()) * _price_of_pair(self.sizes.shape[2])
+    def cost_of_sure(self) -> float:
+        """Return the cost of the keys that every row has, which any grouping of the rows must pay."""
+        pairs = self.copies * self.groups.rows * self._count(self.all_rows)
+        return float(pairs.sum()) * _cost_of_pair(self.sizes.shape[2])
 
-    def _price_by_bounds(self) -> float:
+    def _cost_by_bounds(self) -> float:
         rows = self.groups.rows
         heights, which = np.unique(rows, return_inverse=True)
-        prices = np.asarray([_price_of_pair(height) for height in heights.tolist()])
-        pairs = self.copies * rows * self.widths * prices[which]
-        return float(pairs.sum() + self.residuals.sum() + TILE_PRICE * len(rows))
+        costs = np.asarray([_cost_of_pair(height) for height in heights.tolist()])
+        pairs = self.copies * rows * self.widths * costs[which]
+        return float(pairs.sum() + self.residuals.sum() + TILE_COST * len(rows))
 
     def tiles(self) -> Iterable[Tile]:
-        """The tiles, in the order of their groups."""
+        """Yield the tiles, in the order of their groups."""
         return self._written_out if len(self.groups.first) <= _WRITTEN_OUT else self._made()
 
     @cached_property
     def _written_out(self) -> tuple[Tile, ...]:
-        """Kept, since they are priced before they are run."""
+        """Cached, since their cost is computed before they are run."""
         return tuple(self._made())
 
     def _made(self) -> Iterator[Tile]:
@@ -115,20 +113,20 @@ class Layout:
         (batch, heads, _, _), q_first, kv_first = self.sizes
         step = self.groups.step
         numbers = (self.groups.batch.tolist(), self.groups.first.tolist(), self.groups.last.tolist())
-        ranges = [spans.ranges(self.groups.first, step) for spans in (self.sure, self.unsure)]
-        for item, first, last, sure, unsure in zip(*numbers, *ranges, strict=True):
+        ranges = [spans.ranges(self.groups.first, step) for spans in (self.all_rows, self.unsure)]
+        for item, first, last, all_rows, unsure in zip(*numbers, *ranges, strict=True):
             rows = range(first, last + 1, step)
-            strips = [Strip(keys, True) for keys in sure]
+            strips = [ColumnRange(keys, True) for keys in all_rows]
             for keys in unsure:
-                residual = self.rule.residual(Box(item, rows, keys))
-                if residual is not False:
-                    strips.append(Strip(keys, residual))
+                partial = self.rule.partial(Box(item, rows, keys))
+                if partial is not False:
+                    strips.append(ColumnRange(keys, partial))
             strips.sort(key=lambda strip: strip.keys.start)
             yield Tile(
                 slice(0, batch) if item == ALL else slice(item, item + 1),
                 slice(0, heads),
                 range(first - q_first, last + 1 - q_first, step),
-                tuple(Strip(_moved(strip.keys, -kv_first), strip.residual) for strip in strips),
+                tuple(ColumnRange(shift_range(strip.keys, -kv_first), strip.partial) for strip in strips),
                 self.rule,
             )
 
@@ -143,31 +141,27 @@ class Layout:
         few = len(self.groups.first) <= _WRITTEN_OUT
         return few and all(_is_native(strip) for tile in self.tiles() for strip in tile.columns)
 
-    def _price_of(self, tile: Tile, told_apart: int) -> float:
+    def _cost_of(self, tile: Tile, num_distinct: int) -> float:
         wanted = 0.0
         for strip in tile.columns:
-            half = _is_native(strip) and strip.residual is not True
+            half = _is_native(strip) and strip.partial is not True
             wanted += len(strip.keys) * (0.5 if half else 1.0)
         unsure = sum(len(strip.keys) for strip in tile.columns if not _is_native(strip))
         copies = (tile.batch.stop - tile.batch.start) * self.sizes.shape[1]
-        pairs = tile.height * (copies * wanted * _price_of_pair(tile.height) + unsure * told_apart)
+        pairs = tile.height * (copies * wanted * _cost_of_pair(tile.height) + unsure * num_distinct)
         if tile.height > _FEW_ROWS:
-            return TILE_PRICE + pairs
+            return TILE_COST + pairs
         # Keys that do not follow one another are run a range at a time, or gathered, which many rows outweigh.
         gaps = sum(left.keys.stop < right.keys.start for left, right in itertools.pairwise(tile.columns))
-        return TILE_PRICE * (1 + gaps) + pairs
+        return TILE_COST * (1 + gaps) + pairs
 
 
-def _price_of_pair(rows: int) -> float:
+def _cost_of_pair(rows: int) -> float:
     if rows >= 192:
         return 1.0 if rows >= 768 else 290 / 235
     return 290 / 190 + _KEY_PRICE / rows
 
 
-def _is_native(strip: Strip) -> bool:
+def _is_native(strip: ColumnRange) -> bool:
     """Whether kernels need no residual mask for the strip."""
-    return strip.residual is True or (isinstance(strip.residual, Triangle) and strip.residual.is_square)
-
-
-def _moved(span: range, by: int) -> range:
-    return range(span.start + by, span.stop + by, span.step)
+    return strip.partial is True or (isinstance(strip.partial, Triangle) and strip.partial.is_square)

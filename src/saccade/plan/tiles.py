@@ -7,9 +7,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from saccade.plan.key_ranges import Bounds, Ints, Universe
-
-__all__ = ["ALL", "Box", "Groups", "Ranges", "Rule", "Strip", "Tile", "Triangle"]
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain
 
 ALL = -1
 """Stands for "all batch items" (or heads) where an index of one is expected."""
@@ -36,7 +34,7 @@ class Groups(NamedTuple):
         return (self.last - self.first) // self.step + 1
 
     def at(self, which: Ints) -> Groups:
-        """Some of the groups."""
+        """Return some of the groups."""
         return Groups(self.batch[which], self.first[which], self.last[which], self.step)
 
 
@@ -62,7 +60,7 @@ class Triangle(NamedTuple):
 
 
 class Rule(Protocol):
-    """What a plan asks of a mask; positions throughout."""
+    """Methods of a mask that a plan calls; positions throughout."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -70,15 +68,15 @@ class Rule(Protocol):
         ...
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """The definition, for the pairs where bounds do not say enough."""
+        """Evaluate the definition, for the pairs that bounds leave open."""
         ...
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         """Keys needed by some row of each group, and keys that every row has."""
         ...
 
-    def residual(self, box: Box) -> bool | Hashable:
-        """True or False if the rule is constant on the box; else a key: equal keys mean equal contents."""
+    def partial(self, box: Box) -> bool | Hashable:
+        """Return True or False if the rule is constant on the box; else a key: equal keys mean equal contents."""
         ...
 
     def cuts(self, batch: int, rows: range) -> Ints:
@@ -90,11 +88,11 @@ class Rule(Protocol):
         ...
 
 
-class Strip(NamedTuple):
+class ColumnRange(NamedTuple):
     """Key columns of a tile, and where the rule must still be asked: True (nowhere) or a residual key."""
 
     keys: range
-    residual: bool | Hashable
+    partial: bool | Hashable
 
 
 class Tile(NamedTuple):
@@ -103,7 +101,7 @@ class Tile(NamedTuple):
     batch: slice
     heads: slice
     rows: range
-    columns: tuple[Strip, ...]
+    columns: tuple[ColumnRange, ...]
     rule: Rule
 
     @property

@@ -10,8 +10,6 @@ from saccade.positions.token_positions import check_distances
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_int
 
-__all__ = ["ALiBi"]
-
 
 class ALiBi(Bias):
     r"""Scores fall linearly with distance, at a fixed slope for each head.

@@ -6,13 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from saccade.positions.token_positions import as_positions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported
 
-__all__ = ["Bias"]
 
-
-class Bias(AnswersCalls, nn.Module):
+class Bias(ArgumentHints, nn.Module):
     """A term added to the scores that depends on the positions of query and key, and on nothing else but the query.
 
     It is a function of one number, the *distance*: the query's position minus the key's. So it is never a matrix: an

@@ -9,8 +9,6 @@ from saccade.positions.bias import Bias
 from saccade.positions.token_positions import check_distances
 from saccade.support.validation import check_int
 
-__all__ = ["Clipped"]
-
 
 class Clipped(Bias):
     r"""A trainable number for each head and distance; beyond ``reach`` all distances share one, on each side.

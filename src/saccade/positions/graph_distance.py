@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error
 from saccade.support.validation import ShapeSpec, check_int
-
-__all__ = ["path_lengths"]
 
 _EDGES = ShapeSpec("edges [batch, n, n]")
 
 
-@answers()
+@argument_hints()
 def path_lengths(edges: Tensor, reach: int) -> Tensor:
     """Count the edges of the shortest path from each node to each other one, up to a reach.
 

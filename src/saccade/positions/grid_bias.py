@@ -9,8 +9,6 @@ from saccade.positions.bias import Bias
 from saccade.positions.token_positions import as_positions, check_below, check_distances
 from saccade.support.validation import check_int
 
-__all__ = ["GridTable"]
-
 
 class GridTable(Bias):
     r"""A trainable number for each head and displacement (rows down, columns right) between two cells of a grid.

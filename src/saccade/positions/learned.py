@@ -7,13 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.positions.token_positions import as_positions, check_below
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import check_int
 
-__all__ = ["Learned"]
 
-
-class Learned(AnswersCalls, nn.Module):
+class Learned(ArgumentHints, nn.Module):
     """A trainable vector for each position up to ``max_len``, added to token embeddings.
 
     Args:

@@ -6,16 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from saccade.positions.token_positions import can_be_read
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, type_error, value_error
 from saccade.support.validation import ShapeSpec, check_int
-
-__all__ = ["RelationTable"]
 
 _RELATIONS = ShapeSpec("relations [batch, q_len, kv_len]")
 
 
-class RelationTable(AnswersCalls, nn.Module):
+class RelationTable(ArgumentHints, nn.Module):
     r"""A trainable number for each head and relation: kinds of bonds of a molecule, lengths of paths in a graph.
 
     .. math:: b_{hij} = w_{r_{ij},\, h}

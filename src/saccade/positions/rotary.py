@@ -11,13 +11,11 @@ from torch import Tensor, nn
 
 from saccade.positions.rotary_scaling import Scaling, plain_frequencies
 from saccade.positions.token_positions import as_positions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, type_error, unsupported, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import is_plain
 from saccade.support.validation import check_choice, check_int, check_number, check_type
-
-__all__ = ["Rotary", "Tables", "paired"]
 
 _KEPT = 1 << 13  # most positions with cached angles: 8 MB for heads of 128
 _Turning = tuple[float, int, str, Scaling | None, torch.dtype, torch.device]  # the attributes that determine the angles
@@ -31,7 +29,7 @@ class Tables(NamedTuple):
     sin: Tensor
 
 
-class Rotary(AnswersCalls, nn.Module):
+class Rotary(ArgumentHints, nn.Module):
     r"""A rotation of queries and keys by their positions, so that their product depends only on their distance.
 
     Channels are taken in pairs, and pair i of a token at position p is turned by the angle :math:`p\,\theta_i`:

@@ -16,8 +16,6 @@ from saccade.support.errors import type_error, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import ShapeSpec, check_number, is_finite_number, register_tensor
 
-__all__ = ["Frequencies", "RotaryTables"]
-
 _GIVEN = ShapeSpec("cos [positions, pairs]", "sin [positions, pairs]")
 
 

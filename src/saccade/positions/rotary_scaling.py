@@ -11,8 +11,6 @@ from torch import Tensor
 
 from saccade.support.validation import check_bool, check_int, check_number
 
-__all__ = ["Linear", "Llama3", "NTK", "Scaling", "YaRN", "plain_frequencies"]
-
 Device = torch.device | None
 
 

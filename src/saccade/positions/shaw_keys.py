@@ -11,8 +11,6 @@ from saccade.support.errors import describe, shown, value_error
 from saccade.support.torch_modes import without_autocast
 from saccade.support.validation import check_int
 
-__all__ = ["ShawKeys"]
-
 
 class ShawKeys(Bias):
     r"""A trainable vector for each distance, added to the keys: the term of a distance depends on the query.

@@ -8,15 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from saccade.positions.token_positions import as_positions
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["Sinusoidal"]
 
-
-class Sinusoidal(AnswersCalls, nn.Module):
+class Sinusoidal(ArgumentHints, nn.Module):
     r"""A vector for each position: sines and cosines, from fast to slow, added to token embeddings.
 
     .. math:: \mathrm{PE}(p, 2i) = \sin(p / \mathrm{base}^{2i/D}), \qquad

@@ -13,8 +13,6 @@ from saccade.positions.token_positions import check_distances
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_int
 
-__all__ = ["T5"]
-
 
 class T5(Bias):
     r"""A trainable number for each head and *bucket* of distances; buckets widen with distance.

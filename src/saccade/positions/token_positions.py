@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from saccade.support.errors import describe, hidden_by_vmap, type_error, value_error
-from saccade.support.torch_modes import has_values, is_mapped, is_transformed
+from saccade.support.torch_modes import has_values, is_mapped, is_tracing, is_transformed
 from saccade.support.validation import is_integer
-
-__all__ = ["GivenPositions", "Positions", "as_positions", "can_be_read", "check_below", "check_distances"]
 
 _LARGEST = 1 << 62  # sums of positions must fit int64
 
@@ -87,7 +85,7 @@ class Positions:
     @classmethod
     def between(cls, start: int, stop: int) -> Positions:
         """Return consecutive positions; as a table while tracing, since a range would fix the length."""
-        if torch.compiler.is_compiling():
+        if is_tracing():
             return cls(None, torch.arange(start, stop))
         return cls(range(start, stop))
 
@@ -216,7 +214,7 @@ GivenPositions = Positions | range | Tensor | Sequence[int] | Sequence[Sequence[
 
 def can_be_read(x: Tensor) -> bool:
     """Return whether x has values that can be read now: on the CPU, not while tracing, not under ``vmap``."""
-    if x.device.type != "cpu" or not x.numel() or torch.compiler.is_compiling():
+    if x.device.type != "cpu" or not x.numel() or is_tracing():
         return False
     return has_values(x) and not is_mapped(x)
 

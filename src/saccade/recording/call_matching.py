@@ -11,8 +11,6 @@ from saccade.engine.block_sparse.selected_blocks import at_positions
 from saccade.matrix import AttentionMatrix, Matrix
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 
-__all__ = ["Mark", "place_of_last"]
-
 
 class Mark(NamedTuple):
     """The end of a call, by which the call that continues it is recognised.

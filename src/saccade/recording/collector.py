@@ -14,8 +14,6 @@ from saccade.recording.layer_record import Call, Run, statistics_of
 from saccade.recording.layer_selection import Selection
 from saccade.statistics import Statistic
 
-__all__ = ["Kept", "Recorder"]
-
 CALLED_AS = "record"  # in errors
 
 

@@ -10,41 +10,17 @@ from torch import Tensor
 
 from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.masks import Mask
-from saccade.matrix import AttentionMatrix, Matrix, matrix_from_inputs
+from saccade.matrix import AttentionMatrix, DerivedMatrix, Matrix, matrix_from_inputs
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
 from saccade.plan import Ranges
+from saccade.plan.key_ranges import shift_range
 from saccade.statistics import Block
 from saccade.support.errors import value_error
-
-__all__ = ["ChosenHeads", "JoinedMatrices", "chosen_heads"]
 
 CALLED_AS = "record"  # in errors
 
 
-class _Around(Matrix):
-    """A matrix with the dtype, device and kind of rows of another one."""
-
-    def __init__(self, inner: Matrix):
-        self.inner = inner
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.inner.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
-
-    @property
-    def kv_heads(self) -> int:
-        return self.inner.kv_heads
-
-    @property
-    def is_stochastic(self) -> bool:
-        return self.inner.is_stochastic
-
-
-class ChosenHeads(_Around):
+class ChosenHeads(DerivedMatrix):
     """Chosen heads of a matrix, in the order in which they are named; nothing is copied.
 
     Args:
@@ -86,7 +62,7 @@ class ChosenHeads(_Around):
         return self.inner.positions(rows, columns)
 
 
-class JoinedMatrices(_Around):
+class JoinedMatrices(DerivedMatrix):
     """A matrix whose rows were made by several calls: a prompt, and then a row for each token that was decoded.
 
     Args:
@@ -143,13 +119,10 @@ class JoinedMatrices(_Around):
             if len(own):
                 for block in matrix.blocks(batch, head, own):
                     yield block._replace(
-                        rows=_moved(block.rows, start), columns=tuple(_moved(span, first) for span in block.columns)
+                        rows=shift_range(block.rows, start),
+                        columns=tuple(shift_range(span, first) for span in block.columns),
                     )
             start += q_len
-
-
-def _moved(span: range, by: int) -> range:
-    return range(span.start + by, span.stop + by, span.step)
 
 
 def chosen_heads(matrix: Matrix, heads: Sequence[int]) -> Matrix:

@@ -10,8 +10,6 @@ from saccade.recording.call_matching import Mark
 from saccade.recording.layer_record import Run
 from saccade.support.errors import UnsupportedError
 
-__all__ = ["Ends"]
-
 _REMEMBERED = 64  # threads of a layer; the next one forgets the oldest, whose next call begins a new run
 
 

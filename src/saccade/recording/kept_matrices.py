@@ -14,8 +14,6 @@ from saccade.recording.call_matching import place_of_last
 from saccade.recording.derived_matrices import ChosenHeads, JoinedMatrices
 from saccade.support.errors import unsupported
 
-__all__ = ["KeptMatrices"]
-
 
 class _Part(NamedTuple):
     """The matrix of one call; one that reads the shared keys holds none."""

@@ -14,8 +14,6 @@ from saccade.statistics import Entropy, LargestWeight, LogitVariance, Received, 
 from saccade.statistics.summary import plain_statistics
 from saccade.support.errors import UnsupportedError, unsupported
 
-__all__ = ["Call", "Run", "statistics_of"]
-
 # Questions that a summary answers anyway.
 _IN_SUMMARY: dict[Statistic[Any, Any], str] = {
     Entropy(): "entropy",

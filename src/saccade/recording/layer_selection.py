@@ -7,8 +7,6 @@ from fnmatch import fnmatchcase
 
 from saccade.support.errors import type_error, value_error
 
-__all__ = ["Selection"]
-
 
 class Selection:
     """Layers by number or name, heads by number.

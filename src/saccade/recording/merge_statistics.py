@@ -12,8 +12,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from saccade.statistics import MatrixInfo, Received, Statistic, TopK
 from saccade.support.errors import unsupported
 
-__all__ = ["joined_answers", "joined_sums"]
-
 CALLED_AS = "record"  # in errors
 
 _PROBE = (2, 3, 5, 7)  # sizes that tell the axes of an answer apart

@@ -15,11 +15,9 @@ from saccade.recording.collector import Kept, Recorder
 from saccade.recording.layer_selection import Selection
 from saccade.recording.recording import Recording
 from saccade.statistics import Pooled, Statistic, TopK
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_type
-
-__all__ = ["Keep", "UnheardLayersWarning", "record"]
 
 CALLED_AS = "record"  # in errors
 
@@ -47,7 +45,7 @@ class UnheardLayersWarning(UserWarning):
     """
 
 
-@answers({})
+@argument_hints({})
 def record(
     model: nn.Module,
     *,

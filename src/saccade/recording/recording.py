@@ -14,8 +14,6 @@ from saccade.statistics import Statistic
 from saccade.support.errors import value_error
 from saccade.support.validation import is_integer
 
-__all__ = ["Recording"]
-
 
 class Recording(Mapping[str, Run]):
     """What was kept of every attention layer, by its name, in the order in which the layers first spoke.

@@ -14,8 +14,6 @@ from saccade.support.errors import unsupported
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int
 
-__all__ = ["Additive", "compare"]
-
 _AT_ONCE = 1 << 17  # numbers of the hidden layer that exist at once: half a megabyte, which stays in a cache
 
 
@@ -89,7 +87,7 @@ class _Compare:
 
     @staticmethod
     def gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of q, k and v, from that of the scores."""
+        """Return gradients of q, k and v, from that of the scores."""
         gq, gk = torch.zeros_like(q), torch.zeros_like(k)
         wide = widest_dtype(v.device)
         gv = torch.zeros_like(v, dtype=wide)  # it sums over all pairs
@@ -103,7 +101,7 @@ class _Compare:
 
     @staticmethod
     def held_bytes(itemsize: int) -> int:
-        """What it holds at most beside its answer, which does not grow with the pairs."""
+        """Return the most bytes held beside the result; they do not grow with the pairs."""
         return itemsize * _AT_ONCE
 
 

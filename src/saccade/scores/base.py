@@ -9,12 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import describe, value_error
 from saccade.support.numerics import is_finite, not_finite
 from saccade.support.torch_modes import is_plain
-
-__all__ = ["Prepared", "Score", "ScoreMod", "TileFunction", "prepared", "widened"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """``(score, b, h, q, kv) -> score``: another score for each pair, from its batch item, head and positions."""
@@ -46,7 +44,7 @@ class Prepared(NamedTuple):
     modify: ScoreMod | None = None
 
 
-class Score(AnswersCalls, nn.Module):
+class Score(ArgumentHints, nn.Module):
     """HOW ALIKE are a query and a key: one number for a pair, before scale, softcap and bias.
 
     A subclass maps queries and keys once, in O(n·d), so that a plain dot product follows; or it brings a function
@@ -60,7 +58,7 @@ class Score(AnswersCalls, nn.Module):
         return None
 
     def default_scale(self, head_dim: int) -> float:
-        """What ``scale=None`` means: 1, except for dot products."""
+        """Return the scale for ``scale=None``: 1, except for dot products."""
         return 1.0
 
     @abstractmethod
@@ -71,7 +69,7 @@ class Score(AnswersCalls, nn.Module):
         """
 
     def to_dense(self, query: Tensor, key: Tensor) -> Tensor:
-        """The scores written out, to look at, ``[batch, heads, q_len, kv_len]``: before scale, softcap and bias.
+        """Return the scores written out, ``[batch, heads, q_len, kv_len]``: before scale, softcap and bias.
 
         A `saccade.scores.Modified` changes scores that are scaled: these are, as ``scale=None`` does it.
 
@@ -106,7 +104,7 @@ class Score(AnswersCalls, nn.Module):
 
 
 def prepared(score: Score, query: Tensor, key: Tensor) -> Prepared:
-    """What a score makes of queries and keys; no gradient flows into or through a row that is not finite.
+    """Prepare queries and keys for a score; no gradient flows into or through a row that is not finite.
 
     Its upstream gradient is 0 where a mask hides the row, and 0 * NaN would reach the row itself and all parameters.
     """

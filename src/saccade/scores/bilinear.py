@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from saccade.scores.base import Prepared, Score, widened
 from saccade.support.validation import check_int
 
-__all__ = ["Bilinear"]
-
 
 class Bilinear(Score):
     r"""A learned bilinear form, :math:`q^\top W k` ("general", "multiplicative").

@@ -7,8 +7,6 @@ from torch.nn import functional as F
 
 from saccade.scores.base import Prepared, Score, widened
 
-__all__ = ["Cosine"]
-
 
 class Cosine(Score):
     r"""The cosine of the angle between query and key, :math:`q \cdot k / (|q|\,|k|)`, between -1 and 1.

@@ -7,8 +7,6 @@ from torch import Tensor
 from saccade.scores.base import Prepared, Score
 from saccade.support.validation import check_bool
 
-__all__ = ["Dot"]
-
 
 class Dot(Score):
     r"""The dot product, ``scale * q · k``: the score of every attention that is given no other.

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from saccade.scores.base import Prepared, Score, widened
 from saccade.support.validation import check_bool, check_number
 
-__all__ = ["Gaussian"]
-
 
 class Gaussian(Score):
     r"""Nearness, :math:`-|q - k|^2 / (2\sigma^2)`: after softmax, a normalised Gaussian kernel.

@@ -9,8 +9,6 @@ from saccade.scores.dot import Dot
 from saccade.support.errors import kind, type_error
 from saccade.support.validation import check_type
 
-__all__ = ["Modified"]
-
 
 class Modified(Score):
     r"""Scores changed pair by pair by a function, as a ``score_mod`` of FlexAttention does.

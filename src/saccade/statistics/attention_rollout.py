@@ -11,8 +11,6 @@ from saccade.statistics.statistic import MatrixLike
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["rollout"]
-
 
 def rollout(matrices: Sequence[MatrixLike], queries: Sequence[int], *, residual: float = 0.5) -> Tensor:
     r"""Compute the shares of the first layer's tokens in queries of the last, ``[batch, len(queries), kv_len]``.

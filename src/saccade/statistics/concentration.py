@@ -15,8 +15,6 @@ from saccade.statistics.statistic import MatrixInfo, Quantity
 from saccade.support.errors import value_error
 from saccade.support.validation import check_number, check_type
 
-__all__ = ["Coverage", "Entropy", "LargestWeight", "SquaredNorm"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Entropy(PerRow):

@@ -22,8 +22,6 @@ from saccade.statistics.per_row import (
 from saccade.statistics.row_block import Block
 from saccade.statistics.statistic import Far, MatrixInfo, Quantity, Statistic
 
-__all__ = ["Distance", "LagProfile", "Lags"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Distance(PerRow):

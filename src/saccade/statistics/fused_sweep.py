@@ -10,10 +10,8 @@ from torch import Tensor
 from saccade.engine import statistics_from_products
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
-from saccade.engine.kernels.native_statistics import NUMBERS, Band, can_look, look
+from saccade.engine.kernels.native_statistics import NUMBERS, Band, can_sweep, sweep_statistics
 from saccade.statistics.statistic import Far, MatrixInfo, Quantity, Statistic
-
-__all__ = ["compute_by_sweep"]
 
 
 def compute_by_sweep(
@@ -25,8 +23,8 @@ def compute_by_sweep(
     far = next((quantity for quantity in quantities if isinstance(quantity, Far)), Far(0))  # a sweep has one offset
     bands = [quantity for quantity in quantities if isinstance(quantity, Band)]
     numbers: dict[Quantity, Tensor] = {}
-    if quantities and can_look(inputs, impl):
-        rows, received = look(inputs, bands, far.ahead)
+    if quantities and can_sweep(inputs, impl):
+        rows, received = sweep_statistics(inputs, bands, far.ahead)
         numbers = {**dict(zip((*NUMBERS[:-1], far, *bands), rows, strict=True)), "received": received}
     elif (
         (names := statistics_from_products.NAMES.intersection(quantities))

@@ -11,8 +11,6 @@ from saccade.statistics.received import PositionInformation
 from saccade.statistics.statistic import compute_from_weights
 from saccade.support.numerics import widest_dtype
 
-__all__ = ["Head", "position_information", "rank_heads", "unexplained_information"]
-
 
 class Head(NamedTuple):
     """A head and its value.

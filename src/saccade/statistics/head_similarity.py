@@ -11,8 +11,6 @@ from saccade.statistics.statistic import MatrixInfo, MatrixLike
 from saccade.support.errors import unsupported
 from saccade.support.validation import check_choice
 
-__all__ = ["Between", "head_distances"]
-
 Between = Literal["jensen_shannon", "total_variation", "frobenius"]
 _ENTRIES = 1 << 20  # weights of all heads in memory at a time
 

@@ -12,13 +12,11 @@ from saccade.statistics.row_block import Block
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.errors import type_error, value_error
 
-__all__ = ["IndexerLoss", "ScoresRows"]
-
 _HIDDEN = -1000.0  # logs of weights that a mask hides are no larger
 
 
 class ScoresRows(Protocol):
-    """A source of scores, a few rows at a time, such as a `saccade.mechanisms.scorers.LightningIndexer`."""
+    """A source of scores, a few rows at a time, such as a `saccade.scorers.LightningIndexer`."""
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
@@ -67,7 +65,7 @@ class IndexerLoss(Statistic[_State, Tensor]):
     their inputs. A query that attends to nothing does not count.
 
     Args:
-        scores: a `saccade.mechanisms.scorers.LightningIndexer`, whose scores are made a few rows at a time; or the
+        scores: a `saccade.scorers.LightningIndexer`, whose scores are made a few rows at a time; or the
             scores themselves, ``[batch, 1, q_len, kv_len]``.
 
     Returns:

@@ -15,8 +15,6 @@ from saccade.statistics.statistic import MatrixInfo
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import is_integer
 
-__all__ = ["InductionMass"]
-
 _GATHER = 8  # weights compared in the time that one lookup takes
 
 

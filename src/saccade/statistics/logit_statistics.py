@@ -15,8 +15,6 @@ from saccade.statistics.statistic import MatrixInfo, Quantity
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_type
 
-__all__ = ["LargestLogit", "LogitVariance"]
-
 
 @dataclasses.dataclass(frozen=True)
 class LogitVariance(PerRow):

@@ -7,13 +7,12 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from saccade.engine.kernels.native_statistics import Band
 from saccade.positions.token_positions import Positions
 from saccade.statistics.per_row import PerRow, PositionPair, block_positions, lead_of
 from saccade.statistics.row_block import Block
-from saccade.statistics.statistic import Band, MatrixInfo, Quantity
+from saccade.statistics.statistic import MatrixInfo, Quantity
 from saccade.support.validation import check_int
-
-__all__ = ["PARTS", "LagMass", "LocalMass", "Parts", "SinkMass"]
 
 PARTS = ("sink", "local", "anchor", "rest")
 

@@ -13,18 +13,6 @@ from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import MatrixInfo, MatrixLike, Quantity, Statistic, SweepFormula
 from saccade.support.errors import type_error
 
-__all__ = [
-    "CheckedPair",
-    "PerRow",
-    "PositionPair",
-    "RowState",
-    "block_positions",
-    "checked_pair",
-    "lead_of",
-    "positions_of",
-    "positions_or_default",
-]
-
 PositionPair = tuple[GivenPositions, GivenPositions]
 """Positions of the queries and of the keys of a matrix."""
 CheckedPair = tuple[Positions, Positions]

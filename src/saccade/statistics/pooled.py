@@ -15,8 +15,6 @@ from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.validation import check_choice, check_int
 
-__all__ = ["How", "Pooled"]
-
 How = Literal["mean", "sum", "max"]
 
 

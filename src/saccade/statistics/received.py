@@ -11,8 +11,6 @@ from torch import Tensor
 from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import MatrixInfo, Statistic, SweepFormula
 
-__all__ = ["PositionInformation", "Received", "ReceivedSums"]
-
 
 class ReceivedSums(NamedTuple):
     """Column sums, and the properties of their matrix."""

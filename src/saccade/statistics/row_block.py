@@ -11,8 +11,6 @@ from torch import Tensor
 
 from saccade.plan import Ranges
 
-__all__ = ["Block", "as_slice"]
-
 _LEAST_LOG = -1000.0  # below the log of any positive number in any dtype; its square is finite
 
 

@@ -9,8 +9,6 @@ from saccade.statistics.statistic import MatrixInfo, MatrixLike
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
-__all__ = ["DENSE_LIMIT", "SPARSE_LIMIT", "sparse_of"]
-
 DENSE_LIMIT = 1 << 26
 """Default limit of `Matrix.to_dense`: 64 million weights, 256 MB in float32."""
 

@@ -14,8 +14,6 @@ from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import MatrixInfo, MatrixLike, Statistic
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["Spectrum", "StableRank", "singular_values", "stable_rank"]
-
 
 class Spectrum(NamedTuple):
     """The largest singular values of each head.

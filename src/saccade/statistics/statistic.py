@@ -14,18 +14,6 @@ from saccade.plan import Ranges
 from saccade.statistics.row_block import Block
 from saccade.support.numerics import widest_dtype
 
-__all__ = [
-    "Band",
-    "Far",
-    "MatrixInfo",
-    "MatrixLike",
-    "Quantity",
-    "Statistic",
-    "SweepFormula",
-    "blocks_for",
-    "compute_from_weights",
-]
-
 _ROWS = 32  # rows of which all heads come before the next rows, for statistics that need all heads
 
 State = TypeVar("State")

@@ -32,8 +32,6 @@ from saccade.support.errors import unsupported
 from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_type
 
-__all__ = ["Measure", "Summary", "plain_statistics", "summary_of"]
-
 _MANY = 8  # with more heads in all batch items, a table lists the extremes only
 _LOCAL = 16
 NEAR = (

@@ -13,8 +13,6 @@ from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.validation import check_int
 
-__all__ = ["Strongest", "TopK"]
-
 _FEWEST_SHARES = 8  # with fewer shares, select directly
 
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from saccade.statistics.sparse import DENSE_LIMIT
 from saccade.statistics.statistic import MatrixLike
 
-__all__ = ["Transposed"]
-
 M = TypeVar("M", bound=MatrixLike)
 
 

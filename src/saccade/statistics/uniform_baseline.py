@@ -10,14 +10,12 @@ from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.tiles.tile_scores import allowed
-from saccade.plan import Strip, Tile, Triangle
+from saccade.plan import ColumnRange, Tile, Triangle
 from saccade.statistics.distance import Distance
 from saccade.statistics.mass import LagMass, LocalMass, SinkMass
 from saccade.statistics.per_row import CheckedPair, PerRow, lead_of
 from saccade.statistics.row_block import Block, as_slice
 from saccade.statistics.statistic import MatrixInfo
-
-__all__ = ["Near", "Uniform", "even_rows_of_blocks", "even_rows_of_mask", "uniform_of_blocks", "uniform_of_mask"]
 
 _PAIRS = 1 << 20  # pairs that a mask is evaluated at, at a time
 
@@ -86,17 +84,17 @@ def _even_info(inputs: AttentionInputs, positions: CheckedPair) -> MatrixInfo:
     return MatrixInfo((items, num_heads, q_len, kv_len), inputs.compute_dtype, inputs.device)
 
 
-def _is_counted(strip: Strip) -> bool:
-    return strip.residual is True or isinstance(strip.residual, Triangle)
+def _is_counted(strip: ColumnRange) -> bool:
+    return strip.partial is True or isinstance(strip.partial, Triangle)
 
 
-def _seen(inputs: AttentionInputs, tile: Tile, strip: Strip, start: int) -> Seen:
+def _seen(inputs: AttentionInputs, tile: Tile, strip: ColumnRange, start: int) -> Seen:
     """Return which rows of a tile, from its row ``start`` on, see which keys of one strip."""
     rows = torch.arange(start, start + tile.height, device=inputs.device)
-    if strip.residual is True:
+    if strip.partial is True:
         return Seen(strip.keys, torch.full_like(rows, len(strip.keys)), None)
-    if isinstance(strip.residual, Triangle):
-        return Seen(strip.keys, (rows + strip.residual.offset + 1).clamp(0, len(strip.keys)), None)
+    if isinstance(strip.partial, Triangle):
+        return Seen(strip.keys, (rows + strip.partial.offset + 1).clamp(0, len(strip.keys)), None)
     return Seen(strip.keys, None, allowed(inputs, tile._replace(columns=(strip,))))
 
 

@@ -1,6 +1,6 @@
-"""Calls that do not fit a signature, answered in our words: what others call an argument, and what is missing.
+"""Hints for calls that do not fit a signature: a missing argument, or one by another library's name.
 
-Python's own sentence says that a keyword is unexpected, and not which one was meant.
+Python's own message names the unexpected keyword, but not the one that was meant.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from typing import Any, TypeVar, cast
 
 from saccade.support.errors import type_error
 
-__all__ = ["WORDS", "AnswersCalls", "answers", "answers_class", "unknown"]
-
 F = TypeVar("F", bound=Callable[..., Any])
-C = TypeVar("C", bound=type)
 
 _CAUSAL = "mask=masks.Causal(), or masks.Causal() & another mask"
 _WINDOW = (
@@ -26,7 +23,7 @@ _PACKED = "saccade.pack(list of tensors), or mask=masks.from_cu_seqlens(cu_seqle
 _LAYOUT = "batch comes first: attention takes [batch, heads, len, head_dim], layers [batch, len, embed_dim]"
 _GROUPS = "leave it out: key and value may have fewer heads than the query, as long as the numbers divide"
 
-WORDS: Mapping[str, str] = {
+FOREIGN_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("is_causal", "causal"), _CAUSAL),
     "attn_mask": "mask= takes a bool tensor, True = may attend; what is added to scores goes to bias=",
     "attention_mask": "mask=masks.from_attention_mask(attention_mask)",
@@ -78,83 +75,81 @@ WORDS: Mapping[str, str] = {
 }
 
 
-def answers(words: Mapping[str, str] | None = None, /, **hints: str) -> Callable[[F], F]:
-    """Decorate a function so that a call with wrong arguments raises one of our errors, with a hint.
+def argument_hints(foreign_names: Mapping[str, str] | None = None, /, **hints: str) -> Callable[[F], F]:
+    """Decorate a function or a class so that a call with wrong arguments raises an error of ours, with a hint.
+
+    A function on a hot path takes ``**unknown`` instead and raises `unexpected_argument`: that adds no frame.
 
     Args:
-        words: hints by argument names of other libraries, `WORDS` if None; empty for functions without such arguments.
-        hints: more hints, by names of arguments that may be missing or that only this function answers.
+        foreign_names: hints by argument names of other libraries; `FOREIGN_NAMES` if None.
+        hints: more hints, by names of arguments that may be missing or that only this function knows.
     """
-    words = WORDS if words is None else words
+    known_hints = {**(FOREIGN_NAMES if foreign_names is None else foreign_names), **hints}
 
-    def decorate(function: F) -> F:
-        @functools.wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return function(*args, **kwargs)
-            except TypeError as error:
-                if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                    raise  # from inside of the function
-                name = function.__qualname__.removesuffix(".__init__")
-                refusal = _refusal(name, inspect.signature(function), args, kwargs, {**words, **hints})
-                if refusal is None:
-                    raise
-                raise refusal from None
-
-        return cast("F", called)
+    def decorate(target: F) -> F:
+        if isinstance(target, type):
+            setattr(target, "__init__", _with_hints(target.__dict__["__init__"], known_hints))  # noqa: B010  mypy
+            return target
+        return cast("F", _with_hints(target, known_hints))
 
     return decorate
 
 
-def answers_class(words: Mapping[str, str] | None = None, /, **hints: str) -> Callable[[C], C]:
-    """Like `answers`, for the constructor of a class."""
+def _with_hints(function: Callable[..., Any], hints: Mapping[str, str]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # from inside the function
+            refusal = _refusal(_name_of(function), inspect.signature(function), args, kwargs, hints)
+            if refusal is None:
+                raise
+            raise refusal from None
 
-    def decorate(kind: C) -> C:
-        setattr(kind, "__init__", answers(words, **hints)(kind.__dict__["__init__"]))  # noqa: B010  mypy
-        return kind
-
-    return decorate
-
-
-def unknown(names: Mapping[str, object], known: Callable[..., Any]) -> TypeError:
-    """For a function on a hot path, which takes ``**unknown`` itself: the sentence for the first of these names.
-
-    Args:
-        names: what it was called with and does not know.
-        known: the function.
-    """
-    parameters = [name for name in inspect.signature(known).parameters if name not in ("self", "unknown")]
-    return _misnamed(next(iter(names)), parameters, WORDS)
+    return call
 
 
-class AnswersCalls:
-    """Of whose subclasses each answers for its own ``__init__``."""
+def unexpected_argument(unknown: Mapping[str, object], function: Callable[..., Any]) -> TypeError:
+    """Return the error for the first of the ``unknown`` keywords with which ``function`` was called."""
+    parameters = [name for name in inspect.signature(function).parameters if name not in ("self", "unknown")]
+    return _misnamed(_name_of(function), next(iter(unknown)), parameters, FOREIGN_NAMES)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function, or of the class that it constructs or calls."""
+    name = function.__qualname__.rpartition("<locals>.")[2]
+    return name.removesuffix(".__init__").removesuffix(".forward")
+
+
+class ArgumentHints:
+    """Mixin that adds argument hints to the ``__init__`` of every subclass."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__init__" in cls.__dict__:
-            answers_class()(cls)
+            argument_hints()(cls)
 
 
 def _refusal(
     function: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], hints: Mapping[str, str]
 ) -> TypeError | None:
-    """What is wrong with a call: a name that is not known, too many values, a missing one."""
+    """Return the error for the first fault of a call: an unknown name, too many positional values, a missing value."""
     known = [name for name in signature.parameters if name != "self"]
-    is_method = "self" in signature.parameters
     for name in kwargs:
         if name not in known:
-            return _misnamed(name, known, hints, function)
+            return _misnamed(function, name, known, hints)
     plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    by_place = [name for name in known if signature.parameters[name].kind is plain]
-    given = len(args) - is_method
-    if given > len(by_place):
-        rule = f"be at most {len(by_place)}" if by_place else "be none"
-        hint = hints.get("more") or f"by name: {', '.join(f'{name}=' for name in known[len(by_place) :])}"
+    positional = [name for name in known if signature.parameters[name].kind is plain]
+    count = len(args) - ("self" in signature.parameters)
+    if count > len(positional):
+        rule = f"be at most {len(positional)}" if positional else "be none"
+        hint = hints.get("more") or f"by name: {', '.join(f'{name}=' for name in known[len(positional) :])}"
         return type_error(
-            "values without a name", rule, given, hint=hint if known or "more" in hints else None, where=function
+            "values without a name", rule, count, hint=hint if known or "more" in hints else None, where=function
         )
-    for name in known[given:]:
+    for name in known[count:]:
         parameter = signature.parameters[name]
         is_named = parameter.kind in (plain, inspect.Parameter.KEYWORD_ONLY)
         if parameter.default is parameter.empty and name not in kwargs and is_named:
@@ -162,7 +157,7 @@ def _refusal(
     return None
 
 
-def _misnamed(name: str, known: Sequence[str], hints: Mapping[str, str], function: str | None = None) -> TypeError:
+def _misnamed(function: str, name: str, known: Sequence[str], hints: Mapping[str, str]) -> TypeError:
     hint = hints.get(name)
     is_name = hint is not None and hint.endswith("=") and hint[:-1].isidentifier()
     if hint is None or (is_name and hint[:-1] not in known):

@@ -12,8 +12,6 @@ from types import FrameType
 
 import torch
 
-__all__ = ["called_function"]
-
 _ENTRIES = frozenset(("__init__", "__call__", "__new__", "__post_init__", "__init_subclass__", "forward"))
 # Frames that only pass a call on.
 _TRANSPARENT = ("torch.autograd.", "contextlib", "functools")
@@ -92,9 +90,9 @@ def _public_name(frame: FrameType, receiver: type | None) -> str:
 
 
 def _is_exported(name: str, module: str) -> bool:
-    """Return whether a package above a module exports a name."""
+    """Return whether a module, or a package above it, exports a name in ``__all__``; private modules have none."""
     if name.startswith("_"):
         return False
     parts = module.split(".")
-    packages = (".".join(parts[:n]) for n in range(1, len(parts)))
+    packages = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
     return any(name in getattr(sys.modules.get(package), "__all__", ()) for package in packages)

@@ -1,14 +1,14 @@
-"""Our exceptions, and the one place where their sentences are built.
+"""Exceptions, and the only place where their messages are built.
 
-A sentence names the function, the argument, the rule and what was received; facts (shapes) and one hint follow:
+A message names the function, the argument, the rule and the value received; facts (shapes) and one hint follow:
 
     attention: key heads must divide query heads; got 12 query heads and 5 key heads.
         query  [2, 12, 128, 64]  float32  cpu
         key    [2, 5, 128, 64]  float32  cpu
     Hint: ...
 
-Tensor contents never appear in a sentence: reading them would wait for the device. Text from outside (names in a file,
-paths) may: whatever is no letter, mark or symbol in it is written as its escape, so that a sentence may be shown.
+Values of tensors never appear in a message: reading them would wait for the device. Text from outside (names in a file,
+paths) may appear; characters that are no letters, marks or symbols are escaped, so that a message is safe to display.
 """
 
 import reprlib
@@ -20,26 +20,12 @@ import torch
 
 from saccade.support.called_function import called_function
 
-__all__ = [
-    "ArgumentTypeError",
-    "UnsupportedError",
-    "describe",
-    "escaped",
-    "hidden_by_vmap",
-    "kind",
-    "missing_extra",
-    "shown",
-    "type_error",
-    "unsupported",
-    "value_error",
-]
-
-# The two joiners shape letters and emoji in honest text; every other format character can hide or reorder it.
+# The two joiners shape letters and emoji in ordinary text; other format characters can hide or reorder it.
 _JOINERS = frozenset("\u200c\u200d")
 
 
 class UnsupportedError(NotImplementedError):
-    """What was asked for cannot be had here; ``reasons`` lists every reason, not only the first.
+    """A request that cannot be fulfilled; ``reasons`` lists every reason, not only the first.
 
     Attributes:
         reasons: one sentence fragment each, never empty.
@@ -51,11 +37,11 @@ class UnsupportedError(NotImplementedError):
 
 
 class ArgumentTypeError(TypeError, ValueError):
-    """An argument of a wrong type. It is a ``ValueError`` too: one except clause catches whatever is refused."""
+    """An argument of a wrong type. It is also a ``ValueError``: one except clause catches every refused argument."""
 
 
 def escaped(text: str) -> str:
-    """The text with its escape for every character that is not seen, and that a terminal might obey."""
+    """Return the text with escapes for characters that are invisible or that a terminal might obey."""
     if text.isprintable():
         return text
     return "".join(
@@ -64,18 +50,18 @@ def escaped(text: str) -> str:
 
 
 def describe(name: str, tensor: torch.Tensor) -> str:
-    """One line of facts about a tensor: its name, shape, dtype and device."""
+    """Return one line of facts about a tensor: name, shape, dtype and device."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{name:<6} {list(tensor.shape)}  {dtype}  {tensor.device}"
 
 
 def kind(value: object) -> str:
-    """What a value is: the name of its type, or "the class X" for a class itself."""
+    """Return the name of a value's type, or "the class X" for a class."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def shown(value: object) -> str:
-    """A value on one line: long lists are cut short, and of tensors and arrays nothing is read."""
+    """Return a value on one line; long lists are shortened, tensors and arrays are not read."""
     return _SHORT.repr(value)
 
 
@@ -104,8 +90,8 @@ def type_error(
 
 
 def unsupported(what: str, reasons: Sequence[str], *, hint: str | None = None) -> UnsupportedError:
-    """Return an `UnsupportedError` that lists all ``reasons`` why ``what`` cannot run."""
-    # The parts of a module stand in lines of their own.
+    """Return an `UnsupportedError` that lists all ``reasons`` against ``what``."""
+    # The parts of a module are on separate lines.
     reasons = tuple("\n".join(map(escaped, reason.split("\n"))) for reason in reasons)
     lines = [
         f"{called_function()}: {escaped(what)} cannot run these inputs:",
@@ -117,17 +103,15 @@ def unsupported(what: str, reasons: Sequence[str], *, hint: str | None = None) -
 
 
 def hidden_by_vmap(name: str) -> UnsupportedError:
-    """Return an `UnsupportedError` for tensors that must be read before the computation, and are mapped by ``vmap``."""
+    """Return an `UnsupportedError` for values that must be read before the computation, while ``vmap`` hides them."""
     reason = f"what {name} hold is read before anything is computed, and vmap hides it"
     return unsupported("vmap", [reason], hint="put the mapped axis into the batch yourself")
 
 
 def missing_extra(package: str, extra: str) -> ImportError:
-    """Return an ``ImportError`` that says which extra of saccade brings a package that is not installed."""
-    return ImportError(
-        f"{called_function()}: {package} must be installed; got no such package.\nHint: pip install 'saccade[{extra}]'",
-        name=package,
-    )
+    """Return an ``ImportError`` that names the extra of saccade for a missing package."""
+    hint = f"Hint: pip install 'saccade-attention[{extra}]'"
+    return ImportError(f"{called_function()}: {package} must be installed; got no such package.\n{hint}", name=package)
 
 
 def _sentence(

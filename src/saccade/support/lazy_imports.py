@@ -1,32 +1,29 @@
-"""Names of a package that are imported when they are first asked for (PEP 562)."""
+"""Lazy imports: names of a package that are imported on first access (PEP 562)."""
 
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["lazily"]
-
 
 def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package, which type checkers see as the imports that they stand for.
+    """Return ``__getattr__`` and ``__dir__`` of a package; type checkers see ordinary imports instead.
 
     Args:
         package: its ``__name__``.
-        homes: names with spaces between, by the module of the package that they come from; a module that is asked for
-            itself comes from nowhere else, and so stands below ``""``.
+        homes: names, separated by spaces, by the module that defines them; submodules are listed under ``""``.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 
-    def found(name: str) -> Any:
+    def load(name: str) -> Any:
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
         home = home_of[name]
-        thing = getattr(import_module(f"{package}.{home}"), name) if home else import_module(f"{package}.{name}")
-        setattr(sys.modules[package], name, thing)  # a second time it is there
-        return thing
+        value = getattr(import_module(f"{package}.{home}"), name) if home else import_module(f"{package}.{name}")
+        setattr(sys.modules[package], name, value)  # later accesses bypass this function
+        return value
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *home_of})
 
-    return found, names
+    return load, names

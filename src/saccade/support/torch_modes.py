@@ -1,4 +1,4 @@
-"""Whether autocast, a compiler or a transform of ``torch.func`` is at work, for which tensors stand for others."""
+"""Autocast, compilation, ``torch.func`` transforms and fake tensors: which of them are active."""
 
 from __future__ import annotations
 
@@ -11,43 +11,26 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import _pop_mode_temporarily as _without_function_mode
 from torch.utils._python_dispatch import _pop_mode_temporarily as _without_dispatch_mode
 
-__all__ = [
-    "any_autocast",
-    "has_forward_derivatives",
-    "has_values",
-    "is_autocast",
-    "is_mapped",
-    "is_plain",
-    "is_transformed",
-    "level_left",
-    "mapped_levels",
-    "unobserved",
-    "wants_gradient",
-    "without_autocast",
-]
-
+is_tracing = torch.compiler.is_compiling  # the same object, which Dynamo evaluates while it traces
+"""Return whether a compiler traces the program, so that nothing may be cached and no values may be read."""
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-"""Whether autocast may be switched on anywhere; mostly it is not, and this is told fastest."""
-_any_transform = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+"""Return whether autocast may be enabled on any device: the fastest test, since it mostly is not."""
+is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+"""Return whether a transform of ``torch.func`` is active, which must see one function and not its parts."""
 
 
 def is_autocast(x: Tensor) -> bool:
-    """Whether autocast is switched on where a tensor is."""
+    """Return whether autocast is enabled on the device of a tensor."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast switched off on a device, where it may be on; torch knows none for tensors without memory."""
+    """Return a context without autocast on a device; the meta device has none."""
     return torch.autocast(device.type, enabled=False) if any_autocast() and device.type != "meta" else nullcontext()
 
 
-def is_transformed() -> bool:
-    """Whether a transform of ``torch.func`` is at work, which has to see one function and not what is in it."""
-    return bool(_any_transform())
-
-
 def is_mapped(x: Tensor) -> bool:
-    """Whether ``vmap`` is at work on a tensor, so that what it holds cannot be read."""
+    """Return whether ``vmap`` maps a tensor, so that its values cannot be read."""
     return is_transformed() and any(torch._C._functorch.is_batchedtensor(layer) for layer in _layers(x))
 
 
@@ -65,9 +48,9 @@ def level_left() -> int:
 
 
 def wants_gradient(x: Tensor) -> bool:
-    """Whether a gradient of a tensor may be asked for, by autograd or by a transform at any level.
+    """Return whether autograd or a transform at any level may compute a gradient of a tensor.
 
-    Inside of a transform, ``requires_grad`` says nothing about the outer ones.
+    Inside of a transform, ``requires_grad`` does not describe the outer ones.
     """
     if not torch.is_grad_enabled():
         return False
@@ -77,7 +60,7 @@ def wants_gradient(x: Tensor) -> bool:
 
 
 def _layers(x: Tensor) -> Iterator[Tensor]:
-    """The tensors of transforms, from the innermost transform outwards, each wrapped around the next."""
+    """Yield the tensors of transforms, from the innermost to the outermost, each wrapping the next."""
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         yield x
         x = torch._C._functorch.get_unwrapped(x)
@@ -85,8 +68,8 @@ def _layers(x: Tensor) -> Iterator[Tensor]:
 
 
 def has_forward_derivatives() -> bool:
-    """Whether derivatives are taken forwards (``jvp``, ``jacfwd``), for which each operation needs its own rule."""
-    return torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling()
+    """Return whether forward-mode derivatives (``jvp``, ``jacfwd``) are active, which need a rule per operation."""
+    return torch.autograd.forward_ad._current_level >= 0 and not is_tracing()
 
 
 def has_values(x: Tensor) -> bool:
@@ -95,8 +78,8 @@ def has_values(x: Tensor) -> bool:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether a tensor is what it seems: memory of its own, which may be written to and kept for the next call."""
-    return type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling() and not is_transformed()
+    """Return whether a tensor has ordinary memory, which may be written to and cached for the next call."""
+    return type(x) in (Tensor, torch.nn.Parameter) and not is_tracing() and not is_transformed()
 
 
 def unobserved() -> AbstractContextManager[object]:
@@ -105,7 +88,7 @@ def unobserved() -> AbstractContextManager[object]:
     A dispatch mode (selective checkpointing, a counter of FLOPs, fake tensors) then sees the same operations in the
     first call as in every other, and no cached tensor belongs to the mode, or is an inference tensor.
     """
-    return nullcontext() if torch.compiler.is_compiling() else _unobserved()
+    return nullcontext() if is_tracing() else _unobserved()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""What users hand over, checked once: whole numbers, numbers, flags, choices, types, and shapes whose sizes have names.
+"""Validation of arguments: whole numbers, numbers, flags, choices, types, and shapes with named sizes.
 
-Each check returns the value, so that it stands where the value is first used. A value of a wrong type is a
-``TypeError`` that is a ``ValueError`` too, so that one except clause catches whatever is refused.
+Each check returns the value, so it can be used where the value is first needed. A value of a wrong type raises a
+``TypeError`` that is also a ``ValueError``: one except clause catches every refused argument.
 """
 
 from __future__ import annotations
@@ -17,48 +17,34 @@ import torch
 from torch import Tensor, nn
 
 from saccade.support.errors import describe, kind, shown, type_error, value_error
-
-__all__ = [
-    "ShapeSpec",
-    "check_holds_values",
-    "check_bool",
-    "check_type",
-    "check_int",
-    "is_causal_bias",
-    "is_finite_number",
-    "is_integer",
-    "is_number",
-    "check_number",
-    "check_choice",
-    "register_tensor",
-]
+from saccade.support.torch_modes import is_tracing
 
 T = TypeVar("T")
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether a value is a whole number: an int or one of NumPy's; True and False are none."""
+    """Return whether a value is a whole number: an int or one of NumPy's, but no bool."""
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a number: an int, a float or one of NumPy's; True and False are none."""
+    """Return whether a value is a number: an int, a float or one of NumPy's, but no bool."""
     return type(value) in (int, float) or (isinstance(value, Real) and not isinstance(value, bool))
 
 
 def is_finite_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a number that a float can hold; an int may be larger than any."""
+    """Return whether a value is a number that a float can hold; an int may be larger."""
     return is_number(value) and abs(int(value) if is_integer(value) else float(value)) <= sys.float_info.max
 
 
 def check_int(
     name: str, value: object, least: int | None = 1, *, below: int | None = None, hint: str | None = None
 ) -> int:
-    """A whole number of at least ``least`` (None: any), and less than ``below``; NumPy's become ints.
+    """Return a whole number of at least ``least`` (None: any) and less than ``below``; NumPy's become ints.
 
     Raises:
         TypeError: no whole number.
-        ValueError: one that is out of range.
+        ValueError: a number out of range.
     """
     if type(value) is int and (least is None or value >= least) and (below is None or value < below):
         return value
@@ -81,11 +67,11 @@ def check_number(
     below: float | None = None,
     hint: str | None = None,
 ) -> float:
-    """A finite number of at least ``least``, larger than ``above`` and less than ``below``, as a float.
+    """Return a finite number of at least ``least``, above ``above`` and below ``below``, as a float.
 
     Raises:
         TypeError: no number.
-        ValueError: NaN, infinity, or a number that is out of range.
+        ValueError: NaN, infinity, or a number out of range.
     """
     limits = [f"of at least {least:g}"] if least is not None else []
     limits += [f"above {above:g}"] if above is not None else []
@@ -100,7 +86,7 @@ def check_number(
 
 
 def check_bool(name: str, value: object) -> bool:
-    """True or False, also NumPy's; the string "no" is true, and nobody means it.
+    """Return a bool or a NumPy bool as a bool. Other truthy values are refused: bool("no") is True.
 
     Raises:
         TypeError: anything else.
@@ -111,10 +97,10 @@ def check_bool(name: str, value: object) -> bool:
 
 
 def check_choice(name: str, value: T, options: Collection[T], *, hint: str | None = None) -> T:
-    """One of a few values.
+    """Return a value that is one of a few options.
 
     Raises:
-        ValueError: none of them.
+        ValueError: another value.
     """
     if not any(value is option or (type(value) is type(option) and value == option) for option in options):
         listed = ", ".join(map(repr, options))
@@ -125,7 +111,7 @@ def check_choice(name: str, value: T, options: Collection[T], *, hint: str | Non
 def check_type(
     name: str, value: object, kinds: type[T] | tuple[type[T], ...], rule: str, *, hint: str | None = None
 ) -> T:
-    """A value of a type; ``rule`` says which, as in "be a saccade mask or None".
+    """Return a value of a type; ``rule`` names the type, as in "be a saccade mask or None".
 
     Raises:
         TypeError: another type.
@@ -136,19 +122,19 @@ def check_type(
 
 
 def is_causal_bias(x: object) -> bool:
-    """Return whether a value is what torch's ``causal_lower_right`` or ``causal_upper_left`` returns.
+    """Return whether a value is a result of torch's ``causal_lower_right`` or ``causal_upper_left``.
 
-    Such a tensor stands for a mask, and its memory was never written; `saccade.masks.as_mask` takes it. torch's
-    operations return objects of the same class that no longer say which mask.
+    Such a tensor represents a mask, and its memory was never written; `saccade.masks.as_mask` accepts it. torch's
+    operations return objects of the same class that no longer identify the mask.
     """
-    module = sys.modules.get("torch.nn.attention.bias")  # not imported here: that takes a second
+    module = sys.modules.get("torch.nn.attention.bias")  # importing it takes a second
     return module is not None and isinstance(x, module.CausalBias)
 
 
 def check_holds_values(name: str, tensor: Tensor, *, causal_hint: str | None = None) -> None:
-    """Refuse a tensor subclass without memory: its values are elsewhere, and only its own operations know where.
+    """Refuse a tensor subclass without memory: only its own operations know its values.
 
-    torch's own subclasses pass (`FakeTensor`, `DTensor`, functional tensors): their operations are complete.
+    torch's subclasses pass (`FakeTensor`, `DTensor`, functional tensors): their operations are complete.
 
     Raises:
         TypeError: such a tensor; torch's ``CausalBias``, whose memory was never written.
@@ -158,7 +144,7 @@ def check_holds_values(name: str, tensor: Tensor, *, causal_hint: str | None = N
     if is_causal_bias(tensor):
         hint = causal_hint or "hand it over as mask= itself, or write mask=masks.Causal()"
         raise type_error(name, rule, kind(tensor), hint=hint)
-    if kind_of is Tensor or kind_of.__module__.startswith(("torch.", "saccade.")) or torch.compiler.is_compiling():
+    if kind_of is Tensor or kind_of.__module__.startswith(("torch.", "saccade.")) or is_tracing():
         return
     if tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() and not tensor.data_ptr():
         hint = f"hand over an ordinary tensor with the values of the {kind_of.__name__}"
@@ -168,7 +154,7 @@ def check_holds_values(name: str, tensor: Tensor, *, causal_hint: str | None = N
 def register_tensor(module: nn.Module, name: str, value: Tensor | None, dtype: torch.dtype | None = None) -> None:
     """Make a tensor part of a module's state: a copy in ``dtype``, or itself where it requires a gradient.
 
-    Gradients then flow to the caller's tensor; an `nn.Parameter` is a parameter of the module.
+    In that case gradients flow to the caller's tensor, and an `nn.Parameter` becomes a parameter of the module.
     """
     if isinstance(value, nn.Parameter) and value.requires_grad:
         module.register_parameter(name, value)
@@ -179,10 +165,10 @@ def register_tensor(module: nn.Module, name: str, value: Tensor | None, dtype: t
 
 
 class ShapeSpec:
-    """The shapes of a function's tensors, in words; sizes of one name are one size.
+    """The shapes of a function's tensors, as text; equal names mean equal sizes.
 
-    A size is a name, a number, ``_`` (any size), or ``...`` at the start (any number of axes). What is known beforehand
-    is handed to `check` by its name.
+    A size is a name, a number, ``_`` (any size), or ``...`` at the start (any number of axes). Pass known sizes to
+    `check` by name.
 
     Example:
         >>> import torch
@@ -200,11 +186,11 @@ class ShapeSpec:
         self._parts = tuple(_parsed(text) for text in texts)
 
     def check(self, *tensors: Any, hint: str | None = None, **known: int) -> dict[str, int]:
-        """The sizes by their names.
+        """Return the sizes by name.
 
         Raises:
             TypeError: an argument that is no tensor.
-            ValueError: a shape that does not fit the words, or the sizes of the tensors before.
+            ValueError: a shape that does not match the text, or the sizes of earlier tensors.
         """
         sizes = dict(known)
         for (name, axes, is_open), x in zip(self._parts, tensors, strict=True):
@@ -223,7 +209,7 @@ class ShapeSpec:
     def _misfit(
         self, name: str, x: Tensor, tensors: tuple[Any, ...], sizes: dict[str, int], hint: str | None
     ) -> Exception:
-        """The sentence: built only once it is known that something does not fit."""
+        """Return the error; called only after a mismatch."""
         axes, is_open = next((axes, is_open) for own, axes, is_open in self._parts if own == name)
         lead = ("...",) if is_open else ()
         words, filled = (
@@ -237,7 +223,7 @@ class ShapeSpec:
 
 @cache
 def _parsed(text: str) -> tuple[str, tuple[str, ...], bool]:
-    """``"key [batch, kv_len]"`` as its name, its axes, and whether any number of axes may come before."""
+    """Return the name and the axes of ``"key [batch, kv_len]"``, and whether any number of axes may come before."""
     name, _, inner = text.partition(" [")
     axes = tuple(axis.strip() for axis in inner.rstrip("]").split(",") if axis.strip())
     is_open = bool(axes) and axes[0] == "..."

@@ -1,8 +1,7 @@
-"""Synthetic texts that ask for what stood earlier in them: tests of a model's or a cache's memory."""
+"""Synthetic sequences with questions about earlier tokens: tests of a model's or a cache's memory."""
 
 from saccade.tasks.listops import listops
 from saccade.tasks.needle import Needle, needle
-from saccade.tasks.recall import IGNORED, Recall, induction, mqar, passkey
-from saccade.tasks.selective_copying import selective_copying
+from saccade.tasks.recall import IGNORED, Recall, induction, mqar, passkey, selective_copying
 
 __all__ = ["Recall", "IGNORED", "passkey", "mqar", "induction", "selective_copying", "listops", "Needle", "needle"]

@@ -1,4 +1,4 @@
-"""ListOps: nested lists of digits with an operation each, and what comes out."""
+"""ListOps: nested lists of digits with an operation each, and their results."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ import torch
 from saccade.support.errors import value_error
 from saccade.tasks.recall import IGNORED, Recall, begin
 
-__all__ = ["listops"]
-
 _OPERATIONS = ("max", "min", "median", "sum")
 _OPEN = {name: 11 + index for index, name in enumerate(_OPERATIONS)}  # an opening bracket with its operation
 _CLOSE, _ASK = 15, 16
-_NESTED = 1 / 3  # of the items of a list are lists
+_NESTED = 1 / 3  # probability that an item of a list is a list
 _SHORTEST = 8
 
 
 def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
-    """Nested lists, each of 2 to 5 digits or lists, with an operation; the answer is a digit, asked for at the end.
+    """Draw nested lists, each with an operation on 2 to 5 digits or lists; the digit that results is to be predicted.
 
     Tokens 1 to 10 are the digits 0 to 9, 11 to 14 open a list with max, min, median (the lower of two in the middle)
-    and sum modulo 10, 15 closes it, 16 asks; 0 fills what is left, behind the question.
+    and sum modulo 10, 15 closes it, 16 is the question at the end; 0 is padding after it.
 
     Args:
-        examples: number of texts.
-        length: most tokens in a text, at least 8.
-        depth: how deep lists may stand in lists; 1 for none inside another.
-        seed: of all draws.
+        examples: number of sequences.
+        length: most tokens in a sequence, at least 8.
+        depth: depth of nested lists; 1 for lists without lists.
+        seed: seed of all draws.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -47,23 +45,23 @@ def listops(examples: int, length: int, *, depth: int, seed: int) -> Recall:
     tokens = torch.zeros(examples, length, dtype=torch.int64)
     targets = torch.full_like(tokens, IGNORED)
     for row in range(examples):
-        written, answer = _list(depth, draw)
-        while len(written) + 1 > length:
-            written, answer = _list(depth, draw)
-        tokens[row, : len(written) + 1] = torch.tensor([*written, _ASK])
-        targets[row, len(written)] = 1 + answer
+        listed, answer = _list(depth, draw)
+        while len(listed) + 1 > length:
+            listed, answer = _list(depth, draw)
+        tokens[row, : len(listed) + 1] = torch.tensor([*listed, _ASK])
+        targets[row, len(listed)] = 1 + answer
     return Recall(tokens, targets, length)
 
 
 def _list(depth: int, draw: random.Random) -> tuple[list[int], int]:
-    """The tokens of a list, and its result."""
+    """Draw a list; return its tokens and its result."""
     operation = draw.choice(_OPERATIONS)
-    written, results = [_OPEN[operation]], []
+    tokens, results = [_OPEN[operation]], []
     for _ in range(draw.randint(2, 5)):
         inner, result = _list(depth - 1, draw) if depth > 1 and draw.random() < _NESTED else _digit(draw.randrange(10))
-        written += inner
+        tokens += inner
         results.append(result)
-    return [*written, _CLOSE], _result(operation, sorted(results))
+    return [*tokens, _CLOSE], _result(operation, sorted(results))
 
 
 def _digit(digit: int) -> tuple[list[int], int]:

@@ -1,4 +1,4 @@
-"""Needle: queries and keys among which a few keys are known to matter; no model is needed."""
+"""Needle: queries and keys of which a few are known to matter, without a model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from saccade.support.errors import value_error
 from saccade.support.validation import check_number
 from saccade.tasks.recall import begin
 
-__all__ = ["Needle", "needle"]
-
 
 class Needle(NamedTuple):
-    """A query, keys, and where the keys stand that it should find.
+    """A query, keys, and the position of the keys with high scores.
 
     Args:
         query: ``[examples, 1, 1, head_dim]``.
         key: ``[examples, 1, kv_len, head_dim]``.
         value: ``[examples, 1, kv_len, head_dim]``, random.
-        start: int64 ``[examples]``: the first of the keys that matter.
+        start: int64 ``[examples]``: position of the first key that matters.
     """
 
     query: Tensor
@@ -31,7 +29,7 @@ class Needle(NamedTuple):
 
 
 def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, strength: float, seed: int) -> Needle:
-    """Gaussian queries and keys; ``needle_len`` neighbouring keys lean towards the query.
+    """Draw Gaussian queries and keys, with ``needle_len`` adjacent keys shifted towards the query.
 
     Scores (``query @ key / sqrt(head_dim)``) of the others have standard deviation about 1; those of the needle are
     higher by ``strength``.
@@ -40,9 +38,9 @@ def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, streng
         examples: number of queries.
         kv_len: number of keys.
         head_dim: width of a head.
-        needle_len: keys that matter, from a random one on.
-        strength: by how much their scores are higher.
-        seed: of all draws.
+        needle_len: number of keys that matter, from a random position.
+        strength: difference of their scores.
+        seed: seed of all draws.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -62,5 +60,5 @@ def needle(examples: int, kv_len: int, head_dim: int, *, needle_len: int, streng
     start = torch.randint(kv_len - needle_len + 1, (examples,), generator=random)
     index = torch.arange(kv_len)
     is_needle = (index >= start[:, None]) & (index < start[:, None] + needle_len)
-    lean = strength * head_dim**0.5 * query / query.square().sum(-1, keepdim=True)
-    return Needle(query, key + is_needle[:, None, :, None] * lean, value, start)
+    shift = strength * head_dim**0.5 * query / query.square().sum(-1, keepdim=True)
+    return Needle(query, key + is_needle[:, None, :, None] * shift, value, start)

@@ -1,4 +1,4 @@
-"""Recall: texts, and the tokens that must be predicted in them, since they stood earlier."""
+"""Tasks of recall: sequences in which later tokens can be predicted from earlier ones."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from torch.nn import functional as F
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int
 
-__all__ = ["IGNORED", "Recall", "begin", "induction", "mqar", "passkey"]
-
 IGNORED = -100
-"""The target where nothing is asked; torch's cross entropy leaves it out by default."""
+"""The target of tokens without a question; torch's cross entropy ignores it by default."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recall:
-    """Texts whose later tokens ask for earlier ones.
+    """Sequences with questions about earlier tokens.
 
     Args:
         tokens: int64 ``[examples, length]``.
-        targets: int64 ``[examples, length]``: what comes after each token where it can be known, else `IGNORED`.
-        context_len: tokens that a model may read at once; what comes after them asks, and is read token by token, so
-            that nothing can be prepared for the question.
+        targets: int64 ``[examples, length]``: the next token if it can be predicted, else `IGNORED`.
+        context_len: tokens that a model may read at once; the rest are questions and are read token by token, so that
+            the model does not know a question in advance.
     """
 
     tokens: Tensor
@@ -33,12 +31,12 @@ class Recall:
     context_len: int
 
     def without_answers(self) -> Recall:
-        """The same with 0 in place of what comes after each question, for models that see later tokens too.
+        """Return the same task with the token after each question replaced by 0, for models that are not causal.
 
-        Only where no question is asked in the answer to another one, as `passkey` and `induction` do.
+        It is not possible if an answer is the question of another one, as in `passkey` and `induction`.
 
         Raises:
-            ValueError: an answer that asks.
+            ValueError: an answer that is a question.
         """
         asked = self.targets != IGNORED
         answers = F.pad(asked[:, :-1], (1, 0))
@@ -47,10 +45,10 @@ class Recall:
         return dataclasses.replace(self, tokens=self.tokens.masked_fill(answers & ~asked, 0))
 
     def accuracy(self, logits: Tensor) -> float:
-        """The share of targets that are predicted: where the target is the likeliest token.
+        """Return the share of targets that are the likeliest token.
 
         Args:
-            logits: ``[examples, length, vocab]``, or those of the last tokens only, ``[examples, n, vocab]``.
+            logits: ``[examples, length, vocab]``, or for the last n tokens ``[examples, n, vocab]``.
         """
         targets = self.targets[:, self.targets.shape[1] - logits.shape[1] :]
         asked = targets != IGNORED
@@ -68,17 +66,17 @@ def begin(seed: int, **sizes: int) -> torch.Generator:
 
 
 def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: int) -> Recall:
-    """The same few filler tokens over and over, somewhere among them a sign and a key; at the end the sign again.
+    """Draw repeated filler tokens with a sign and a key among them; the sign at the end asks for the key.
 
-    Token 0 is the sign, tokens 1 to 8 fill, the others make keys, in which no token comes twice. The key is asked for
+    Token 0 is the sign, tokens 1 to 8 are filler, the others form keys without repetition. The key is to be predicted
     token by token.
 
     Args:
-        examples: number of texts.
-        length: tokens in a text.
+        examples: number of sequences.
+        length: tokens in a sequence.
         key_len: tokens of a key.
         vocab_size: number of tokens, more than ``9 + key_len``.
-        seed: of all draws.
+        seed: seed of all draws.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -111,17 +109,17 @@ def passkey(examples: int, length: int, *, key_len: int, vocab_size: int, seed: 
 
 
 def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: int) -> Recall:
-    """Multi-query associative recall: pairs of a key and a value, then the keys again; after each comes its value.
+    """Draw pairs of a key and a value, then the keys again, each before its value: multi-query associative recall.
 
-    Token 0 fills what is left. Keys are drawn without repetition from the lower half of the other tokens, values from
-    the upper. The pairs stand at the beginning, the questions at random places behind them, two tokens each.
+    Token 0 fills the rest. Keys are drawn without repetition from the lower half of the other tokens, values from the
+    upper. The pairs are at the beginning, the questions at random positions after them, two tokens each.
 
     Args:
-        examples: number of texts.
-        length: tokens in a text, at least ``4 * num_pairs``.
-        num_pairs: pairs in a text.
+        examples: number of sequences.
+        length: tokens in a sequence, at least ``4 * num_pairs``.
+        num_pairs: pairs in a sequence.
         vocab_size: number of tokens.
-        seed: of all draws.
+        seed: seed of all draws.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -141,29 +139,29 @@ def mqar(examples: int, length: int, num_pairs: int, *, vocab_size: int, seed: i
         raise value_error("vocab_size", f"have {num_pairs} keys, at least {2 * num_pairs + 1}", vocab_size)
     tokens = torch.zeros(examples, length, dtype=torch.int64)
     targets = torch.full_like(tokens, IGNORED)
-    places = (length - 2 * num_pairs) // 2
+    slots = (length - 2 * num_pairs) // 2
     for row in range(examples):
-        own_keys = 1 + torch.randperm(keys, generator=random)[:num_pairs]
+        drawn_keys = 1 + torch.randperm(keys, generator=random)[:num_pairs]
         values = 1 + keys + torch.randint(vocab_size - 1 - keys, (num_pairs,), generator=random)
-        tokens[row, : 2 * num_pairs] = torch.stack([own_keys, values], 1).flatten()
+        tokens[row, : 2 * num_pairs] = torch.stack([drawn_keys, values], 1).flatten()
         order = torch.randperm(num_pairs, generator=random)
-        place = 2 * num_pairs + 2 * torch.randperm(places, generator=random)[:num_pairs]
-        tokens[row, place], tokens[row, place + 1] = own_keys[order], values[order]
-        targets[row, place] = values[order]
+        question = 2 * num_pairs + 2 * torch.randperm(slots, generator=random)[:num_pairs]
+        tokens[row, question], tokens[row, question + 1] = drawn_keys[order], values[order]
+        targets[row, question] = values[order]
     return Recall(tokens, targets, 2 * num_pairs)
 
 
 def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed: int) -> Recall:
-    """Random tokens, with one piece repeated at the end: each of its tokens but the first can be predicted.
+    """Draw random tokens and repeat a piece of them at the end: all its tokens but the first can be predicted.
 
-    No token occurs twice in the first part, so that there is one answer.
+    No token occurs twice in the first part, so that the answer is unique.
 
     Args:
-        examples: number of texts.
-        length: tokens in a text.
-        copied: length of the repeated piece, at least 2; it starts at a random place.
+        examples: number of sequences.
+        length: tokens in a sequence.
+        copied: length of the repeated piece, at least 2; it starts at a random position.
         vocab_size: number of tokens; token 0 is not used.
-        seed: of all draws.
+        seed: seed of all draws.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -183,8 +181,45 @@ def induction(examples: int, length: int, *, copied: int, vocab_size: int, seed:
         raise value_error("vocab_size", f"have {first} tokens besides 0", vocab_size)
     tokens = torch.stack([1 + torch.randperm(vocab_size - 1, generator=random)[:first] for _ in range(examples)])
     start = torch.randint(first - copied + 1, (examples, 1), generator=random)
-    again = tokens.gather(1, start + torch.arange(copied))
-    tokens = torch.cat([tokens, again], 1)
+    repeated = tokens.gather(1, start + torch.arange(copied))
+    tokens = torch.cat([tokens, repeated], 1)
     targets = torch.full_like(tokens, IGNORED)
-    targets[:, first:-1] = again[:, 1:]
+    targets[:, first:-1] = repeated[:, 1:]
     return Recall(tokens, targets, first)
+
+
+def selective_copying(examples: int, length: int, *, copied: int, vocab_size: int, seed: int) -> Recall:
+    """Draw blanks with a few tokens at random positions, then a sign for each of them, to be predicted in order.
+
+    Token 0 is the blank, token 1 the sign; the others are copied.
+
+    Args:
+        examples: number of sequences.
+        length: tokens in a sequence, signs included.
+        copied: tokens that are copied, at most half of ``length``.
+        vocab_size: number of tokens, at least 3.
+        seed: seed of all draws.
+
+    Raises:
+        ValueError: sizes that do not fit together.
+
+    Example:
+        >>> task = selective_copying(1, 9, copied=3, vocab_size=10, seed=0)
+        >>> task.tokens.tolist(), task.targets[0, 6:].tolist()
+        ([[0, 0, 5, 9, 3, 0, 1, 1, 1]], [5, 9, 3])
+
+    Reference: Gu and Dao 2023, arXiv:2312.00752, section 3.1.
+    """
+    random = begin(seed, examples=examples, length=length, copied=copied, vocab_size=vocab_size)
+    context = length - copied
+    if copied > context:
+        raise value_error("copied", f"be at most half of length {length}", copied)
+    if vocab_size < 3:
+        raise value_error("vocab_size", "hold a blank, a sign and a token to copy", vocab_size)
+    places = torch.rand(examples, context, generator=random).argsort(1)[:, :copied].sort(1).values
+    answers = torch.randint(2, vocab_size, (examples, copied), generator=random)
+    tokens = torch.zeros(examples, length, dtype=torch.int64).scatter_(1, places, answers)
+    tokens[:, context:] = 1
+    targets = torch.full_like(tokens, IGNORED)
+    targets[:, context:] = answers
+    return Recall(tokens, targets, context)

@@ -5,16 +5,17 @@ is an implementation with one mistake, which shows that a law can catch it. ``or
 all are judged, ``definitions`` those of scores and relative biases.
 """
 
+from saccade.engine.kernel_check import FirstUse
 from saccade.testing import definitions, oracle
 from saccade.testing.case import Case, Inputs
 from saccade.testing.cases import CASES, LARGE_CASES
 from saccade.testing.conformance import check, trials, try_law
-from saccade.testing.first_use import FirstUse, first_use
+from saccade.testing.first_use import first_use
 from saccade.testing.laws import LAWS, Law, LawBroken
-from saccade.testing.mutants import MUTANTS, Mutant
 from saccade.testing.problem import Problem
 from saccade.testing.reach import assert_reach
 from saccade.testing.report import Report, Result
+from saccade.testing.stepwise import Stepwise
 from saccade.testing.subject import Claims, Subject
 from saccade.testing.tolerances import TOLERANCES, Tolerance, error, tolerance
 
@@ -34,8 +35,7 @@ __all__ = [
     "Claims",
     "trials",
     "try_law",
-    "MUTANTS",
-    "Mutant",
+    "Stepwise",
     "TOLERANCES",
     "Tolerance",
     "tolerance",

@@ -1,4 +1,4 @@
-"""``python -m saccade.testing module:function``: the kit from a shell."""
+"""The kit on the command line: ``python -m saccade.testing module:function``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Hold an attention function to the laws and print the report.
+    """Check an attention function against the laws and print the report.
 
     Returns:
         The exit status: 0 if all laws that could be tried hold, 1 if one is broken or none could be tried.
@@ -70,23 +70,23 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _named(name: str) -> Any:
-    """What ``module:function`` names."""
+    """Import the object that ``module:function`` names."""
     module, separator, path = name.partition(":")
     if not separator:
         raise argparse.ArgumentTypeError(f"{name!r} must be written module:function")
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if not callable(found):
-        raise argparse.ArgumentTypeError(f"{name!r} must be callable; got {type(found).__name__}")
-    return found
+    if not callable(target):
+        raise argparse.ArgumentTypeError(f"{name!r} must be callable; got {type(target).__name__}")
+    return target
 
 
 def _device(name: str) -> str:
-    """The name of a device that is there."""
+    """Return the name of a device, or refuse one that does not exist here."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

@@ -1,4 +1,4 @@
-"""A case: one mask, one set of sizes and options, and the same mask said a second time in plain integers."""
+"""A case: a mask, the same mask as a function of plain integers, sizes and options."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from saccade.positions import Bias
 from saccade.scores import Score
 from saccade.testing.problem import Problem
 
-__all__ = ["Case", "Inputs", "Rule"]
-
 Rule = Callable[[int, int, int, int], bool]
 Positions = tuple[int, ...] | tuple[tuple[int, ...], ...]
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
 class Inputs(NamedTuple):
-    """The tensors of a case; ``bias`` and ``sink_logit`` are None where the case has none."""
+    """The tensors of a case; ``bias`` and ``sink_logit`` may be None."""
 
     query: Tensor
     key: Tensor
@@ -35,23 +33,22 @@ class Inputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One attention problem that the laws are tried on. A new mask is one more of these.
+    """One attention problem that the laws are tried on. A new mask adds one.
 
     Args:
-        name: as it reads in a test id.
-        mask: None means that everyone may attend to everyone.
-        rule: the same mask over again, as a function ``(b, h, q, kv) -> bool`` of plain ints, q and kv being
-            positions. Answers are judged by it, so a mistake in the mask is found too. None trusts
-            ``mask.to_dense``.
+        name: in test ids.
+        mask: None allows every pair.
+        rule: the same mask as a function ``(b, h, q, kv) -> bool`` of plain ints, where q and kv are positions.
+            It is the truth, so it also reveals mistakes in the mask. None trusts ``mask.to_dense``.
         batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim: sizes.
-        key_dim: width of the keys; None for that of the queries, the only one that most scores take.
+        key_dim: width of the keys; None means that of the queries, which most scores require.
         bias: shape of a bias, which broadcasts to ``[batch, heads, q_len, kv_len]``.
-        scale, softcap: options handed to the function where not None.
-        sink: whether there is a sink, with a random logit for each head.
+        scale, softcap: options of the function, if not None.
+        sink: whether each head has a sink with a random logit.
         score: how queries and keys are compared; None for the dot product.
         relative: a bias that is read at distances.
-        q_positions, kv_positions: where the tokens stand (-1: no token), per item if nested; None for the
-            default, where key j stands at j and query i at ``kv_len - q_len + i``.
+        q_positions, kv_positions: positions of tokens (-1 is padding), per item if nested; by default key j is at j
+            and query i at ``kv_len - q_len + i``.
         seed: of the random inputs.
     """
 
@@ -81,21 +78,21 @@ class Case:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The options that a function must offer to be tried on this case."""
+        """Options that a function must offer to be tried on this case."""
         names = ("bias", "scale", "softcap", "score", "relative")
         return tuple(name for name in names if getattr(self, name) is not None) + ("sink_logit",) * self.sink
 
     @property
     def explicit_positions(self) -> tuple[str, ...]:
-        """The names of the positions that are given."""
+        """Names of the explicit positions."""
         return tuple(name for name in ("q_positions", "kv_positions") if getattr(self, name) is not None)
 
     @cached_property
     def allowed(self) -> Tensor:
-        """The truth, bool ``[batch, num_heads, q_len, kv_len]``: the rule asked pair by pair."""
+        """The truth, bool ``[batch, num_heads, q_len, kv_len]``: the rule applied to each pair."""
         shape = (self.batch, self.num_heads, self.q_len, self.kv_len)
         if self.rule is None:
-            return self._as_the_mask_says()
+            return self._dense_mask()
         rows = [
             [q is not None and kv is not None and self.rule(b, h, q, kv) for kv in keys]
             for b in range(self.batch)
@@ -107,17 +104,17 @@ class Case:
 
     @cached_property
     def is_causal(self) -> bool:
-        """No query may attend to a key that stands after it."""
+        """Whether no query may attend to a later key."""
         future = dataclasses.replace(self, rule=lambda b, h, q, kv: kv > q).allowed
         return not bool((self.allowed & future).any())
 
     def standing(self, b: int) -> tuple[list[int | None], list[int | None]]:
-        """Positions of the queries and of the keys of a batch item; None where no token stands."""
+        """Return the positions of queries and keys of a batch item, with None for padding."""
         default = range(self.kv_len - self.q_len, self.kv_len), range(self.kv_len)
         return _standing(self.q_positions, b, default[0]), _standing(self.kv_positions, b, default[1])
 
     def inputs(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Inputs:
-        """Normal random tensors from the seed: the same numbers on every machine, rounded to the dtype."""
+        """Draw normal tensors from the seed, the same on every machine, and round them to the dtype."""
         generator = torch.Generator().manual_seed(self.seed)
 
         def normal(*shape: int) -> Tensor:
@@ -132,7 +129,7 @@ class Case:
         )
 
     def problem(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Problem:
-        """The case with all its ingredients as tensors, and modules in the dtype of the inputs; none trains."""
+        """Build the problem: tensors, and frozen modules in the dtype of the inputs."""
         query, key, value, bias, sink_logit = self.inputs(dtype, device)
 
         def moved(module: _Module | None) -> _Module | None:
@@ -154,8 +151,8 @@ class Case:
             kv_positions=None if self.kv_positions is None else torch.tensor(self.kv_positions, device=device),
         )
 
-    def _as_the_mask_says(self) -> Tensor:
-        # No mask hides nobody, but where no token stands there is nobody.
+    def _dense_mask(self) -> Tensor:
+        # Without a mask only padding is hidden.
         return (Full() if self.mask is None else self.mask).to_dense(
             self.q_len,
             self.kv_len,
@@ -169,5 +166,16 @@ class Case:
 def _standing(given: Positions | None, b: int, default: range) -> list[int | None]:
     if given is None:
         return list(default)
-    own = [row for row in given if isinstance(row, tuple)]
-    return [p if p >= 0 else None for p in (own[b] if own else given) if isinstance(p, int)]
+    rows = [row for row in given if isinstance(row, tuple)]
+    return [p if p >= 0 else None for p in (rows[b] if rows else given) if isinstance(p, int)]
+
+
+def seeded(build: Callable[[], _Module], seed: int = 0) -> _Module:
+    """Build a module with normal random parameters, since zeros would hide mistakes; torch's generator is unchanged."""
+    with torch.random.fork_rng(devices=()):
+        module = build()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return module

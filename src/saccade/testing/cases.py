@@ -1,4 +1,4 @@
-"""The cases that the laws are tried on: every kind of mask, joined masks, and shapes that often go wrong."""
+"""The cases that the laws are tried on: every kind of mask, combined masks, and shapes that often fail."""
 
 import torch
 
@@ -7,8 +7,6 @@ from saccade.testing import shared_masks
 from saccade.testing.case import Case
 from saccade.testing.pattern_cases import GRIDS, LARGE_PATTERNS, PATTERNS
 from saccade.testing.score_and_bias_cases import EVICTED, INGREDIENTS, LARGE_INGREDIENTS, RAGGED, SHUFFLED
-
-__all__ = ["CASES", "LARGE_CASES"]
 
 _DRAWN = torch.rand(2, 4, 7, 7, generator=torch.Generator().manual_seed(7)) < 0.5
 _DRAWN[:, 1, 3] = False  # one head has a row that sees nothing
@@ -116,7 +114,7 @@ _POSITIONS = (
     Case("shuffled", *shared_masks.window(2, 0), **SHUFFLED),
 )
 
-# Tensors that say what a rule says, and products that are worth a look at them.
+# Tensors that equal a rule, at sizes for which saccade looks for the rule.
 _INDEX = torch.arange(450)
 _TRIL, _TOKENS = torch.ones(450, 450, dtype=torch.bool).tril(), torch.tensor([[450], [200], [1]]) > _INDEX
 _SINKS = _TRIL & ((_INDEX[:, None] - _INDEX < 70) | (_INDEX < 3))
@@ -164,5 +162,5 @@ CASES: tuple[Case, ...] = (
     *GRIDS,
 )
 
-# Long enough that an implementation which works in tiles has several, with edges that fall inside of them.
+# Long enough for several tiles, with edges of the mask inside tiles.
 LARGE_CASES: tuple[Case, ...] = (*_LARGE, *LARGE_PATTERNS, *LARGE_INGREDIENTS)

@@ -1,4 +1,4 @@
-"""Try the laws on anybody's attention function, in five lines."""
+"""Try the laws on any attention function."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from saccade.testing.cases import CASES
 from saccade.testing.laws import LAWS, Law, LawBroken
 from saccade.testing.report import Report, Result
 from saccade.testing.subject import Claims, Subject
-
-__all__ = ["check", "trials", "try_law"]
 
 
 def check(
@@ -44,31 +42,29 @@ def check(
         >>> sorted({result.law for result in report.broken})  # torch lets a masked NaN through
         ['blindness', 'isolation']
 
-    What the function does not offer (an option that it does not take, or anything for which it raises
-    `NotImplementedError`) is listed with the reason, and not counted as kept. Anything else that it raises
-    breaks the law in question.
+    A law that needs an option that the function does not take, or for which it raises `NotImplementedError`, is
+    listed with the reason, and not counted as kept. Any other error breaks the law.
 
     Args:
         function: ``function(query, key, value, mask, **options) -> out``, in the layout
             ``[batch, heads, len, head_dim]``. Options (``bias``, ``scale``, ``softcap``, ``dropout_p``,
             ``sink_logit``, ``score``) are passed only where they are used.
         call: ``call(function, query, key, value, mask, **options)``, for a function with another convention.
-        with_lse: the same function returning ``(out, lse)``, if there is one.
-        offers: the options that it takes: those it must answer, and all others refuse. None reads them off the
-            signature (a builtin has none to read). "relative" says that ``bias`` may also be a
-            `saccade.positions.Bias`, which no signature tells: unsaid, it is neither asked for nor demanded to be
-            refused.
-        reasons: called like the function, it says why the function will not run these inputs; empty if it will.
-            Function and reasons must agree.
-        gqa: it takes fewer key heads than query heads; if not, every head is handed its own copy of the keys.
-        masks: "dense" hands the mask over as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may
-            attend; "objects" as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions``
-            where a case has them. (Where a relative bias is asked for, they come along with either.)
-        cases: the cases to try the laws on, `CASES` if None; some laws bring cases of their own.
-        laws: the laws to try, `LAWS` if None.
-        dtypes: of the inputs; some laws bring dtypes of their own.
-        claims: what its author promises beyond the laws that hold for all.
-        device: where the inputs are put.
+        with_lse: the same function returning ``(out, lse)``, or None.
+        offers: the options that the function takes; it must refuse all others. None reads them off the signature
+            (a builtin has none). "relative" means that ``bias`` may also be a `saccade.positions.Bias`, which no
+            signature shows: without it, such a bias is not tried at all.
+        reasons: called like the function; returns why it cannot run these inputs, or nothing. Function and reasons
+            must agree.
+        gqa: the function takes fewer key heads than query heads; otherwise every head gets a copy of its keys.
+        masks: "dense" passes the mask as a bool tensor ``[batch, heads, q_len, kv_len]``, True = may attend;
+            "objects" as a `saccade.masks.Mask` or None, with ``q_positions`` and ``kv_positions`` if a case has
+            them. (A relative bias always comes with positions.)
+        cases: to try the laws on, `CASES` if None; some laws have cases of their own.
+        laws: to try, `LAWS` if None.
+        dtypes: of the inputs; some laws have dtypes of their own.
+        claims: promises beyond the laws.
+        device: of the inputs.
 
     Returns:
         A `Report`.
@@ -91,7 +87,7 @@ def check(
 def trials(
     laws: Iterable[Law], cases: Sequence[Case], dtypes: Sequence[torch.dtype]
 ) -> Iterator[tuple[Law, Case, torch.dtype]]:
-    """Every combination to try: a law's own cases and dtypes stand in for those of the suite."""
+    """Yield every combination to try; cases and dtypes of a law replace those of the suite."""
     for law in laws:
         for case in cases if law.cases is None else law.cases:
             for dtype in dtypes if law.dtypes is None else law.dtypes:

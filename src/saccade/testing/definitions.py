@@ -1,8 +1,8 @@
-"""How alike, and how far apart: scores and relative biases as their papers write them, dense and in float64.
+"""Scores and relative biases as their papers define them, dense and in float64.
 
-Nothing is computed by the library's own means; only parameters are read off its modules. Where it maps queries and keys
-so that a dot product follows, here every pair is compared as the formula says; where it reads a table at distances,
-here every pair has its own index.
+Only parameters are read off the modules of the library; none of its functions is called. Where the library maps queries
+and keys and takes dot products, this module applies the formula to every pair; where the library reads a table at
+distances, this module gives every pair an index.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from saccade.positions import T5, ALiBi, Bias, Clipped, GridTable, ShawKeys
 from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian, Modified, Score
 from saccade.support.errors import type_error
 
-__all__ = ["compare", "default_scale", "define", "modified", "relative"]
-
 
 def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
-    """How alike queries and keys are, pair by pair, before any scale.
+    """Compute the score of every pair, before any scale.
 
     Args:
         score: one of `saccade.scores`.
@@ -31,7 +29,7 @@ def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
         ``[batch, heads, q_len, kv_len]`` in float64.
 
     Raises:
-        TypeError: a score of which no definition is known.
+        TypeError: a score without a definition.
     """
     if isinstance(score, Modified):
         return compare(score.score, query, key)
@@ -40,7 +38,7 @@ def compare(score: Score, query: Tensor, key: Tensor) -> Tensor:
 
 
 def default_scale(score: Score | None, head_dim: int) -> float:
-    """What stands in for a scale that is not given."""
+    """Return the scale of a score when none is passed."""
     if isinstance(score, Modified):
         return default_scale(score.score, head_dim)
     plain = score is not None and not (isinstance(score, Dot) and score.scaled)
@@ -48,15 +46,15 @@ def default_scale(score: Score | None, head_dim: int) -> float:
 
 
 def modified(score: Score, scores: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
-    """What the function of a `Modified` score makes of scores that are scaled and capped.
+    """Apply the function of a `Modified` score to scaled and capped scores.
 
     Args:
-        score: any score; most change nothing.
+        score: any score; only `Modified` changes anything.
         scores: ``[batch, heads, q_len, kv_len]`` in float64.
         q_positions, kv_positions: int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``.
 
     Raises:
-        TypeError: a function of a type of which no definition is known.
+        TypeError: a function of a type without a definition.
     """
     if not isinstance(score, Modified):
         return scores
@@ -66,7 +64,7 @@ def modified(score: Score, scores: Tensor, q_positions: Tensor, kv_positions: Te
 
 
 def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tensor, scale: float) -> Tensor:
-    """What a relative bias adds to the scores.
+    """Compute the values of a relative bias.
 
     Args:
         bias: one of `saccade.positions`.
@@ -78,20 +76,20 @@ def relative(bias: Bias, q_positions: Tensor, kv_positions: Tensor, query: Tenso
         ``[batch | 1, heads | 1, q_len, kv_len]`` in float64.
 
     Raises:
-        TypeError: a bias of which no definition is known.
+        TypeError: a bias without a definition.
     """
     return _of(_BIASES, bias, "bias")(bias, q_positions[:, :, None], kv_positions[:, None], query.double(), scale)
 
 
 def define(kind: type, formula: Callable[..., Tensor]) -> None:
-    """Say what a score, a relative bias or a class of functions of scores should be, so that cases may use it.
+    """Define a score, a relative bias or a class of functions of scores, so that cases can use it.
 
     Args:
         kind: the class.
         formula: for a score ``(score, q [B, H, L, 1, D], k [B, H, 1, S, D]) -> [B, H, L, S]``; for a bias
             ``(bias, q [B | 1, L, 1], kv [B | 1, 1, S], query, scale) -> [B | 1, H | 1, L, S]``, where q and kv are
-            positions; for a function ``(function, scores [B, H, L, S], q [B | 1, 1, L, 1], kv [B | 1, 1, 1, S])``; in
-            float64, and written independently of the class.
+            positions; for a function ``(function, scores [B, H, L, S], q [B | 1, 1, L, 1], kv [B | 1, 1, 1, S])``.
+            It computes in float64 and shares no code with the class.
     """
     (_SCORES if issubclass(kind, Score) else _BIASES if issubclass(kind, Bias) else _FUNCTIONS)[kind] = formula
 
@@ -130,8 +128,7 @@ def _gaussian(score: Gaussian, q: Tensor, k: Tensor) -> Tensor:
     return -((q - k) ** 2).sum(-1) / (2 * bandwidth**2)
 
 
-# Biases: q [B | 1, L, 1] and kv [B | 1, 1, S] are positions. A position of -1 holds no token: what is read there is
-# never used, but there must be something to read.
+# Biases: q [B | 1, L, 1] and kv [B | 1, 1, S] are positions. Position -1 is padding: its value is read, but never used.
 
 
 def _alibi(bias: ALiBi, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
@@ -140,7 +137,7 @@ def _alibi(bias: ALiBi, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> T
 
 
 def _slopes(num_heads: int) -> list[float]:
-    """A geometric sequence; where there is no regular one, a shorter one and every other term of a longer one."""
+    """Return a geometric sequence; for other head counts a shorter one and every other term of a longer one."""
     nearest = 2 ** (len(bin(num_heads)) - 3)
     if nearest == num_heads:
         ratio = 2.0 ** (-8.0 / num_heads)
@@ -165,7 +162,7 @@ def _t5(bias: T5, q: Tensor, kv: Tensor, query: Tensor, scale: float) -> Tensor:
 
 
 def _bucket(distance: int, n: int, max_distance: int) -> int:
-    """Which of n buckets, in whole numbers: no logarithm is rounded where one bucket ends and the next begins."""
+    """Return the bucket of each distance by integer arithmetic, so that no rounded logarithm moves a boundary."""
     single = n // 2
     if distance < single:
         return distance

@@ -1,4 +1,4 @@
-"""The check of first use, for kernels of one's own: a few rows and their gradients against the definition."""
+"""The check of a kernel at first use, as a function: a few rows and their gradients against the definition."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from saccade.engine.dispatch import KERNELS
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernel_check import FirstUse
-from saccade.engine.kernel_check.compare import look
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernel_check.compare import check_kernel
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict
 from saccade.engine.tiles.tile_scores import allowed
 from saccade.engine.validation import check_value
 from saccade.positions import Bias
@@ -21,8 +21,6 @@ from saccade.positions.token_positions import GivenPositions
 from saccade.scores import Score
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_choice
-
-__all__ = ["FirstUse", "first_use"]
 
 
 def first_use(
@@ -41,10 +39,10 @@ def first_use(
     gradients: bool = True,
     masks: Literal["dense", "objects"] = "dense",
 ) -> FirstUse:
-    """Compare some rows of an attention, and the gradients that go back from them, with the definition.
+    """Compare some rows of an attention, and the gradients from them, with the definition.
 
-    It is what saccade does where a compiled kernel first runs: enough to notice that a compiler, a driver or a new
-    kernel does something else than it should, and cheap at any length. `check` proves more, on cases of its own.
+    saccade does this when a compiled kernel first runs. It notices faults of a compiler, a driver or a new kernel, and
+    is cheap at any length. `check` proves more, on its own cases.
 
     Example:
         >>> import torch.nn.functional as F
@@ -59,22 +57,22 @@ def first_use(
 
     Args:
         kernel: a name as ``impl=`` takes it, a kernel, or a function ``(query, key, value, mask) -> out`` or
-            ``-> (out, lse)``; it gets ``bias``, ``scale`` and ``softcap`` by these names, where they are given.
+            ``-> (out, lse)``; it gets ``bias``, ``scale`` and ``softcap`` by these names, if they are set.
         query, key, value: ``[batch, heads, len, width]``, as for `saccade.attention`; finite, and not empty.
         mask, bias, scale, softcap, score, q_positions, kv_positions: as for `saccade.attention`; a score is for kernels
             only, since functions compare by dot products.
-        gradients: whether to go back from the rows.
-        masks: in what form a function gets its mask: a bool tensor ``[batch, heads, q_len, kv_len]``, or a
+        gradients: whether to check gradients.
+        masks: the form in which a function gets its mask: a bool tensor ``[batch, heads, q_len, kv_len]``, or a
             `saccade.masks.Mask` that counts indices.
 
     Returns:
-        What was seen: ``ok``, the errors, and, in `warning`, lines that show a fault again.
+        The result: ``ok``, the errors, and in `warning` lines that reproduce a fault.
 
     Raises:
-        ValueError, TypeError: what does not fit together.
-        UnsupportedError: the kernel says that it cannot run these inputs.
+        ValueError, TypeError: inputs do not fit together.
+        UnsupportedError: the kernel cannot run these inputs.
 
-    Cost: one run of the kernel, with gradients there and back, and some rows of five heads by the definition.
+    Cost: a forward and backward run of the kernel, and some rows of five heads by the definition.
     """
     check_choice("masks", masks, ("dense", "objects"))
     tensors = [x.detach().requires_grad_(gradients) for x in (query, key, value)]
@@ -89,10 +87,10 @@ def first_use(
         raise value_error("query, key and value", "be finite, and not empty", list(inputs.shape))
     told = {"bias": bias, "scale": scale, "softcap": softcap}
     asked = _asked(kernel, masks, {name: option for name, option in told.items() if option is not None})
-    reasons = asked.reasons(inputs, 0.0)
+    reasons = asked.verdict(inputs, Request(impl=asked.name)).cannot
     if reasons:
         raise unsupported(asked.name, reasons)
-    return look(asked, inputs, tensors[2].to(inputs.query.dtype), gradients=gradients)
+    return check_kernel(asked, inputs, tensors[2].to(inputs.query.dtype), gradients=gradients)
 
 
 def _asked(kernel: str | Kernel | Callable[..., Any], masks: str, options: dict[str, Any]) -> Kernel:
@@ -114,12 +112,10 @@ class _Called(Kernel):
         self._function, self._masks, self._options = function, masks, options
         self._gives_lse = False
 
-    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        why = "a function compares by dot products"
-        return (why,) if inputs.tile_function is not None or inputs.modification is not None else ()
-
-    def reasons_of_lse(self, inputs: AttentionInputs) -> tuple[str, ...]:
-        return () if self._gives_lse else ("it gives no lse",)
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
+        is_dot = inputs.tile_function is None and inputs.modification is None
+        why = () if is_dot else ("a function compares by dot products",)
+        return Verdict(why if self._gives_lse or not request.needs_lse else (*why, "it gives no lse"))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
         mask: object = inputs.rule

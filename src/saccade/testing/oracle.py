@@ -1,15 +1,13 @@
-"""The definition of attention, dense and in float64: what every implementation is judged by.
+"""The definition of attention, dense and in float64, which judges every implementation.
 
-It imports nothing but torch and shares no line with any implementation, so it cannot share a mistake either.
-Who may attend to whom comes in as a tensor that says so pair by pair. Inputs must be finite.
+It imports only torch and shares no line with any implementation, so it cannot share a mistake either. The mask is a
+bool tensor of all pairs. Inputs must be finite.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-__all__ = ["attention"]
 
 
 def attention(
@@ -25,7 +23,7 @@ def attention(
     compare: Callable[[Tensor, Tensor], Tensor] | None = None,
     modify: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention as it is written in a textbook, in float64.
+    """Compute softmax attention as textbooks define it, in float64.
 
     Args:
         query: ``[batch, heads, q_len, head_dim]``.
@@ -35,9 +33,9 @@ def attention(
         bias: added to the scores after the softcap; broadcasts to the shape of ``allowed``.
         scale: ``head_dim ** -0.5`` when None.
         softcap: scores become ``softcap * tanh(scores / softcap)`` when given.
-        sink_logit: ``[heads]``: one more score for each row that sees something, which belongs to no key.
+        sink_logit: ``[heads]``: one more score, without a key, for each row that sees something.
         compare: ``compare(query, key) -> [batch, heads, q_len, kv_len]`` in place of the dot product; both are float64,
-            and every head has its own copy of the keys.
+            with the keys repeated for every head.
         modify: changes the scores before the bias is added, ``[batch, heads, q_len, kv_len]`` in float64.
 
     Returns:
@@ -58,7 +56,7 @@ def attention(
     if bias is not None:
         scores = scores + bias.double()
 
-    # A row that sees nothing is computed as if it saw everything, then overwritten: its gradients are zero.
+    # Compute rows that see nothing as if they saw everything, then overwrite them: their gradients are zero.
     some = allowed.any(-1, keepdim=True)
     scores = scores.masked_fill(~(allowed | ~some), -torch.inf)
     if sink_logit is not None:

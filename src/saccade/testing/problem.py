@@ -1,4 +1,4 @@
-"""One attention problem with all its ingredients; laws make other problems of it and compare the answers."""
+"""One attention problem; laws derive other problems from it and compare the answers."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ from saccade.positions import Bias
 from saccade.scores import Score
 from saccade.testing import definitions, oracle
 
-__all__ = ["Part", "Problem", "ReversedHeads"]
-
 Part = Literal["early", "late", "even", "odd"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """What an attention function is given, and the truth about who may attend to whom.
+    """The inputs of an attention function, and the true mask.
 
     Attributes:
         query: ``[batch, heads, q_len, head_dim]``.
-        key, value: ``[batch, kv_heads, kv_len, key_dim or value_dim]``; the key is as wide as the query, unless a score
-            takes another width.
-        allowed: bool ``[batch, heads, q_len, kv_len]``, the truth; laws judge by it.
-        mask: the same as a rule on positions (None: everyone sees everyone), for functions that take masks.
+        key, value: ``[batch, kv_heads, kv_len, key_dim or value_dim]``; key and query have one width, unless the score
+            takes two.
+        allowed: bool ``[batch, heads, q_len, kv_len]``, the truth.
+        mask: the same as a rule on positions, or None to allow every pair; for functions that take masks.
         bias, scale, softcap: options of the function; None where not used.
-        dropout_p: an option without a truth: all that is asked is whether it is taken.
-        sink_logit: ``[heads]``, an option, too.
+        dropout_p: an option without a truth; only its acceptance is tested.
+        sink_logit: ``[heads]``, also an option.
         score: how queries and keys are compared; None for the dot product.
-        relative: a bias that is read at distances, handed over as ``bias``; a tensor ``bias`` replaces it.
+        relative: a bias that is read at distances, passed as ``bias``; a tensor ``bias`` replaces it.
         q_positions, kv_positions: int64 ``[len]`` or ``[batch, len]``, or None for the default.
     """
 
@@ -55,7 +53,7 @@ class Problem:
 
     @property
     def in_use(self) -> dict[str, Any]:
-        """The options in use, by name; ``relative`` only where no tensor replaces it."""
+        """Options in use, by name; ``relative`` only if no tensor replaces it."""
         names = ["bias", "scale", "softcap", "dropout_p", "sink_logit", "score"]
         if self.bias is None:
             names.append("relative")
@@ -63,7 +61,7 @@ class Problem:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options in use, as keyword arguments."""
+        """Options in use, as keyword arguments."""
         return {"bias" if name == "relative" else name: given for name, given in self.in_use.items()}
 
     @property
@@ -79,15 +77,15 @@ class Problem:
 
     @property
     def sees_something(self) -> Tensor:
-        """Bool ``[batch, heads, q_len]``: the row may attend to at least one key."""
+        """Rows that may attend to at least one key, bool ``[batch, heads, q_len]``."""
         return self.allowed.any(-1)
 
     def but(self, **changes: Any) -> Problem:
-        """The same problem with some ingredients replaced."""
+        """Return the problem with some ingredients replaced."""
         return dataclasses.replace(self, **changes)
 
     def truth(self) -> tuple[Tensor, Tensor]:
-        """(out, lse) by definition, in float64."""
+        """Return (out, lse) by definition, in float64."""
         head_dim = self.query.shape[3]
         scale = definitions.default_scale(self.score, head_dim) if self.scale is None else self.scale
         bias = self.bias
@@ -107,11 +105,11 @@ class Problem:
         )
 
     def _modified(self, scores: Tensor) -> Tensor:
-        assert self.score is not None  # who passes this on has looked
+        assert self.score is not None  # the caller has checked it
         return definitions.modified(self.score, scores, *self.standing())
 
     def standing(self) -> tuple[Tensor, Tensor]:
-        """Where queries and keys stand, int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``."""
+        """Return positions of queries and keys, int64 ``[batch | 1, q_len]`` and ``[batch | 1, kv_len]``."""
         q_len, kv_len = self.query.shape[2], self.key.shape[2]
         count = torch.arange(max(q_len, kv_len), device=self.query.device)
         q = count[:q_len] + (kv_len - q_len) if self.q_positions is None else self.q_positions
@@ -119,11 +117,11 @@ class Problem:
         return torch.atleast_2d(q), torch.atleast_2d(kv)
 
     def leaves(self, *, bias: bool = False, parameters: bool = False) -> Problem:
-        """The same numbers as fresh leaves that gradients can be taken of; options' only if asked.
+        """Return the problem with fresh leaves for query, key and value, and optionally for options.
 
         Args:
-            bias: also the tensor ``bias``.
-            parameters: also the sink's logits and the parameters of the score and of the relative bias.
+            bias: include the tensor ``bias``.
+            parameters: include the sink logits and the parameters of the score and of the relative bias.
         """
         names = ["query", "key", "value", *(["bias"] if bias else []), *(["sink_logit"] if parameters else [])]
         fresh: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -133,14 +131,14 @@ class Problem:
         return self.but(**fresh)
 
     def parameters(self) -> dict[str, Tensor]:
-        """The sink's logits and the parameters of the score and of the relative bias in use, by name."""
+        """Return the sink logits and the parameters of the score and the relative bias in use, by name."""
         found = {} if self.sink_logit is None else {"sink_logit": self.sink_logit}
         for name, module in self._modules().items():
             found |= {f"{name}.{own}": parameter for own, parameter in module.named_parameters()}
         return found
 
     def item(self, index: int) -> Problem:
-        """Batch item ``index`` alone."""
+        """Return batch item ``index`` alone."""
 
         def one(x: Tensor | None, dims: int) -> Tensor | None:
             return x if x is None or x.dim() < dims or x.shape[0] == 1 else x[index : index + 1]
@@ -161,7 +159,7 @@ class Problem:
         )
 
     def step(self, start: int, stop: int) -> Problem:
-        """A decoder's step: queries ``start`` to ``stop`` and the keys that exist by then (default positions only)."""
+        """Return a decoding step: queries ``start`` to ``stop`` and the keys up to them (default positions only)."""
         keys = max(0, self.key.shape[2] - self.query.shape[2] + stop)
         return self.but(
             query=self.query[:, :, start:stop],
@@ -172,7 +170,7 @@ class Problem:
         )
 
     def part(self, which: Part) -> Problem:
-        """The same queries with a part of the keys: the early or late half, or even or odd positions."""
+        """Return the same queries with a part of the keys: the early or late half, or even or odd positions."""
         half = self.key.shape[2] // 2
         position = torch.arange(self.key.shape[2], device=self.key.device)
         if self.kv_positions is not None:
@@ -184,7 +182,7 @@ class Problem:
         return self.but(allowed=self.allowed & inside, mask=keys if self.mask is None else self.mask & keys)
 
     def heads_reversed(self) -> Problem:
-        """The heads in reverse order; groups are reversed with them, so every head keeps its keys."""
+        """Reverse the heads and their groups, so that every head keeps its keys."""
         mask, forward, last = self.mask, self.mask, self.query.shape[1] - 1
         if forward is not None and (forward.shape[1] > 1 or not _alike(self.allowed, 1)):
             mask = Predicate(lambda b, h, q, kv: forward.allows(b, last - h, q, kv))
@@ -197,9 +195,9 @@ class Problem:
         )
 
     def keys_reversed(self) -> Problem:
-        """Keys and values in reverse order; only where every query may attend to every key.
+        """Reverse keys and values; only valid if every query may attend to every key.
 
-        Keys that stand somewhere take their positions along; a relative bias is a reason to say where.
+        Explicit positions are reversed too, and a relative bias makes positions explicit.
         """
         reordered = self.but(
             key=self.key.flip(2), value=self.value.flip(2), bias=None if self.bias is None else self.bias.flip(3)
@@ -208,12 +206,12 @@ class Problem:
             return reordered
         q, kv = self.standing()
         if self.q_positions is None:
-            # More queries than keys: the first ones stand before position 0, of which nobody can speak.
+            # With more queries than keys the first ones would have negative positions.
             q, kv = (x + max(0, q.shape[1] - kv.shape[1]) for x in (q, kv))
         return reordered.but(q_positions=q, kv_positions=kv.flip(1))
 
     def ungrouped(self) -> Problem:
-        """Every head with its own copy of the keys and values that it reads."""
+        """Repeat keys and values for every query head."""
         return self.but(
             key=self.key.repeat_interleave(self.repeats, dim=1), value=self.value.repeat_interleave(self.repeats, dim=1)
         )
@@ -223,7 +221,7 @@ class Problem:
 
 
 class ReversedHeads(Bias):
-    """What another bias gives to the last head, this one gives to the first."""
+    """A relative bias with the heads of another in reverse order."""
 
     def __init__(self, inner: Bias):
         super().__init__()
@@ -244,5 +242,5 @@ definitions.define(ReversedHeads, _reversed_heads)
 
 
 def _alike(allowed: Tensor, axis: int) -> bool:
-    """Whether all batch items (axis 0) or heads (axis 1) have the same rows. A predicate's shape does not tell."""
+    """Check whether all batch items (axis 0) or heads (axis 1) have equal rows; a predicate has no such shape."""
     return bool((allowed == allowed.narrow(axis, 0, 1)).all())

@@ -1,4 +1,4 @@
-"""assert_reach: an audit as a test."""
+"""`assert_reach`, an audit as a test."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 from saccade.auditing import Report, audit
 from saccade.auditing.declared_rules import Declared
 
-__all__ = ["assert_reach"]
-
 
 def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, **kwargs: Any) -> Report:
-    """Raise unless the outputs of a model depend on what the rule allows and on nothing else.
+    """Raise unless the outputs of a model depend exactly on the inputs that the rule allows.
 
     Args:
         model: a module or function from tokens or vectors to rows of outputs.
-        rule: who may see whom, also as text; what the model's configuration says when None. See `saccade.audit`.
+        rule: a mask, also as text; None reads the configuration of the model. See `saccade.audit`.
         kwargs: further arguments of `saccade.audit`.
 
     Returns:
@@ -32,7 +30,7 @@ def assert_reach(model: Callable[..., Any], rule: Declared | str | None = None, 
         >>> assert_reach(models.small_decoder(), masks.Causal(), length=24)["reach"].verdict
         'held'
     """
-    __tracebackhide__ = True  # pytest shows the line of the test, not this one
+    __tracebackhide__ = True  # make pytest show the line of the test
     report = audit(model, rule, **kwargs)
     if not report.ok:
         raise AssertionError(f"assert_reach: the model does not keep the rule\n{report}")

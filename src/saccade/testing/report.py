@@ -1,4 +1,4 @@
-"""What a conformance run found, as a value that prints as a table."""
+"""The report of a conformance run, which prints as a table."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import torch
 
 from saccade.testing.laws import Law, LawBroken
 
-__all__ = ["Report", "Result", "Verdict"]
-
 Verdict = Literal["kept", "broken", "not offered", "not applicable"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One law tried on one case in one dtype.
+    """The result of one law on one case in one dtype.
 
     Attributes:
         law, case: names.
@@ -39,7 +37,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All results of a run. ``print(report)`` is the table of laws and verdicts, with a counter-example each.
+    """All results of a run. ``print(report)`` shows the laws with their verdicts and a counter-example for each.
 
     Attributes:
         results: one per law, case and dtype.
@@ -56,21 +54,21 @@ class Report:
 
     @property
     def broken(self) -> tuple[Result, ...]:
-        """Laws that were tried and did not hold; each carries its counter-example."""
+        """Laws that were tried and did not hold, with counter-examples."""
         return self._with("broken")
 
     @property
     def not_offered(self) -> tuple[Result, ...]:
-        """Laws that could not be tried, since the function does not offer what they need."""
+        """Laws that could not be tried because the function lacks an option."""
         return self._with("not offered")
 
     @property
     def ok(self) -> bool:
-        """Something was tried, and nothing is broken."""
+        """Whether some law was tried and none is broken."""
         return bool(self.kept) and not self.broken
 
     def raise_if_broken(self) -> Report:
-        """Raise `LawBroken` with the table and all counter-examples, or return the report itself."""
+        """Raise `LawBroken` with the table and all counter-examples, or return the report."""
         if self.broken:
             raise LawBroken("\n".join([str(self), "", *(str(result) for result in self.broken)]))
         return self

@@ -1,4 +1,4 @@
-"""The cases of scores, relative biases and sinks, alone and together."""
+"""Cases of scores, relative biases and sinks, alone and together."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import Any
 from saccade.positions import T5, ALiBi, Bias, Clipped, GridTable, ShawKeys
 from saccade.scores import Additive, Bilinear, Cosine, Dot, Gaussian
 from saccade.testing import shared_masks
-from saccade.testing.case import Case
-from saccade.testing.seeded import seeded
+from saccade.testing.case import Case, seeded
 
-__all__ = ["EVICTED", "INGREDIENTS", "LARGE_INGREDIENTS", "RAGGED", "SHUFFLED"]
-
-# Where tokens may stand: lines of different lengths, a cache from which keys are gone, and any order.
+# Positions: sequences of different lengths, a cache with evicted keys, and any order.
 RAGGED: dict[str, Any] = {
     "q_len": 3,
     "kv_len": 5,
@@ -46,7 +43,7 @@ _SCORES = (
 
 
 def _relative(name: str, build: Callable[[], Bias], **options: Any) -> Iterator[Case]:
-    """One relative bias wherever tokens may stand."""
+    """Return cases of one relative bias at many kinds of positions."""
     bias = seeded(build)
     yield Case(name, *shared_masks.window(2, 3), relative=bias, **options)
     yield Case(f"{name}-extend", None, None, q_len=3, kv_len=9, relative=bias, **options)

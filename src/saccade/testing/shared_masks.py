@@ -1,4 +1,4 @@
-"""Masks that several cases share, each with the same over again in plain integers; and sizes of large cases."""
+"""Masks that several cases share, each also as a function of plain integers; and sizes of large cases."""
 
 from __future__ import annotations
 
@@ -7,21 +7,7 @@ from typing import Any
 from saccade.masks import Causal, Documents, Global, Mask, Padding, Predicate, Strided, Window, sparse_transformer
 from saccade.testing.case import Rule
 
-__all__ = [
-    "CAUSAL",
-    "LARGE",
-    "MIXED",
-    "document_of",
-    "documents",
-    "left_padding",
-    "padding",
-    "sparse",
-    "streaming",
-    "strided",
-    "window",
-]
-
-Said = tuple[Mask, Rule]
+MaskAndRule = tuple[Mask, Rule]
 LARGE: dict[str, Any] = {"batch": 1, "num_heads": 2, "num_kv_heads": 1, "q_len": 450, "kv_len": 450}
 
 
@@ -29,48 +15,48 @@ def _is_mixed(b: Any, h: Any, q: Any, kv: Any) -> Any:
     return (q + kv + h + b) % 3 != 0
 
 
-CAUSAL: Said = (Causal(), lambda b, h, q, kv: kv <= q)
-MIXED: Said = (Predicate(_is_mixed), _is_mixed)  # tells everything apart
+CAUSAL: MaskAndRule = (Causal(), lambda b, h, q, kv: kv <= q)
+MIXED: MaskAndRule = (Predicate(_is_mixed), _is_mixed)  # depends on item, head, query and key
 
 
-def window(left: int, right: int) -> Said:
-    """Neighbours on both sides."""
+def window(left: int, right: int) -> MaskAndRule:
+    """Return a window."""
     return Window(left, right), lambda b, h, q, kv: q - left <= kv <= q + right
 
 
-def streaming(left: int, *tokens: int) -> Said:
-    """The last keys, and global tokens."""
+def streaming(left: int, *tokens: int) -> MaskAndRule:
+    """Return a causal window with global tokens."""
     mask = Causal() & (Window(left, 0) | Global(tokens))
     return mask, lambda b, h, q, kv: kv <= q and (kv >= q - left or q in tokens or kv in tokens)
 
 
-def strided(step: int) -> Said:
-    """Every so many keys."""
+def strided(step: int) -> MaskAndRule:
+    """Return a stride."""
     return Strided(step), lambda b, h, q, kv: q % step == kv % step
 
 
-def sparse(step: int) -> Said:
-    """The last keys, and every so many before."""
+def sparse(step: int) -> MaskAndRule:
+    """Return the mask of a sparse transformer."""
     return sparse_transformer(step), lambda b, h, q, kv: kv <= q and (kv >= q - step or q % step == kv % step)
 
 
-def padding(*lengths: int) -> Said:
-    """So many tokens in each item, and padding behind them."""
+def padding(*lengths: int) -> MaskAndRule:
+    """Return padding after the tokens of each item."""
     return Padding(lengths), lambda b, h, q, kv: kv < lengths[b]
 
 
-def left_padding(padded_len: int, *lengths: int) -> Said:
-    """Causal, with padding before the tokens of each item."""
+def left_padding(padded_len: int, *lengths: int) -> MaskAndRule:
+    """Return a causal mask with padding before the tokens of each item."""
     mask = Padding(lengths, side="left", padded_len=padded_len) & Causal()
     return mask, lambda b, h, q, kv: padded_len - lengths[b] <= kv <= q
 
 
-def documents(*lengths: int) -> Said:
-    """Documents one behind the other."""
-    own = document_of(*lengths)
-    return Documents(lengths), lambda b, h, q, kv: own[q] == own[kv]
+def documents(*lengths: int) -> MaskAndRule:
+    """Return consecutive documents."""
+    document = document_of(*lengths)
+    return Documents(lengths), lambda b, h, q, kv: document[q] == document[kv]
 
 
 def document_of(*lengths: int) -> tuple[int, ...]:
-    """The document of each position."""
+    """Return the document of each position."""
     return tuple(document for document, length in enumerate(lengths) for _ in range(length))

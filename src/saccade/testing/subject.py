@@ -1,4 +1,4 @@
-"""The function under test, and how it is called."""
+"""The function under test, and how to call it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from saccade.support.validation import check_choice
 from saccade.testing.case import Case
 from saccade.testing.problem import Problem
 
-__all__ = ["OPTIONS", "Claims", "Subject"]
-
 OPTIONS = ("bias", "scale", "softcap", "dropout_p", "sink_logit", "score", "relative")
 _POSITIONS = ("q_positions", "kv_positions")
 _LACKS = {"lse": "gives no lse", "gqa": "takes no grouped heads", "relative": "takes no relative bias"}
@@ -24,33 +22,33 @@ _LACKS = {"lse": "gives no lse", "gqa": "takes no grouped heads", "relative": "t
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """What an author says about a function beyond what every function must keep. A claim is tested.
+    """Promises about a function beyond the laws. Each is tested.
 
     Attributes:
-        memory_exponent: the largest tensor on the way grows as length to this power; 1.0 is linear memory.
+        memory_exponent: the largest intermediate tensor grows as length to this power; 1.0 is linear memory.
     """
 
     memory_exponent: float | None = None
 
 
 class Subject:
-    """An attention function in the kit's calling convention.
+    """An attention function in the calling convention of the kit.
 
     Args:
         function: ``function(query, key, value, mask, **options) -> out``. Options (``bias``, ``scale``,
-            ``softcap``, ``dropout_p``, ``sink_logit``, ``score``) are passed only where they are used, and so are
-            ``q_positions`` and ``kv_positions``, where something is read at positions: a mask with
-            ``masks="objects"``, or a relative bias. Such a bias is a `saccade.positions.Bias`, passed as ``bias``.
+            ``softcap``, ``dropout_p``, ``sink_logit``, ``score``) are passed only where they are used. So are
+            ``q_positions`` and ``kv_positions``, for a mask with ``masks="objects"`` or a relative bias, which is
+            a `saccade.positions.Bias` passed as ``bias``.
         call, with_lse, offers, reasons, gqa, masks, claims, device: see `saccade.testing.check`.
 
     Attributes:
-        offers: names of what it takes: options, "lse" and "gqa". Asked for anything else, it must refuse.
-        unsaid: options of which nobody says whether it takes them; it is not asked for these.
-        promises: it is said beforehand what it answers: asked for that, it must not refuse.
+        offers: names of accepted options, "lse" and "gqa". The function must refuse all others.
+        unsaid: options that may or may not be accepted; they are not tried.
+        promises: the accepted options were stated, so the function must not refuse them.
 
     Raises:
         TypeError: not callable.
-        ValueError: an unknown option among the offers, or masks handed over in an unknown form.
+        ValueError: an unknown option among the offers, or an unknown form of masks.
         RuntimeError, AssertionError: torch has no such device here.
     """
 
@@ -77,7 +75,7 @@ class Subject:
             rule = f"be among {', '.join((*OPTIONS, *_POSITIONS))}"
             raise value_error("offers", rule, ", ".join(sorted(unknown)))
         self.function, self.call, self.lse_function, self.reasons = function, call, with_lse, reasons
-        torch.empty(0, device=device)  # a device that is not there is no fault of the function
+        torch.empty(0, device=device)  # a missing device is no fault of the function
         self.masks, self.device = masks, device
         self.claims = Claims() if claims is None else claims
         options = _signature_offers(call or function) if offers is None else frozenset(offers)
@@ -89,7 +87,7 @@ class Subject:
         self.promises = offers is not None or reasons is not None
 
     def output(self, problem: Problem) -> Tensor:
-        """The function's answer to a problem."""
+        """Return the output for a problem."""
         out = self._answer(self.function, problem)
         if not isinstance(out, Tensor):
             hint = "pass call= to pick the output, or with_lse= if it returns (out, lse)"
@@ -97,48 +95,48 @@ class Subject:
         return out
 
     def output_and_lse(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """The function's answer with the log-sum-exp of each row."""
+        """Return the output and the log-sum-exp of each row."""
         out, lse = self._answer(self.lse_function, problem)
         return out, lse
 
     def lacks(self, case: Case, needed: Collection[str]) -> tuple[str, ...]:
-        """Why a case cannot be tried: a reason for each thing that it or the law needs and nobody offers."""
+        """Return why a case cannot be tried: a reason for each option that it or the law needs and that is missing."""
         reads_positions = self.masks == "objects" or case.relative is not None
         return self.missing([*needed, *case.needs, *(case.explicit_positions if reads_positions else ())])
 
     def missing(self, needed: Collection[str]) -> tuple[str, ...]:
-        """A reason for each thing that is needed and not offered."""
+        """Return a reason for each needed option that is not offered."""
         return tuple(_LACKS.get(name, f"takes no {name}") for name in dict.fromkeys(needed) if name not in self.offers)
 
     def needed(self, problem: Problem) -> tuple[str, ...]:
-        """What it must offer to answer a problem: options and positions by name."""
+        """Return the names of options and positions that a problem needs."""
         return (*problem.in_use, *(problem.positions if self._reads_positions(problem) else ()))
 
     def ask(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
-        """What ``self.function`` or ``self.lse_function`` says to a problem as it stands, whatever is offered."""
+        """Call ``self.function`` or ``self.lse_function`` on a problem, whatever is offered."""
         if function is None:
             raise value_error("with_lse", "be given to ask for the lse", None)
         tensors = (problem.query, problem.key, problem.value)
-        mask, options = self._spoken(problem)
+        mask, options = self._arguments(problem)
         if self.call is None:
             return function(*tensors, mask, **options)
         return self.call(function, *tensors, mask, **options)
 
     def reasons_against(self, problem: Problem) -> tuple[str, ...]:
-        """The reasons that the function gives beforehand not to answer a problem; empty if it will."""
+        """Return the reasons of the function against a problem, before it runs; empty if there are none."""
         if self.reasons is None:
             return ()
-        mask, options = self._spoken(problem)
+        mask, options = self._arguments(problem)
         return tuple(self.reasons(problem.query, problem.key, problem.value, mask, **options))
 
     def _answer(self, function: Callable[..., Any] | None, problem: Problem) -> Any:
         lacks = self.missing(self.needed(problem))
-        if lacks:  # a law has made this problem of one that the function takes
+        if lacks:  # a law derived this problem from an accepted one
             raise unsupported("the function", lacks)
         return self.ask(function, problem if "gqa" in self.offers else problem.ungrouped())
 
-    def _spoken(self, problem: Problem) -> tuple[object, dict[str, Any]]:
-        """The mask and the options of a problem in the form that the function wants."""
+    def _arguments(self, problem: Problem) -> tuple[object, dict[str, Any]]:
+        """Return the mask and the options of a problem in the form that the function takes."""
         options = problem.options | (problem.positions if self._reads_positions(problem) else {})
         return problem.allowed if self.masks == "dense" else problem.mask, options
 
@@ -149,9 +147,9 @@ class Subject:
 def _signature_offers(function: Callable[..., Any]) -> frozenset[str] | None:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin does not say what it takes
+    except (TypeError, ValueError):  # a builtin has no signature
         return None
     named = {parameter.name for parameter in parameters}
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    said = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # a parameter does not say what it takes
+    said = (name for name in (*OPTIONS, *_POSITIONS) if name != "relative")  # a parameter does not show its type
     return frozenset(name for name in said if anything or name in named)

@@ -1,9 +1,8 @@
-"""How wrong a number may be: one table, the same on every machine.
+"""Tolerances: one table, the same on every machine.
 
 The error of a tensor is its largest absolute difference to the reference, divided by the largest magnitude of
-the reference, or by 1 where that is smaller. (The inputs of all cases are of order one, so that is the scale
-of results; a gradient that ought to be zero has nothing to be relative to.) An infinity equals itself, a NaN
-nothing.
+the reference, or by 1 where that is smaller. (The inputs of all cases are of order one, and so are results; a gradient
+of zero has no scale.) An infinity equals itself, a NaN nothing.
 """
 
 from typing import Literal, NamedTuple
@@ -11,13 +10,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Quantity", "Tolerance", "TOLERANCES", "error", "tolerance"]
-
 Quantity = Literal["output", "lse", "gradient"]
 
 
 class Tolerance(NamedTuple):
-    """The largest error that counts as rounding, and why it is that large."""
+    """The largest error that counts as rounding, with the reason."""
 
     limit: float
     reason: str
@@ -48,12 +45,12 @@ TOLERANCES: dict[tuple[torch.dtype, Quantity], Tolerance] = {
 
 
 def tolerance(dtype: torch.dtype, quantity: Quantity) -> float:
-    """The largest error that counts as rounding, for inputs of a dtype."""
+    """Return the largest error that counts as rounding, for inputs of a dtype."""
     return TOLERANCES[dtype, quantity].limit
 
 
 def error(got: Tensor, want: Tensor) -> float:
-    """The error of ``got`` as defined above; inf if anything is NaN, 0 if there is nothing to compare."""
+    """Return the error of ``got`` as defined above; inf if anything is NaN, 0 for empty tensors."""
     if want.numel() == 0:
         return 0.0
     differences = difference(got, want)
@@ -62,6 +59,6 @@ def error(got: Tensor, want: Tensor) -> float:
 
 
 def difference(got: Tensor, want: Tensor) -> Tensor:
-    """Absolute differences in float64: 0 between equal infinities, inf wherever there is a NaN."""
+    """Return absolute differences in float64: 0 between equal infinities, inf at a NaN."""
     got, want = got.detach().double(), want.detach().double()
     return torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-__all__ = ["is_special", "spelled"]
-
 _SPECIAL = re.compile(r"\[[A-Z]+\d*\]|<[|｜].*[|｜]>|</?s>|<(pad|unk|bos|eos|mask|sep|cls|start_of_turn|end_of_turn)>")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _LONGEST = 12  # most tokens of one character

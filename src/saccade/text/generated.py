@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from saccade.support.errors import value_error
 
-__all__ = ["generated", "with_generated"]
-
 _END = "<!-- made until here -->"
 
 

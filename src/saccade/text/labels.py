@@ -5,8 +5,6 @@ import unicodedata
 from saccade.support.errors import escaped
 from saccade.support.validation import check_int
 
-__all__ = ["display_width", "legible", "shorten", "visible"]
-
 _SIGNS = str.maketrans({"\n": "↵", "\t": "⇥"})
 
 

@@ -7,8 +7,6 @@ import torch
 from saccade.support.errors import type_error, value_error
 from saccade.text.words import Word
 
-__all__ = ["merge"]
-
 
 def merge(weights: torch.Tensor, query_words: Sequence[Word], key_words: Sequence[Word] | None = None) -> torch.Tensor:
     """Merge the rows and columns of word pieces into words.

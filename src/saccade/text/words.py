@@ -7,8 +7,6 @@ from typing import Protocol
 
 from saccade.support.errors import value_error
 
-__all__ = ["Word", "words"]
-
 _APOSTROPHES = frozenset("'’")
 _SEPARATORS = frozenset(".,'’")
 _WRITTEN = str.maketrans("Ġ▁Ċĉč", "  \n\t\r")  # how vocabularies spell what is not seen

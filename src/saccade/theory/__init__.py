@@ -1,4 +1,4 @@
-"""What is said about attention, checked by running it: claims, measurements, verdicts."""
+"""Claims about attention, checked by running them: claims, measurements, verdicts."""
 
 from saccade.theory.claim import Claim, Verdict
 from saccade.theory.claims import CLAIMS, find

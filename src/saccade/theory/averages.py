@@ -1,4 +1,4 @@
-"""Rows of weights as averages: convex combinations, means, and what dropout does to them."""
+"""Rows of weights as averages: convex combinations, means, and the effect of dropout on them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from torch import Tensor
 
 from saccade.masks import Causal, Mask, Padding
 from saccade.matrix import AttentionMatrix, attention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_most, equal, same
-
-__all__ = ["beyond_hull"]
 
 _CAUSAL = Causal()
 
 
 def beyond_hull(outputs: Tensor, value: Tensor, allowed: Tensor, directions: Tensor) -> float:
-    """How far outputs stick out of the convex hull of the values that they may use; below 0 if none does.
+    """Return how far outputs lie outside the convex hull of the visible values; below 0 if none does.
 
-    A point lies in a hull if and only if in no direction it reaches further than the furthest of its corners.
+    A point lies in a hull if and only if in no direction it extends further than every corner.
     """
     heights = (value @ directions.T)[None].expand(len(outputs), -1, -1)
     furthest = heights.masked_fill(~allowed[:, :, None], -torch.inf).amax(1)
@@ -32,7 +29,7 @@ def beyond_hull(outputs: Tensor, value: Tensor, allowed: Tensor, directions: Ten
     latex=r"o_i\in\mathrm{conv}\{v_j: j\in V(i)\}",
     source="tutorials; rows of weights are not below 0 and sum to 1",
     verdict="holds if",
-    conditions="one head is looked at before the output projection, without dropout, and over the values of the keys "
+    conditions="it refers to one head before the output projection, without dropout, and over the values of the keys "
     "that the query may attend to",
 )
 def convex_combination(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
@@ -84,8 +81,8 @@ def uniform_weights_are_mean_pooling(
     latex=r"\sum_j \mathrm{dropout}(A)_{ij}=1",
     source="code of tutorials that drops weights and returns them",
     verdict="refuted",
-    conditions="dropout keeps the expected sum, not the sum: it belongs to the product, and weights that are looked at "
-    "should be those before it",
+    conditions="dropout keeps the expected sum, not the sum: it belongs to the product; to inspect weights, take "
+    "those before dropout",
 )
 def dropout_keeps_distributions(
     draw: Draw, *, dropout_p: float = 0.5, drop: Callable[..., Tensor] = AttentionMatrix.matmul

@@ -1,4 +1,4 @@
-"""The information bottleneck, where both of its terms can be counted."""
+"""The information bottleneck of a small problem, where both of its terms can be counted."""
 
 from __future__ import annotations
 
@@ -11,29 +11,26 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import attention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, equal
-
-__all__ = ["bits", "kept_and_told"]
 
 _BETA = 2.0
 _INPUTS = tuple(itertools.product((0, 1), repeat=3))  # three fair coins; the target is the first
 
 
 def bits(outcomes: Sequence[Hashable]) -> float:
-    """Entropy of outcomes that are equally probable, in bits."""
+    """Return the entropy in bits of a list of equally probable outcomes."""
     return sum(-count / len(outcomes) * math.log2(count / len(outcomes)) for count in Counter(outcomes).values())
 
 
 def kept_and_told(outcomes: Sequence[Hashable], targets: Sequence[Hashable]) -> tuple[float, float]:
-    """I(X; Z) and I(Z; Y) in bits, for one outcome Z = f(X) for each of equally probable inputs X."""
+    """Return I(X; Z) and I(Z; Y) in bits, for Z = f(X) and equally probable inputs X."""
     both = list(zip(outcomes, targets, strict=True))
     return bits(outcomes), bits(outcomes) + bits(targets) - bits(both)
 
 
 def _maps(n: int) -> Iterator[tuple[int, ...]]:
-    """Every way to tell n inputs apart or not: for each input the number of its class."""
+    """Yield every partition of n inputs: for each input the number of its class."""
     classes: list[tuple[int, ...]] = [()]
     for _ in range(n):
         classes = [(*one, own) for one in classes for own in range(max(one, default=-1) + 2)]
@@ -46,9 +43,9 @@ def _maps(n: int) -> Iterator[tuple[int, ...]]:
     source='tutorials; the principle: Tishby et al. 1999, arXiv:physics/0004057; for networks Saxe et al. 2018, "On '
     'the information bottleneck theory of deep learning"',
     verdict="refuted",
-    conditions="softmax weights are above 0, so in general the output still tells all inputs apart: the first term is "
-    "at its largest, and no part of attention makes it smaller. Weights of exactly 0, or noise, discard; training "
-    "for the target counts the second term alone",
+    conditions="softmax weights are above 0, so in general the output still distinguishes all inputs: the first term "
+    "is at its maximum, and no part of attention reduces it. Weights of exactly 0, or noise, discard information; "
+    "training for the target affects only the second term",
 )
 def attention_is_an_information_bottleneck(
     draw: Draw,
@@ -56,7 +53,7 @@ def attention_is_an_information_bottleneck(
     attend: Callable[..., Tensor] = attention,
     terms: Callable[[Sequence[Hashable], Sequence[Hashable]], tuple[float, float]] = kept_and_told,
 ) -> Measurements:
-    """Attention keeps what says something about the target and discards the rest: an information bottleneck."""
+    """Attention retains information about the target and discards the rest: an information bottleneck."""
     coins, targets = torch.tensor(_INPUTS, dtype=torch.float64), [first for first, *_ in _INPUTS]
     tags = torch.eye(3, dtype=torch.float64).expand(8, 1, 3, 3)
 

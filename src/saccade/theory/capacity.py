@@ -1,4 +1,4 @@
-"""Capacity: how many pairs of key and value a state of fixed size gives back."""
+"""Capacity: how many pairs of key and value a state of fixed size can return."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ from saccade.masks import Causal
 from saccade.matrix import attention
 from saccade.mechanisms import Delta, Linear
 from saccade.tasks import mqar
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
-
-__all__ = ["Recall", "recalled_by_attention", "recalled_by_best_state", "recalled_by_delta_rule", "recalled_by_linear"]
 
 Recall = Callable[[Tensor, Tensor], Tensor]
 """What is given back for each of the keys ``[n, d_k]`` after all of their values ``[n, d_v]`` were read."""
 
 
 def recalled_by_best_state(key: Tensor, value: Tensor) -> Tensor:
-    """The state of d_k x d_v numbers that gives back most, by least squares, however it would be written."""
+    """Recall from the best state of d_k x d_v numbers, found by least squares."""
     return key @ torch.linalg.lstsq(key, value, driver="gelsd").solution
 
 
 def recalled_by_delta_rule(key: Tensor, value: Tensor) -> Tensor:
-    """DeltaNet: each pair is written once; then each key is asked for, and nothing is written."""
+    """Recall by DeltaNet: write each pair once, then query each key without writing."""
     both = torch.cat([key, key])[None, None]
     beta = torch.cat([torch.ones(len(key)), torch.zeros(len(key))]).to(key)[None, None]
     matrix = Delta(scale=1.0)(both, both, beta=beta, mask=Causal())
@@ -37,18 +34,18 @@ def recalled_by_delta_rule(key: Tensor, value: Tensor) -> Tensor:
 
 
 def recalled_by_linear(key: Tensor, value: Tensor) -> Tensor:
-    """Linear attention with as many features as key entries."""
+    """Recall by linear attention with as many features as key entries."""
     found: Tensor = Linear("relu")(key[None, None], key[None, None]) @ value[None, None]
     return found[0, 0]
 
 
 def recalled_by_attention(key: Tensor, value: Tensor) -> Tensor:
-    """Attention with sharp scores: it keeps every pair, so what it keeps grows with n."""
+    """Recall by attention with sharp scores; it stores every pair, so its memory grows with n."""
     return attention(key[None, None], key[None, None], value[None, None], scale=1e4)[0, 0]
 
 
 def _answered(draw: Draw, recall: Recall, pairs: int = 64, width: int = 16) -> float:
-    """Share of the questions of `saccade.tasks.mqar` that are answered, tokens being random unit vectors."""
+    """Return the share of right answers to `saccade.tasks.mqar`, with random unit vectors for tokens."""
     task = mqar(1, 4 * pairs, pairs, vocab_size=4 * pairs + 1, seed=draw.integer())
     read = task.tokens[0, : task.context_len].reshape(-1, 2)
     key, value = (torch.nn.functional.normalize(draw.normal(4 * pairs + 1, width), dim=-1) for _ in range(2))
@@ -74,7 +71,7 @@ def a_fixed_state_limits_what_is_remembered(
     linear: Recall = recalled_by_linear,
     attend: Recall = recalled_by_attention,
 ) -> Measurements:
-    """What a recurrence can remember is limited by the fixed size of its state; attention is not."""
+    """The fixed size of its state limits the memory of a recurrence; attention has no such limit."""
     n, width = 16, 8
     values = torch.eye(n, dtype=torch.float64)
     crowded = torch.nn.functional.normalize(draw.normal(n, width), dim=-1)

@@ -1,25 +1,69 @@
-"""Claim: a statement about attention, and the run that says whether it holds."""
+"""Claims: statements about attention, the runs that check them, and the random numbers of a run."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 from saccade.support.errors import type_error
 from saccade.support.validation import check_int
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement, Measurements
-
-__all__ = ["VERDICTS", "Check", "Claim", "Verdict", "claim"]
 
 Verdict = Literal["holds", "holds if", "refuted"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds if", "refuted")
 Check = Callable[..., Measurements]
+M = TypeVar("M", bound=nn.Module)
+
+
+class Draw:
+    """Random tensors in float64, for one claim and one seed.
+
+    Args:
+        seed: of the run.
+        name: of the claim; two claims with one seed draw independently.
+
+    Attributes:
+        used: whether anything was drawn. A check without random numbers gives the same result for every seed.
+    """
+
+    def __init__(self, seed: int, name: str):
+        entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode())])
+        self._generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
+        self.used = False
+
+    def normal(self, *shape: int) -> Tensor:
+        """Draw independent normal numbers with mean 0 and variance 1."""
+        self.used = True
+        return torch.randn(shape, dtype=torch.float64, generator=self._generator)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Draw independent numbers between 0 and 1."""
+        self.used = True
+        return torch.rand(shape, dtype=torch.float64, generator=self._generator)
+
+    def permutation(self, n: int) -> Tensor:
+        """Draw a permutation of the numbers below n, int64 ``[n]``."""
+        self.used = True
+        return torch.randperm(n, generator=self._generator)
+
+    def integer(self) -> int:
+        """Draw a number below 2³¹, for a function that takes a seed."""
+        self.used = True
+        return int(torch.randint(0, 1 << 31, (), generator=self._generator))
+
+    def module(self, make: Callable[[], M]) -> M:
+        """Build a float64 module with its usual initial parameters, without changing torch's generator."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.integer())
+            return make().double()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +72,12 @@ class Claim:
 
     Attributes:
         name: words joined by hyphens.
-        topic: what it is about.
-        statement: the claim in a sentence, as it is usually made, right or wrong.
+        topic: its subject.
+        statement: one sentence, as the claim is usually made, right or wrong.
         latex: the same as a formula.
-        source: where it is stated, or where it is put right.
+        source: a reference that states or corrects it.
         verdict: "holds", "holds if" (under the conditions), "refuted" (by a counter-example).
-        conditions: under which conditions it holds, or what is right instead.
+        conditions: of a claim that holds only under them, or the correct statement.
         trial: the function that measures; `check` calls it.
 
     Example:
@@ -56,28 +100,27 @@ class Claim:
 
     @property
     def ingredients(self) -> tuple[str, ...]:
-        """Names of the formulas and functions that `check` can be given in the place of its own."""
+        """Names of the formulas and functions that `check` accepts as replacements."""
         parameters = inspect.signature(self.trial).parameters.values()
         return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
     def check(self, seed: int = 0, **kwargs: Any) -> tuple[Measurement, ...]:
-        """Measure.
+        """Run the check.
 
         Args:
             seed: of the random numbers.
-            kwargs: one's own formula or function in the place of an ingredient (`ingredients` names them): a wrong one
-                makes some measurement disagree.
+            kwargs: replacements for `ingredients`; a wrong formula or function makes some measurement disagree.
 
         Returns:
             The measurements. The verdict stands if every one of them agrees.
 
         Raises:
-            TypeError: a seed that is no int, an ingredient that the check does not have.
+            TypeError: a seed that is no int, or an unknown ingredient.
         """
         return self.measure(Draw(check_int("seed", seed, 0), self.name), **kwargs)
 
     def measure(self, draw: Draw, **kwargs: Any) -> tuple[Measurement, ...]:
-        """Measure with the random numbers of a `Draw`."""
+        """Run the check with the random numbers of a `Draw`."""
         unknown = sorted(set(kwargs) - set(self.ingredients))
         if unknown:
             rule = f"be among {', '.join(self.ingredients)}" if self.ingredients else "be left out"
@@ -91,7 +134,7 @@ class Claim:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Tensors as small as those of a claim gain little from several threads, and lose much beside a busy process."""
+    """Use one thread: the tensors of a claim are too small for more, which would also wait for busy processes."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -103,12 +146,12 @@ def _one_thread() -> Iterator[None]:
 def claim(
     topic: str | None = None, *, latex: str, source: str, verdict: Verdict, conditions: str = ""
 ) -> Callable[[Check], Claim]:
-    """Make a claim of a function: its name is the claim's, its first paragraph the statement, its module the topic."""
+    """Make a claim of a function: its name is the name, its first paragraph the statement, its module the topic."""
 
     def make(trial: Check) -> Claim:
         name = trial.__name__.replace("_", "-")
         statement = " ".join((trial.__doc__ or "").split("\n\n")[0].split())
-        own = trial.__module__.rpartition(".")[2] if topic is None else topic
-        return Claim(name, own, statement, latex, source, verdict, conditions, trial)
+        subject = trial.__module__.rpartition(".")[2] if topic is None else topic
+        return Claim(name, subject, statement, latex, source, verdict, conditions, trial)
 
     return make

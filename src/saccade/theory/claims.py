@@ -1,4 +1,4 @@
-"""All claims, topic by topic, and as Markdown for the documents."""
+"""All claims by topic, and their Markdown for the documents."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ from saccade.theory import (
 )
 from saccade.theory.claim import Claim, Verdict
 
-__all__ = ["CLAIMS", "CONDITION", "find", "sections", "table"]
-
 _TOPICS = (
     *(scaling, similarity, softmax, gradients, products, averages, symmetry, universality, rank, spectrum, mixture),
     *(
@@ -65,11 +63,11 @@ CONDITION: dict[Verdict, str] = {"holds": "With", "holds if": "If", "refuted": "
 
 
 def find(name: str) -> Claim:
-    """The claim of this name.
+    """Return the claim with this name.
 
     Raises:
-        TypeError: a name that is no text.
-        ValueError: no claim has it.
+        TypeError: the name is no text.
+        ValueError: no claim has this name.
 
     Example:
         >>> print(find("attention-has-low-rank").verdict)
@@ -85,14 +83,14 @@ def find(name: str) -> Claim:
 
 
 def table(claims: Sequence[Claim]) -> str:
-    """One row for each claim: name, verdict, statement."""
-    lines = ["| claim | verdict | what is said |", "|---|---|---|"]
+    """Write one row per claim: name, verdict, statement."""
+    lines = ["| claim | verdict | statement |", "|---|---|---|"]
     lines += [f"| `{claim.name}` | {claim.verdict} | {claim.statement} |" for claim in claims]
     return "\n".join(lines) + "\n"
 
 
 def sections(claims: Sequence[Claim]) -> str:
-    """One section for each claim: statement, formula, conditions, source."""
+    """Write one section per claim: statement, formula, conditions, source."""
     return "\n".join(_section(claim) for claim in claims)
 
 

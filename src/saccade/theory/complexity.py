@@ -12,11 +12,8 @@ from saccade.masks import Causal, Mask, Window
 from saccade.matrix import AttentionMatrix, attention
 from saccade.mechanisms import Linear, Mechanism
 from saccade.testing.laws.memory import largest_tensor
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_most, equal
-
-__all__ = ["Attend", "attention_layer", "dense", "flops", "growth", "recurrence"]
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention of queries, keys and values."""
@@ -25,19 +22,19 @@ _WINDOW = Window(64, 64)
 
 
 def flops(compute: Callable[[], object]) -> int:
-    """Floating-point operations of all matrix products, two for each multiplication and addition."""
+    """Count floating-point operations of all matrix products, two per multiply-add."""
     with FlopCounterMode(display=False) as counter:
         compute()
     return int(counter.get_total_flops())
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention that writes all weights out."""
+    """Compute attention with the dense weights."""
     return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
 
 
 def recurrence(x: Tensor) -> Tensor:
-    """A recurrent network's products: one d × d matrix for the state and one for the input, each step."""
+    """Run the products of a recurrent network: per step a d × d matrix for the state and one for the input."""
     state, weight = x.new_zeros(x.shape[0], 1, x.shape[-1]), x.new_zeros(x.shape[-1], x.shape[-1])
     for step in range(x.shape[2]):
         state = torch.tanh(state @ weight + x[:, 0, step : step + 1] @ weight)
@@ -45,7 +42,7 @@ def recurrence(x: Tensor) -> Tensor:
 
 
 def growth(count: Callable[[int], float], length: int) -> float:
-    """How many times more twice the length costs."""
+    """Return how much more twice the length costs, as a factor."""
     return count(2 * length) / count(length)
 
 
@@ -60,7 +57,7 @@ def _zeros(length: int) -> Tensor:
 def _counted(
     attend: Attend, count: Callable[[Callable[[], object]], int] = flops, made: Callable[[int], Tensor] = _on_meta
 ) -> Callable[[int], int]:
-    """What self-attention costs, by length."""
+    """Return the cost of self-attention for each length."""
 
     def of(length: int) -> int:
         x = made(length)
@@ -147,7 +144,7 @@ def a_hundred_thousand_tokens_are_infeasible(
 
 
 def attention_layer(x: Tensor) -> Tensor:
-    """Self-attention with all that it multiplies: queries, keys, values, weights, sums, the output projection."""
+    """Run self-attention with all of its products: projections, weights, weighted sums, output."""
     weight = x.new_zeros(x.shape[-1], x.shape[-1])
     return dense(x @ weight, x @ weight, x @ weight) @ weight
 

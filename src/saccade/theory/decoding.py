@@ -1,4 +1,4 @@
-"""Decoding: one token at a time, with the keys and values of earlier ones kept."""
+"""Decoding: one token at a time, with cached keys and values."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from torch import Tensor
 from saccade.masks import Mask
 from saccade.models import Decoder, DecoderConfig
 from saccade.nn import MultiHeadAttention
-from saccade.theory.claim import claim
+from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, flops
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, differ, equal, same
-
-__all__ = ["decoder", "one_by_one"]
 
 _PROMPT, _LENGTH = 6, 16
 
 
 def decoder(num_kv_heads: int = 4) -> Decoder:
-    """A small decoder with random weights: 2 layers of 4 heads of 8."""
+    """Build a small decoder with random weights: 2 layers of 4 heads of width 8."""
     return Decoder(
         DecoderConfig(
             vocab_size=_LENGTH,
@@ -37,7 +34,7 @@ def decoder(num_kv_heads: int = 4) -> Decoder:
 
 
 def one_by_one(model: Decoder, tokens: Tensor, prompt: int) -> tuple[Tensor, int]:
-    """Logits of a prompt read at once and of the tokens after it, one at a time; and the bytes that are kept."""
+    """Return logits of a prompt at once and of later tokens one at a time, and the bytes of the cache."""
     cache = model.new_cache()
     pieces = [tokens[:, :prompt], *tokens[:, prompt:].split(1, dim=1)]
     return torch.cat([model(piece, cache=cache) for piece in pieces], 1), cache.nbytes
@@ -48,8 +45,9 @@ def one_by_one(model: Decoder, tokens: Tensor, prompt: int) -> tuple[Tensor, int
     source="tutorials on the KV cache; Shazeer 2019, arXiv:1911.02150, and Ainslie et al. 2023, arXiv:2305.13245, for "
     "heads that share keys and values",
     verdict="holds if",
-    conditions="attention is causal: otherwise each new token changes what the earlier ones say. Of n tokens a layer "
-    "keeps 2 n numbers for each entry of a key head; where several heads share one, the cache is as many times smaller",
+    conditions="attention is causal: otherwise each new token changes the results of the earlier ones. For n tokens "
+    "a layer stores 2 n numbers for each entry of a key head; if several heads share one, the cache is smaller by "
+    "that factor",
 )
 def prefill_and_decode_are_the_full_run(
     draw: Draw,
@@ -58,7 +56,7 @@ def prefill_and_decode_are_the_full_run(
     make: Callable[[int], Decoder] = decoder,
     mask: Mask | None = None,
 ) -> Measurements:
-    """A prompt read at once, then token by token with a KV cache, gives what the whole text gives."""
+    """Prefill, then decoding token by token with a KV cache, gives the result of the full run."""
     tokens = draw.permutation(_LENGTH)[None]
     found = {}
     with torch.no_grad():

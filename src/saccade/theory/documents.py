@@ -1,4 +1,4 @@
-"""What tutorials say about attention, sentence by sentence, and which measurement could contradict the verdict."""
+"""Statements of tutorials about attention, each with the measurement that could contradict its verdict."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from typing import NamedTuple
 from saccade.theory.claim import Verdict
 from saccade.theory.claims import find
 
-__all__ = ["DOCUMENTS", "Document", "Said", "listed", "tables"]
-
 _CHINESE: dict[Verdict, str] = {"holds": "成立", "holds if": "有条件成立", "refuted": "被推翻"}
 
 
 class Said(NamedTuple):
-    """A statement of a tutorial, and what judges it.
+    """A statement of a tutorial, and the claim that judges it.
 
     Attributes:
         statement: in our words.
         chinese: the same in Chinese.
         claim: the name of the claim that judges it.
         row: the measurement of that claim that could contradict the verdict.
-        verdict: on this statement; that of the claim, if the file does not say another.
+        verdict: on this statement; by default that of the claim.
     """
 
     statement: str
@@ -34,7 +32,7 @@ class Said(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A tutorial and what it says, in its order.
+    """A tutorial and its statements, in its order.
 
     Attributes:
         title: in English.
@@ -77,9 +75,9 @@ def listed(documents: Sequence[Document] | None = None) -> str:
 def tables(documents: Sequence[Document] | None = None, *, chinese: bool = False) -> str:
     """Like `listed`, as Markdown: one table per document."""
     head = (
-        "| 它说 | 结论 | 论断 | 可推翻结论的测量 |"
+        "| 论述 | 结论 | 论断 | 可推翻结论的测量 |"
         if chinese
-        else "| it says | verdict | claim | could contradict it |"
+        else "| statement | verdict | claim | measurement that could contradict it |"
     )
     parts = []
     for document in DOCUMENTS if documents is None else documents:

@@ -1,4 +1,4 @@
-"""Random features and random projections: what is unbiased, what is not, and how many it takes."""
+"""Random features and random projections: bias, variance, and the number that is needed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, estimate, same
-
-__all__ = ["divided", "kernel_samples", "printed_projections", "variance_of_positive", "variance_of_trigonometric"]
 
 _CHOROMANSKI = "Choromanski et al. 2021, arXiv:2009.14794"
 _WANG = "Wang et al. 2020, arXiv:2006.04768"
@@ -22,7 +19,7 @@ _WANG = "Wang et al. 2020, arXiv:2006.04768"
 def kernel_samples(
     x: Tensor, y: Tensor, directions: Tensor, kind: Literal["positive", "trigonometric"] = "positive"
 ) -> Tensor:
-    """One estimate of exp(x·y) for each random direction ``[m, d]``."""
+    """Return one estimate of exp(x·y) for each random direction ``[m, d]``."""
     squares = (x.square().sum() + y.square().sum()) / 2
     if kind == "positive":
         return (directions @ (x + y) - squares).exp()
@@ -30,13 +27,13 @@ def kernel_samples(
 
 
 def variance_of_positive(x: Tensor, y: Tensor) -> Tensor:
-    """Variance of one positive feature's estimate."""
+    """Return the variance of the estimate by one positive feature."""
     together = (x + y).square().sum().exp()
     return together * (2 * (x @ y)).exp() * (1 - 1 / together)
 
 
 def variance_of_trigonometric(x: Tensor, y: Tensor) -> Tensor:
-    """Variance of one trigonometric feature's estimate."""
+    """Return the variance of the estimate by one trigonometric feature."""
     apart = (-(x - y).square().sum()).exp()
     return (x + y).square().sum().exp() * (-2 * (x @ y)).exp() * (1 - apart) ** 2 / 2
 
@@ -62,7 +59,7 @@ def features_estimate_the_kernel(draw: Draw, *, samples: Callable[..., Tensor] =
 
 
 def divided(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """φ(Q)(φ(K)ᵀV), each row divided by φ(q)·Σφ(k)."""
+    """Return φ(Q)(φ(K)ᵀV), each row divided by φ(q)·Σφ(k)."""
     gathered = query @ (key.T @ value)
     return gathered / (query @ key.sum(0))[:, None]
 
@@ -73,8 +70,8 @@ def divided(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     + _CHOROMANSKI
     + ", equation 4",
     verdict="refuted",
-    conditions="each row must be divided by φ(q)·Σφ(k), as softmax is by its sum: what is printed gives sums, not "
-    "averages, even with exact features",
+    conditions="each row must be divided by φ(q)·Σφ(k), as softmax is by its sum: the printed formula gives sums, "
+    "not averages, even with exact features",
 )
 def features_need_no_division(
     draw: Draw,
@@ -84,7 +81,7 @@ def features_need_no_division(
 ) -> Measurements:
     """Attention is about φ(Q) (φ(K)ᵀ V), for features φ of the softmax kernel."""
     n, places = 12, 5
-    # Keys at five places, and one feature for each of them: exp(q·k) exactly.
+    # Five distinct keys with one feature each: exp(q·k) exactly.
     points, at = draw.normal(places, 4), torch.arange(n) % places
     query, value = draw.normal(n, 4), draw.normal(n, 3)
     of_query, of_key = (query @ points.T).exp(), torch.eye(places, dtype=torch.float64)[at]
@@ -106,7 +103,7 @@ def performer_attention_is_unbiased(draw: Draw, *, samples: Callable[..., Tensor
     """A Performer estimates attention without bias."""
     width, trials = 8, 10_000
     query, keys = _unit(draw, width, 1.0), torch.stack([_unit(draw, width, 1.0) for _ in range(4)])
-    keys[0] = query  # the key that takes most, and whose weight varies most
+    keys[0] = query  # the key with the largest weight, which also varies most
     exact = (keys @ query).softmax(0)[0]
     biases = {}
     for features in (4, 64):
@@ -171,8 +168,10 @@ def positive_features_are_always_better(
     latex=r"\lVert\tilde P w-Pw\rVert\le\varepsilon\lVert Pw\rVert,\quad\mathrm{rank}\tilde P=\Theta(\log n)",
     source=_WANG + ", theorem 1",
     verdict="refuted",
-    conditions="the random projection keeps each product up to an additive error of about |P_i||w|/√k, whatever the "
-    "matrix; nothing about attention makes it relative. That trained attention is nearly of low rank is an observation",
+    conditions="the random projection preserves each product up to an additive error of about |P_i||w|/√k, whatever "
+    "the "
+    "matrix; nothing about attention makes it relative. That trained attention is nearly of low rank is only an "
+    "observation",
 )
 def attention_is_low_rank_by_projection(
     draw: Draw,
@@ -181,7 +180,7 @@ def attention_is_low_rank_by_projection(
 ) -> Measurements:
     """A random projection to Θ(log n) dimensions keeps attention up to a small relative error."""
     n, error_allowed = 512, 0.5
-    rank = math.ceil(5 * math.log(n) / (error_allowed**2 - error_allowed**3))  # what the theorem asks for: 250
+    rank = math.ceil(5 * math.log(n) / (error_allowed**2 - error_allowed**3))  # the theorem requires 250
     weights = (draw.normal(n, 16) @ draw.normal(n, 16).T / 4).softmax(-1)
     values = draw.normal(n, 64)
     directions = draw.normal(rank, n) / rank**0.5
@@ -204,7 +203,7 @@ def attention_is_low_rank_by_projection(
 
 
 def printed_projections(directions: Tensor, delta: float) -> tuple[Tensor, Tensor]:
-    """E = δR and F = exp(-δ)R, as the proof of Linformer's second theorem prints them."""
+    """Return E = δR and F = exp(-δ)R, as printed in the proof of Linformer's second theorem."""
     return delta * directions, math.exp(-delta) * directions
 
 
@@ -212,8 +211,8 @@ def printed_projections(directions: Tensor, delta: float) -> tuple[Tensor, Tenso
     latex=r"\lVert\mathrm{softmax}(qK^\top E^\top)FV-\mathrm{softmax}(qK^\top)V\rVert\le\varepsilon",
     source=_WANG + ", theorem 2 and its proof",
     verdict="refuted",
-    conditions="this is about the construction that the proof prints: for small δ and large its error is that of an "
-    "output of zeros, even with twice as many slots as keys. Others may do better; those of a Linformer are trained",
+    conditions="this refers to the construction in the proof: for small and large δ its error is that of an output "
+    "of zeros, even with twice as many slots as keys. Others may do better; those of a Linformer are trained",
 )
 def linformer_is_exact_by_construction(
     draw: Draw, *, projections: Callable[[Tensor, float], tuple[Tensor, Tensor]] = printed_projections

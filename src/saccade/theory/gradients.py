@@ -11,11 +11,8 @@ from torch import Tensor
 
 from saccade.masks import Causal
 from saccade.matrix import attention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, same
-
-__all__ = ["Gradients", "backward"]
 
 
 class Gradients(NamedTuple):
@@ -33,7 +30,7 @@ class Gradients(NamedTuple):
 
 
 def backward(weights: Tensor, query: Tensor, key: Tensor, value: Tensor, output_gradient: Tensor) -> Gradients:
-    """The gradients in closed form, without any Jacobian: one head, ``[len, width]``, scale 1/√d_k.
+    """Compute the gradients in closed form, without a Jacobian: one head, ``[len, width]``, scale 1/√d_k.
 
     dV = Aᵀ dO, dA = dO Vᵀ, dS = A ∘ (dA - D) with D the sums of the rows of dO ∘ O, dQ = dS K / √d_k and
     dK = dSᵀ Q / √d_k.

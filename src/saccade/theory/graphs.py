@@ -8,21 +8,18 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Global, Mask, Random, Window, bigbird
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
-
-__all__ = ["contains_star", "diameter"]
 
 
 def contains_star(allowed: Tensor) -> bool:
-    """Whether some token sees all and is seen by all, and every token sees itself."""
+    """Check whether some token sees all and is seen by all, and every token sees itself."""
     centres = allowed.all(0) & allowed.all(1)
     return bool(centres.any() and allowed.diagonal().all())
 
 
 def diameter(allowed: Tensor) -> int:
-    """Layers after which every token can depend on every other; -1 if never."""
+    """Return the number of layers after which every token can depend on every other, or -1."""
     reached, layers = allowed, 1
     while not reached.all():
         further = (reached.float() @ allowed.float()) > 0
@@ -40,7 +37,8 @@ def _bigbird(seed: int) -> Mask:
     latex=r"D\supseteq S\ \Rightarrow\ \text{universal approximation},\quad|D|=O(n)",
     source="Zaheer et al. 2020, arXiv:2007.14062, theorem 1; what a run can check is the condition, not the theorem",
     verdict="holds if",
-    conditions="there is a global token: the theorem asks for a star (a token that sees all and that all see), for "
+    conditions="there is a global token: the theorem requires a star (a token that attends to all, and to which all "
+    "attend), for "
     "compact inputs of a fixed length, positions, and as many layers as it takes",
 )
 def bigbird_has_what_the_theorem_needs(draw: Draw, *, pattern: Callable[[int], Mask] = _bigbird) -> Measurements:
@@ -59,8 +57,8 @@ def bigbird_has_what_the_theorem_needs(draw: Draw, *, pattern: Callable[[int], M
 
 @claim(
     latex=r"\text{window}+\text{random}\ \Rightarrow\ \text{universal}",
-    source="summaries of Zaheer et al. 2020, arXiv:2007.14062, whose theorem 1 asks for the star; proposition 1 there "
-    "bounds what few pairs can do in few layers",
+    source="summaries of Zaheer et al. 2020, arXiv:2007.14062, whose theorem 1 requires the star; proposition 1 "
+    "there bounds what few pairs can do in few layers",
     verdict="refuted",
     conditions="the theorem says nothing about them: they contain no star, and a window alone takes n/w layers to "
     "join the ends. One global token is enough for both",
@@ -71,7 +69,7 @@ def windows_and_random_keys_suffice(
     pattern: Callable[[int], Mask] = lambda seed: Window(4, 4) | Random(1, 4, seed),
     layers: Callable[[Tensor], int] = diameter,
 ) -> Measurements:
-    """A window and random keys have what the theorem of universal approximation needs."""
+    """A window and random keys meet the conditions of the universal approximation theorem."""
     n = 128
     allowed = pattern(draw.integer()).to_dense(n)[0, 0]
     yield apart("contains a star", contains_star(allowed), True, 0.5)

@@ -1,4 +1,4 @@
-"""Several heads against one."""
+"""Several heads compared with one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ from torch import Tensor
 
 from saccade.masks import Window
 from saccade.matrix import attention
-from saccade.theory.claim import claim
+from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, flops
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, equal, same
-
-__all__ = ["best_of_one_head", "least_error_of_one_head"]
 
 
 def least_error_of_one_head(share: tuple[float, float] = (-1.0, 1.0)) -> float:
-    """Least error of one head on the worse of two inputs, as a multiple of a token's length, whatever its weights do.
+    """Return the least error of one head on the worse of two inputs, as a multiple of a token's length.
 
-    Three equal tokens c: the output is w c whatever the weights are, and 0 is wanted. Tokens c, 0, -c: 2c is wanted,
-    and with the weights a and b the output is w (a - b) c. ``share`` is the range of a - b: weights are not below 0 and
-    sum to 1 at most.
+    For three equal tokens c the target is 0, and the output is w c for any weights. For tokens c, 0, -c the target is
+    2c, and weights a and b give w (a - b) c. ``share`` is the range of a - b: weights are not negative and sum to at
+    most 1.
     """
     map_of_values = torch.linspace(-4, 4, 1601, dtype=torch.float64)[:, None]
     between = torch.linspace(*share, 201, dtype=torch.float64)
@@ -31,7 +28,7 @@ def least_error_of_one_head(share: tuple[float, float] = (-1.0, 1.0)) -> float:
 
 
 def best_of_one_head(first: float, second: float) -> float:
-    """Least share of the variance of x₁ - x₂ that W(a x₁ + b x₂) must leave, with the best W for these weights."""
+    """Return the least share of the variance of x₁ - x₂ that W(a x₁ + b x₂) leaves, for the best W."""
     return 1 - (first - second) ** 2 / (2 * (first**2 + second**2))
 
 
@@ -50,7 +47,7 @@ def two_heads_do_what_one_cannot(
     floor: Callable[[], float] = least_error_of_one_head,
     residual: Callable[[float, float], float] = best_of_one_head,
 ) -> Measurements:
-    """Two heads can give what one head cannot, whatever its weights are."""
+    """Two heads can compute functions that one head cannot, whatever its weights."""
     n, width = 12, 3
     x = draw.normal(1, 1, n, width)
     heads = x.expand(1, 2, n, width).contiguous()
@@ -60,7 +57,7 @@ def two_heads_do_what_one_cannot(
     yield same("two heads with output projections I and -I", (seen[0] - seen[1])[1:-1], wanted)
     least = floor()
     yield equal("one head, any weights: error on the worse of two inputs, against a token's length", least, 1.0, 1e-9)
-    # Weights that do not depend on the data: what the best projection leaves, by least squares.
+    # Weights that do not depend on the data: the residual of the best projection, by least squares.
     first, second = draw.normal(4000, width), draw.normal(4000, width)
     gathered, target = 0.9 * first + 0.1 * second, first - second
     best = torch.linalg.lstsq(gathered, target).solution
@@ -77,7 +74,7 @@ def two_heads_do_what_one_cannot(
 def heads_cost_what_one_costs(
     draw: Draw, *, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = dense
 ) -> Measurements:
-    """Eight heads of width 64 cost what one head of width 512 costs."""
+    """Eight heads of width 64 cost the same as one head of width 512."""
     several, one = (torch.empty(1, heads, 128, 512 // heads, device="meta") for heads in (8, 1))
     counted = [flops(partial(attend, x, x, x)) for x in (several, one)]
     yield equal("operations in matrix products, as a multiple", counted[0] / counted[1], 1.0)

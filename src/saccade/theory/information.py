@@ -1,4 +1,4 @@
-"""Information: what sparse weights bound and what they do not, what they tell, and what they do not explain."""
+"""Information: the bounds of sparse weights, and the limits of weights as explanations."""
 
 from __future__ import annotations
 
@@ -11,47 +11,36 @@ from torch import Tensor
 from saccade.masks import Window
 from saccade.matrix import AttentionMatrix, attention
 from saccade.theory.bottleneck import bits
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
 from saccade.theory.rank import weights_of
 
-__all__ = [
-    "chosen_support",
-    "divergence_from_mean_row",
-    "fixed_support",
-    "gaussian_information",
-    "other_weights",
-    "patterns",
-    "without_each",
-]
-
 
 def gaussian_information(weights: Tensor, variance: float) -> float:
-    """I(X; AX + ε) in nats for each feature, X standard normal, ε of this variance: half the log-determinant."""
+    """Return I(X; AX + ε) in nats per feature, for standard normal X and ε of this variance: half a log-determinant."""
     eye = torch.eye(len(weights), dtype=weights.dtype)
     return float(torch.linalg.slogdet(eye + weights @ weights.T / variance)[1]) / 2
 
 
 def divergence_from_mean_row(weights: Tensor) -> float:
-    """Mutual information of query and key position, as the mean divergence of rows from the mean row."""
+    """Return the mutual information of query and key position: the mean divergence of rows from the mean row."""
     mean = weights.mean(0)
     ratio = torch.where(weights > 0, weights * (weights / mean).log(), 0.0)
     return float(ratio.sum(-1).mean())
 
 
 def other_weights(weights: Tensor, value: Tensor) -> Tensor:
-    """Rows that sum to 1, are not below 0, and give the same output, with as little weight as can be where it was.
+    """Return rows with equal output, no negative weight and sum 1, moved as far from the old weights as possible.
 
-    A walk along the edges of what these linear constraints allow, as linear programming takes it: each step leaves the
-    remaining keys' old weight no higher, until one more weight is 0; d_v + 1 keys are left.
+    It walks along edges of the feasible polytope, like linear programming: each step sets one more weight to 0 without
+    raising the total old weight of the remaining keys, until d_v + 1 keys are left.
     """
     constraints = torch.cat([value, torch.ones(len(value), 1, dtype=value.dtype)], 1)
     found = weights.clone()
     for row, old in zip(found, weights, strict=True):
         kept = torch.arange(len(row))
         while len(kept) > constraints.shape[1]:
-            # What may move: orthogonal to the columns of the values and to the ones. Downhill, or as it comes.
+            # A direction orthogonal to the columns of the values and to the ones; downhill if it has a slope.
             free = torch.linalg.svd(constraints[kept].T).Vh[constraints.shape[1] :]
             direction = -(free.T @ (free @ old[kept]))
             if direction.norm() < 1e-9:
@@ -64,19 +53,19 @@ def other_weights(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def patterns(n: int) -> dict[str, Tensor]:
-    """Three matrices of n queries and keys: one key for each query, the same key for all, all keys alike."""
+    """Return three ``[n, n]`` matrices: one key for each query, the same key for all, and all keys equally."""
     eye = torch.eye(n, dtype=torch.float64)
     return {"one key each": eye, "sink": eye[:1].expand(n, n), "uniform": torch.full_like(eye, 1 / n)}
 
 
 def fixed_support(tokens: Tensor) -> Tensor:
-    """What the last token gathers from itself and the one before: the mask says so, not the tokens."""
+    """Sum the last token and the one before: the mask chooses them, not the tokens."""
     x = tokens[:, None]
     return attention(x, x, x, Window(1, 0))[:, 0, -1]
 
 
 def chosen_support(tokens: Tensor) -> Tensor:
-    """The first token whose first entry is highest: which one that is depends on what the tokens are."""
+    """Return the first token with the highest first entry: the tokens choose it."""
     scores = tokens[..., 0] - 0.01 * torch.arange(tokens.shape[1])
     return tokens[torch.arange(len(tokens)), scores.argmax(-1)]
 
@@ -86,9 +75,8 @@ def chosen_support(tokens: Tensor) -> Tensor:
     source="tutorials; the bound is that of a function of these tokens, Cover and Thomas 2006, section 2.8",
     verdict="holds if",
     conditions="one query's output is meant, the keys it sees are fixed by the mask, and it is among them. If the "
-    "tokens choose where to look, the choice itself tells something; and the outputs of all queries "
-    "together are not bounded: with noise they tell (d/2) log det(I + AAᵀ/σ²), one key for each query the "
-    "most of all",
+    "tokens choose the keys, the choice itself carries information; and the outputs of all queries together are not "
+    "bounded: with noise they carry (d/2) log det(I + AAᵀ/σ²), most of all with one key for each query",
 )
 def sparse_weights_bound_information(
     draw: Draw,
@@ -98,7 +86,7 @@ def sparse_weights_bound_information(
     information: Callable[[Tensor, float], float] = gaussian_information,
 ) -> Measurements:
     """Sparse weights bound the information that passes from the input to the output."""
-    # Every outcome of six coins, as tokens that also say where they stand.
+    # Every outcome of six coins, as tokens that also contain their position.
     coins, width = 6, 5
     faces = draw.normal(coins, 2, width)
     faces[..., 0] = torch.tensor([-1.0, 1.0])
@@ -127,7 +115,9 @@ def sparse_weights_bound_information(
 def position_information(
     draw: Draw, *, divergence: Callable[[Tensor], float] = divergence_from_mean_row
 ) -> Measurements:
-    """How much the place of a query says about where it looks follows exactly from entropies and column sums."""
+    """Entropies and column sums give exactly the information that a query's position has about the position it
+    attends to.
+    """
     n = 24
     for name, one in patterns(n).items():
         expected = math.log(n) if name == "one key each" else 0.0
@@ -141,7 +131,7 @@ def position_information(
 
 
 def without_each(attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """How far each output moves if the value of one key is set to 0, ``[q_len, kv_len]``: an intervention."""
+    """Return the change of each output when the value of one key is set to 0, ``[q_len, kv_len]``."""
     outputs = attend(query[None, None], key[None, None], value[None, None])[0, 0]
     moved = []
     for index in range(len(value)):
@@ -158,8 +148,8 @@ def without_each(attend: Callable[..., Tensor], query: Tensor, key: Tensor, valu
     "ones that the model makes",
     verdict="refuted",
     conditions="with more keys than d_v + 1, other rows that sum to 1 give the same output for these values, with "
-    "most of the attention elsewhere. What the weights do say is what happens if a value is taken away: "
-    "the others say it wrong",
+    "most of the attention elsewhere. The weights do predict the effect of removing a value; the other weights "
+    "predict it wrongly",
 )
 def weights_explain_the_output(
     draw: Draw,

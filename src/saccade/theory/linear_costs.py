@@ -1,4 +1,4 @@
-"""What Linformer and Performer cost, counted in the operations of the library's own mechanisms."""
+"""Costs of Linformer and Performer, counted in the operations of the mechanisms here."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from torch import Tensor
 
 from saccade.mechanisms import Linformer, Performer
 from saccade.mechanisms.linformer import LinformerMatrix
-from saccade.theory.claim import claim
+from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, flops, growth
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_most, equal
-
-__all__ = ["operations_of_linformer", "operations_of_performer"]
 
 
 def _tokens(length: int, width: int) -> Tensor:
@@ -22,7 +19,7 @@ def _tokens(length: int, width: int) -> Tensor:
 
 
 def operations_of_linformer(length: int, rank: int, width: int) -> int:
-    """Of one head with this many slots, written out: a fused kernel does the same and is not counted."""
+    """Count the operations of one head with this many slots, computed densely: counters do not see fused kernels."""
     x = _tokens(length, width)
     mechanism = Linformer(length, rank)
 
@@ -35,7 +32,7 @@ def operations_of_linformer(length: int, rank: int, width: int) -> int:
 
 
 def operations_of_performer(length: int, features: int, width: int) -> int:
-    """Of one head with this many random features."""
+    """Count the operations of one head with this many random features."""
     x = _tokens(length, width)
     made = Performer(features)
     made(x, x) @ x  # draws the directions
@@ -69,7 +66,7 @@ def linformer_costs_n_k(draw: Draw, *, count: Callable[[int, int, int], int] = o
     latex=r"O(nd)\ \text{or}\ O(nmd)",
     source="tutorials, which leave out m; with it Choromanski et al. 2021, arXiv:2009.14794, section 2.2",
     verdict="holds if",
-    conditions="the number m of random features is held fixed: it takes O(n m d), more than exact attention where n is "
+    conditions="the number m of random features is held fixed: it takes O(n m d), more than exact attention if n is "
     "about m; and m for a given error grows with the norms (how-many-features)",
 )
 def performer_costs_n_d(draw: Draw, *, count: Callable[[int, int, int], int] = operations_of_performer) -> Measurements:

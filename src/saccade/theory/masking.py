@@ -9,15 +9,12 @@ from torch import Tensor
 
 from saccade.masks import Causal, Padding
 from saccade.matrix import attention, attention_with_lse
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, equal, same
-
-__all__ = ["filled"]
 
 
 def filled(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, constant: float = -1e9) -> Tensor:
-    """Attention as tutorials mask it: forbidden scores are replaced by a large negative number."""
+    """Compute attention as tutorials mask it: hidden scores are replaced by a large negative number."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     return scores.masked_fill(~allowed, constant).softmax(-1) @ value
 
@@ -34,8 +31,8 @@ def _raises(compute: Callable[[], object]) -> bool:
     latex=r"s_{ij}\leftarrow-10^9\ \text{masks}",
     source="code of tutorials, with -1e9 or -1e20",
     verdict="holds if",
-    conditions="the query sees some key, scores are not float16, and nothing is added or capped afterwards. A "
-    "query that sees none gets the mean of all values, and in float16 the number does not exist",
+    conditions="the query sees some key, scores are not float16, and nothing is added or capped afterwards. A query "
+    "that sees no key gets the mean of all values, and in float16 the number does not exist",
 )
 def a_large_negative_number_masks(
     draw: Draw,
@@ -66,8 +63,8 @@ def a_large_negative_number_masks(
     latex=r"s_{ij}+(1-m_{ij})\cdot(-10^9)",
     source="code that adds a mask to the scores",
     verdict="holds if",
-    conditions="as for a-large-negative-number-masks; near -10⁹ float32 knows multiples of 64 only, so a query that "
-    "sees nothing gets weights made of rounding; and -10⁴ leaves it its true weights",
+    conditions="as for a-large-negative-number-masks; near -10⁹ float32 has multiples of 64 only, so the weights of "
+    "a query that sees nothing are rounding errors; and -10⁴ leaves its true weights",
 )
 def an_added_number_masks(
     draw: Draw,
@@ -88,7 +85,7 @@ def an_added_number_masks(
 
 @claim(
     latex=r"V(i)=\emptyset\ \Rightarrow\ o_i=0,\ \log Z_i=-\infty,\ \nabla=0",
-    source="the empty sum; what this library promises for every kernel",
+    source="the empty sum; this library guarantees it for every kernel",
     verdict="holds",
 )
 def empty_rows_give_nothing(
@@ -110,16 +107,16 @@ def empty_rows_give_nothing(
     latex=r"j\notin V(i)\ \Rightarrow\ \partial o_i/\partial k_j=\partial o_i/\partial v_j=0",
     source="tutorials; Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3",
     verdict="holds",
-    conditions="the mask stands in the scores before softmax. A causal mask lets a token see itself: what is generated "
-    "at place i + 1 was made of the tokens up to i",
+    conditions="the mask is applied to the scores before softmax. A causal mask lets a token see itself: the token "
+    "at position i + 1 is generated from the tokens up to i",
 )
 def masks_hide_the_future_and_padding(draw: Draw, *, attend: Callable[..., Tensor] = attention) -> Measurements:
-    """What a mask hides, later tokens or padding, has no influence."""
+    """Tokens hidden by a mask, later ones or padding, have no influence."""
     n, tokens = 8, 5
     q, k, v = (draw.normal(1, 1, n, 4) for _ in range(3))
 
     def influence(mask: object) -> Tensor:
-        """How much each output depends on each key and value, ``[n, n]``."""
+        """Return how much each output depends on each key and value, ``[n, n]``."""
 
         def of(key: Tensor, value: Tensor) -> Tensor:
             return attend(q, key, value, mask)[0, 0].sum(-1)
@@ -130,7 +127,7 @@ def masks_hide_the_future_and_padding(draw: Draw, *, attend: Callable[..., Tenso
     causal, padded = influence(Causal()), influence(Padding([tokens], padded_len=n))
     yield equal("causal: largest influence of a later token", float(causal.triu(1).max()), 0.0)
     yield at_least("causal: smallest influence of the token itself and of earlier ones", _least(causal), 1e-6)
-    yield equal("padding: largest influence of what is no token", float(padded[:, tokens:].max()), 0.0)
+    yield equal("padding: largest influence of a padding token", float(padded[:, tokens:].max()), 0.0)
 
 
 def _least(lower: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Measurement: what was expected, what was seen, and how far apart the two may be."""
+"""Measurement: an expected number, a measured number, and a tolerance."""
 
 from __future__ import annotations
 
@@ -10,20 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = [
-    "SIGMAS",
-    "Measurement",
-    "Measurements",
-    "Relation",
-    "apart",
-    "at_least",
-    "at_most",
-    "differ",
-    "equal",
-    "estimate",
-    "same",
-]
-
 Relation = Literal["=", "<=", ">=", "!="]
 
 SIGMAS = 6.0
@@ -33,17 +19,17 @@ SIGMAS = 6.0
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One number, beside the number that it ought to be.
+    """A measured number and the number that it is compared with.
 
     Attributes:
         what: the quantity.
-        relation: "=" within the tolerance, "<=" and ">=" up to it; "!=" further apart than it, which is how a claim is
-            refuted: ``expected`` is then what the claim says.
+        relation: "=" within the tolerance, "<=" and ">=" up to it; "!=" further apart than it, which refutes a claim:
+            then ``expected`` is the number of the claim.
         expected: the number to compare with.
         seen: the number measured.
-        tolerance: how far off it may be; for "!=", how far off it must be.
-        why: where the tolerance comes from.
-        chance: an upper bound on the probability that a right number fails; 0 where nothing is estimated.
+        tolerance: largest difference allowed; for "!=", the smallest.
+        why: the reason of the tolerance.
+        chance: an upper bound on the probability that a right number fails; 0 without random estimates.
     """
 
     what: str
@@ -56,7 +42,7 @@ class Measurement:
 
     @property
     def agrees(self) -> bool:
-        """Whether what was seen is what it ought to be; never for NaN."""
+        """Whether the measured number agrees; never for NaN."""
         if self.relation == "=":
             return abs(self.seen - self.expected) <= self.tolerance
         if self.relation == "!=":
@@ -75,37 +61,37 @@ Measurements = Iterator[Measurement]
 
 
 def equal(what: str, seen: float, expected: float, tolerance: float = 1e-12, why: str = "rounding") -> Measurement:
-    """``seen`` ought to be ``expected``."""
+    """Expect ``seen`` to equal ``expected``."""
     return Measurement(what, "=", float(expected), float(seen), tolerance, f"± {tolerance:.2g}, {why}")
 
 
 def at_most(what: str, seen: float, bound: float, tolerance: float = 0.0) -> Measurement:
-    """``seen`` ought not to be above ``bound``."""
+    """Expect ``seen`` to be at most ``bound``."""
     return Measurement(what, "<=", float(bound), float(seen), tolerance, _room(tolerance))
 
 
 def at_least(what: str, seen: float, bound: float, tolerance: float = 0.0) -> Measurement:
-    """``seen`` ought not to be below ``bound``."""
+    """Expect ``seen`` to be at least ``bound``."""
     return Measurement(what, ">=", float(bound), float(seen), tolerance, _room(tolerance))
 
 
 def apart(what: str, seen: float, claimed: float, margin: float) -> Measurement:
-    """The claim says ``claimed``; ``seen`` is a counter-example, further off than ``margin``."""
+    """Refute ``claimed`` by ``seen``, a counter-example that differs by more than ``margin``."""
     return Measurement(what, "!=", float(claimed), float(seen), margin, f"refuted if more than {margin:.2g} off")
 
 
 def same(what: str, seen: Tensor, expected: Tensor, tolerance: float = 1e-12) -> Measurement:
-    """Two tensors ought to be equal: the largest difference of their entries ought to be 0."""
+    """Expect two tensors to be equal: compare the largest difference of their entries with 0."""
     return equal(f"{what}, largest difference", _farthest(seen, expected), 0.0, tolerance)
 
 
 def differ(what: str, seen: Tensor, claimed: Tensor, margin: float) -> Measurement:
-    """The claim says that two tensors are equal; some entry is a counter-example, further off than ``margin``."""
+    """Refute the claim that two tensors are equal, by an entry that differs by more than ``margin``."""
     return apart(f"{what}, largest difference", _farthest(seen, claimed), 0.0, margin)
 
 
 def estimate(what: str, samples: Tensor, expected: float, bias: float = 0.0) -> Measurement:
-    """The mean of samples ought to be ``expected``, within `SIGMAS` standard errors and a known ``bias``."""
+    """Expect the mean of samples to be ``expected``, within `SIGMAS` standard errors and a known ``bias``."""
     samples = samples.detach().double().flatten()
     error = float(samples.std() / samples.numel() ** 0.5)
     tolerance = SIGMAS * error + bias

@@ -1,4 +1,4 @@
-"""Five mistakes that everyone makes once, and the laws that find them."""
+"""Five common mistakes, and the laws that catch them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from torch import Tensor
 
 from saccade import testing
 
-__all__ = ["MISTAKES", "Mistake"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
     """An attention function with one mistake.
 
     Attributes:
-        name: in a few words.
-        what: what is wrong with it.
+        name: a few words.
+        what: the mistake.
         function: ``function(query, key, value, mask)``, mask True = may attend.
-        caught_by: the law whose counter-example says most.
-        case: the case on which it is shown.
-        claims: what its author promises, if that is what is broken.
+        caught_by: the law with the clearest counter-example.
+        case: the case that shows it.
+        claims: promises about the function, if one of them is broken.
 
     Example:
         >>> from saccade import theory
@@ -42,10 +40,10 @@ class Mistake:
     claims: testing.Claims | None = None
 
     def check(self, function: Callable[..., Tensor] | None = None) -> testing.Report:
-        """Hold the function to the law that catches the mistake, on the case on which it is shown.
+        """Try the law that catches the mistake on the case that shows it.
 
         Args:
-            function: another one in its place; one without the mistake keeps the law.
+            function: a replacement; one without the mistake keeps the law.
         """
         law = next(law for law in testing.LAWS if law.name == self.caught_by)
         cases = [case for case in law.cases or testing.CASES if case.name == self.case]
@@ -60,12 +58,12 @@ class Mistake:
 
     @property
     def message(self) -> str:
-        """The counter-example: what a learner reads."""
+        """The counter-example, for a reader who learns."""
         return str(self.check().broken[0])
 
 
 def _wrong_sides(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    scores = key @ query.mT * query.shape[-1] ** -0.5  # [kv_len, q_len]: the sides are exchanged
+    scores = key @ query.mT * query.shape[-1] ** -0.5  # [kv_len, q_len]: transposed
     weights = scores.masked_fill(~mask.mT, -1e9).softmax(-2)
     return weights @ value
 

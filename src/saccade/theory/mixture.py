@@ -1,4 +1,4 @@
-"""Attention as inference: which mixture has these weights as its posterior, and what is like EM in it."""
+"""Attention as inference: the mixture whose posterior equals the weights, and the relation to EM."""
 
 from __future__ import annotations
 
@@ -9,33 +9,30 @@ from torch import Tensor
 
 from saccade.matrix import attention
 from saccade.scores import Gaussian
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, same
 from saccade.theory.rank import weights_of
 
-__all__ = ["hopfield_energy", "posterior"]
-
 
 def posterior(query: Tensor, key: Tensor, log_prior: Tensor, variance: float) -> Tensor:
-    """Bayes' rule: the probability of component j given q, where q ~ N(k_j, variance I) with prior π_j."""
+    """Return the posterior of component j after q by Bayes' rule, where q ~ N(k_j, variance I) with prior π_j."""
     densities = -(query[:, None] - key[None]).square().sum(-1) / (2 * variance)
     joint = densities + log_prior
     return (joint - joint.logsumexp(-1, keepdim=True)).exp()
 
 
 def hopfield_energy(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
-    """-lse(β X ξ) / β + |ξ|² / 2 of a continuous Hopfield network, up to a constant."""
+    """Return -lse(β X ξ) / β + |ξ|² / 2, the energy of a continuous Hopfield network up to a constant."""
     return state.square().sum(-1) / 2 - (beta * state @ patterns.T).logsumexp(-1) / beta
 
 
 def _step(state: Tensor, patterns: Tensor, beta: float) -> Tensor:
-    """One step of attention with the patterns as keys and values."""
+    """Take one step of attention with the patterns as keys and values."""
     return attention(state[None, None], patterns[None, None], patterns[None, None], scale=beta)[0, 0]
 
 
 def _mean_shift(query: Tensor, key: Tensor) -> Tensor:
-    """Attention to the keys as values, with a Gaussian score."""
+    """Attend to the keys as values, with a Gaussian score."""
     return attention(query[None, None], key[None, None], key[None, None], score=Gaussian().double())[0, 0]
 
 
@@ -91,7 +88,7 @@ def weighted_sum_is_an_m_step(
     yield same("a mixture that moves: gradient at attention's sum, against 0", slope, torch.zeros_like(slope))
     likelihood = [(-(keys - one[:, None]).square().sum(-1) / 2).logsumexp(-1) for one in (query, moved)]
     yield at_least("smallest rise of its log-likelihood", float((likelihood[1] - likelihood[0]).min()), 0.0, 1e-12)
-    # The usual mixture: its means are fitted to the data.
+    # The usual mixture: its means are fitted to data.
     data = draw.normal(n, width)
     found = weights(data, data)
     best = m_step(found, data)

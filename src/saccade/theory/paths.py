@@ -1,4 +1,4 @@
-"""Paths: how far apart two tokens may stand and still reach each other, how strongly, and in how many steps."""
+"""Paths between tokens: their distance, their strength, and the number of steps."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from torch.autograd.graph import Node
 
 from saccade.masks import Causal
 from saccade.matrix import attention
-from saccade.theory.claim import claim
+from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import dense, growth, recurrence
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, at_least, at_most, equal, same
-
-__all__ = ["attending", "convolutions", "critical_path", "influence", "lstm", "recurrent", "scanned"]
 
 _WIDTH, _LENGTH = 16, 65
 
 
 def influence(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """How strongly the last output depends on each input: norms of gradients, ``[batch, len]``, the nearest first.
+    """Return how strongly the last output depends on each input: gradient norms ``[batch, len]``, nearest first.
 
     The gradient is that of a random projection of the last output.
     """
@@ -32,7 +29,7 @@ def influence(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def lstm(draw: Draw, forget_bias: float = 0.0) -> Callable[[Tensor], Tensor]:
-    """An LSTM as torch initialises it, plus a bias of the forget gate."""
+    """Build an LSTM as torch initialises it, plus a bias of the forget gate."""
     network = draw.module(lambda: nn.LSTM(_WIDTH, _WIDTH, batch_first=True))
     with torch.no_grad():
         dict(network.named_parameters())["bias_ih_l0"][_WIDTH : 2 * _WIDTH] += forget_bias
@@ -47,7 +44,7 @@ def lstm(draw: Draw, forget_bias: float = 0.0) -> Callable[[Tensor], Tensor]:
 def recurrent(
     draw: Draw, gain: float, activation: Callable[[Tensor], Tensor] = lambda x: x
 ) -> Callable[[Tensor], Tensor]:
-    """h_t = f(W h_{t-1} + x_t), where W turns the state and multiplies its length by ``gain``."""
+    """Compute h_t = f(W h_{t-1} + x_t), where W turns the state and multiplies its length by ``gain``."""
     weight = gain * torch.linalg.qr(draw.normal(_WIDTH, _WIDTH)).Q
 
     def run(x: Tensor) -> Tensor:
@@ -60,9 +57,9 @@ def recurrent(
 
 
 def scanned(x: Tensor) -> Tensor:
-    """h_t = W h_{t-1} + x_t for all t at once, W half of the identity: each round doubles the reach.
+    """Compute h_t = W h_{t-1} + x_t for all t at once, W half of the identity: each round doubles the reach.
 
-    Rounds follow one another; what happens in one of them does not.
+    Rounds run in sequence; the operations inside a round run in parallel.
     """
     reach, weight = 1, torch.eye(x.shape[-1], dtype=x.dtype) / 2
     while reach < x.shape[-2]:
@@ -72,7 +69,7 @@ def scanned(x: Tensor) -> Tensor:
 
 
 def critical_path(output: Tensor) -> int:
-    """Operations of which each needs the result of the one before: the longest chain in the graph of ``output``."""
+    """Return the length of the longest chain of dependent operations in the graph of ``output``."""
     assert output.grad_fn is not None
     depth: dict[Node, int] = {}
     stack = [output.grad_fn]
@@ -87,7 +84,7 @@ def critical_path(output: Tensor) -> int:
 
 
 def convolutions(draw: Draw, layers: int, kernel_size: int = 3) -> Callable[[Tensor], Tensor]:
-    """Causal convolutions on top of one another."""
+    """Stack causal convolutions."""
     stack = [draw.module(lambda: nn.Conv1d(_WIDTH, _WIDTH, kernel_size)) for _ in range(layers)]
 
     def run(x: Tensor) -> Tensor:
@@ -100,7 +97,7 @@ def convolutions(draw: Draw, layers: int, kernel_size: int = 3) -> Callable[[Ten
 
 
 def attending(draw: Draw) -> Callable[[Tensor], Tensor]:
-    """Causal self-attention, without an output projection."""
+    """Apply causal self-attention without an output projection."""
     maps = [draw.normal(_WIDTH, _WIDTH) / _WIDTH**0.5 for _ in range(3)]
 
     def run(x: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
-"""Pictures of what the claims measure, one for each page about them. Needs matplotlib, imported when one is drawn."""
+"""Figures of the measurements of claims, one per page about them. Needs matplotlib, imported on use."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,30 +13,29 @@ from torch import Tensor
 from saccade.masks import Window
 from saccade.matrix import AttentionMatrix, attention
 from saccade.scores import Gaussian
+from saccade.theory.claim import Draw
 from saccade.theory.complexity import dense, flops, recurrence
-from saccade.theory.draw import Draw
 from saccade.theory.features import variance_of_positive, variance_of_trigonometric
 from saccade.theory.information import gaussian_information, patterns
 from saccade.theory.mistakes import MISTAKES
-from saccade.theory.panels import head, legend, side_by_side
 from saccade.theory.paths import attending, convolutions, influence, lstm
-from saccade.theory.picture_of_training import trained
 from saccade.theory.rank import weights_of
 from saccade.theory.relatives import kalman_update
 from saccade.theory.scaling import inverse_root, movability
 from saccade.theory.softmax import jacobian, jacobian_as_printed
-from saccade.viz.canvas import GREY, INK, INKS, colours
+from saccade.theory.sparsity import TEXT, by_chance, decoder_loss, strongest
+from saccade.theory.trained import attentive, learned, neighbours, recall
+from saccade.viz.canvas import DPI, GREY, INK, INKS, blank, colours
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = ["PICTURES"]
 
 _PURPLE, _RED, _GREEN, _GREY, _FILLED = *INKS[:3], GREY, "#efe9f4"
 
 
 def scaling() -> Figure:
-    """How far weights still react to scores, with and without the scale, against d_k."""
+    """Plot how strongly weights react to scores, with and without the scale, against d_k."""
     draw, widths = Draw(0, "scaling"), [2**power for power in range(1, 12)]
     found = []
     for width in widths:
@@ -55,7 +55,7 @@ def scaling() -> Figure:
 
 
 def softmax() -> Figure:
-    """The Jacobian of a row, and the one that tutorials print."""
+    """Plot the Jacobian of a row, and the one that tutorials print."""
     weights = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0], dtype=torch.float64).softmax(0)
     right, printed = jacobian(weights), jacobian_as_printed(weights[None])[0, :, 0]
     figure, panels = side_by_side(2, 2.6)
@@ -73,7 +73,7 @@ def softmax() -> Figure:
 
 
 def averages() -> Figure:
-    """Values, their hull, and outputs: of attention inside, after dropout wherever they come to lie."""
+    """Plot values, their hull, and outputs: inside for attention, anywhere after dropout."""
     draw, n = Draw(3, "averages"), 9
     value = draw.normal(1, 1, n, 2)
     matrix = AttentionMatrix(2 * draw.normal(1, 1, 40, 2), value)
@@ -95,7 +95,7 @@ def averages() -> Figure:
 
 
 def matrices() -> Figure:
-    """Singular values of scores and weights, and eigenvalues of a sink, uniform and random weights."""
+    """Plot singular values of scores and weights, and eigenvalues of a sink, uniform and random weights."""
     draw = Draw(0, "matrices")
     q, k = draw.normal(64, 8), draw.normal(64, 8)
     figure, (left, right) = side_by_side(2, 3.0)
@@ -122,7 +122,7 @@ def matrices() -> Figure:
 
 
 def inference() -> Figure:
-    """Mean shift by attention, and what three patterns let through."""
+    """Plot mean shift by attention, and the information that three patterns let through."""
     draw = Draw(1, "inference")
     centres = torch.tensor([[-2.0, -1.0], [2.0, -1.2], [0.2, 2.0]], dtype=torch.float64)
     keys = (centres[:, None] + 0.6 * draw.normal(3, 25, 2)).flatten(0, 1)
@@ -156,7 +156,7 @@ def inference() -> Figure:
 
 
 def relatives() -> Figure:
-    """A Kalman update that is no average of prediction and observation."""
+    """Plot a Kalman update that is no average of prediction and observation."""
     prior_cov = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
     noise_cov = torch.tensor([0.1, 5.0], dtype=torch.float64).diag()
     prior, seen = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
@@ -178,8 +178,39 @@ def relatives() -> Figure:
     return figure
 
 
+def trained() -> Figure:
+    """Plot accuracy by number of heads, and lost nats by number of keys that each query of a decoder reads."""
+    figure, (left, right) = side_by_side(2, 3.4)
+    cases = (
+        ("both neighbours", neighbours(1, 2), 32, 0.01, 200),
+        ("one of 16 keys", recall(), 16, 0.03, 400),
+    )
+    counts = (1, 2, 4, 8)
+    for shift, colour, (label, task, width, rate, steps) in zip((-0.2, 0.2), INKS[:2], cases, strict=True):
+        runs = [learned(attentive(heads), task, width=width, rate=rate, steps=steps) for heads in counts]
+        found = [float(run.accuracy.mean()) for run in runs]
+        places = [place + shift for place in range(len(counts))]
+        left.bar(places, found, width=0.38, color=colour, label=label)
+        for place, accuracy in zip(places, found, strict=True):
+            left.text(place, accuracy + 0.02, f"{accuracy:.0%}", ha="center", size=7, color=INK)
+    left.set_xticks(range(len(counts)), [str(heads) for heads in counts])
+    left.set(xlabel="heads, of the same total width", ylabel="accuracy", ylim=(0, 1.35), yticks=(0, 0.5, 1))
+    head(left, "Which is better depends on the task", 9)
+    legend(left, loc="upper left", ncols=2)
+    whole, keys_read = decoder_loss(TEXT), (1, 2, 4, 9, 18, 37, 74)
+    for label, choose, colour in (("drawn by lot", by_chance, INKS[1]), ("the strongest", strongest, INKS[0])):
+        lost = [decoder_loss(TEXT, partial(choose, keys=keys)) - whole for keys in keys_read]
+        right.plot(keys_read, lost, color=colour, marker="o", markersize=3, label=label)
+    right.set(xscale="log", xlabel="keys that a query reads, of 74", ylabel="nats a token lost")
+    right.set_xticks(keys_read, [str(keys) for keys in keys_read])
+    right.minorticks_off()
+    head(right, "Most keys matter little to a decoder", 9)
+    legend(right)
+    return figure
+
+
 def cost() -> Figure:
-    """Counted operations against length, and influence against distance."""
+    """Plot counted operations against length, and influence against distance."""
     figure, (left, right) = side_by_side(2, 3.0)
     lengths, width = [2**power for power in range(4, 14)], 64
 
@@ -217,7 +248,7 @@ def cost() -> Figure:
 
 
 def features() -> Figure:
-    """Variance of two kinds of random features against the angle of query and key."""
+    """Plot the variance of two kinds of random features against the angle of query and key."""
     figure, (axes,) = side_by_side(1, 4.6)
     angles = torch.linspace(0, math.pi, 91, dtype=torch.float64)
     x = torch.tensor([0.7, 0.0], dtype=torch.float64)
@@ -236,11 +267,11 @@ def features() -> Figure:
 
 
 def mistakes() -> Figure:
-    """The matrices of the common mistakes beside the right one: what each function makes of values that are units."""
+    """Plot the matrices of the common mistakes beside the right one, read off by unit vectors as values."""
     draw, n, tokens = Draw(0, "mistakes"), 7, 4
     q, k = 1.5 * draw.normal(1, 1, n, 4), 1.5 * draw.normal(1, 1, n, 4)
     causal, eye = torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.eye(n, dtype=torch.float64)[None, None]
-    padded = (torch.arange(n) < torch.tensor([[n], [tokens]]))[:, None, None]  # two texts; the second is shorter
+    padded = (torch.arange(n) < torch.tensor([[n], [tokens]]))[:, None, None]  # two sequences; the second is shorter
     diagonal = [(x - 0.5, y - 0.5) for y in range(n + 1) for x in (y, y + 1)][1:-1]
     steps = {"wrong mask": [(tokens - 0.5, -0.5), (tokens - 0.5, n - 0.5)]}
     shown = {"right": attention(q, k, eye, causal)}
@@ -258,6 +289,33 @@ def mistakes() -> Figure:
     panels[1].set_xlabel("right of the line: hidden", color=_GREEN)
     figure.colorbar(image, ax=panels, shrink=0.75, aspect=12, pad=0.01).ax.tick_params(labelsize=7)
     return figure
+
+
+def side_by_side(count: int, width: float) -> tuple[Figure, tuple[Axes, ...]]:
+    """Return a figure outside of pyplot with panels side by side, each about ``width`` inches wide."""
+    canvas = blank()
+    figure = canvas.figure
+    figure.clear()
+    figure.set_size_inches(width * count + 0.8, min(width, 3.0) + 0.6)
+    figure.set_layout_engine("constrained")
+    panels = tuple(figure.add_subplot(1, count, number + 1) for number in range(count))
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8, color=INK, labelcolor=INK)
+        axes.xaxis.label.set(size=8, color=INK)
+        axes.yaxis.label.set(size=8, color=INK)
+    assert figure.dpi == DPI, "blank() made it so"
+    return figure, panels
+
+
+def head(axes: Axes, title: str, size: float = 10) -> None:
+    """Write a title above the left end of a panel."""
+    axes.set_title(title, loc="left", size=size, color=INK)
+
+
+def legend(axes: Axes, **place: Any) -> None:
+    """Add the legend of a panel."""
+    axes.legend(frameon=False, fontsize=8, **place)
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {

@@ -1,4 +1,4 @@
-"""The pictures of what the claims measure, with Chinese words in them, for the Chinese pages."""
+"""The figures of the claims with Chinese labels, for the Chinese pages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from saccade.viz.fonts import drawable_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["CHINESE", "PICTURES_IN_CHINESE", "in_chinese"]
 
 CHINESE = {
     # scaling
@@ -102,7 +100,7 @@ def in_chinese(draw: Callable[[], Figure], words: Mapping[str, str] | None = Non
 
     Args:
         draw: draws the figure.
-        words: the Chinese of each whole label, `CHINESE` if None. Other labels stay as they are.
+        words: translations of whole labels, `CHINESE` if None. Other labels stay.
     """
     from matplotlib.text import Text  # noqa: PLC0415  matplotlib is optional
 
@@ -110,12 +108,12 @@ def in_chinese(draw: Callable[[], Figure], words: Mapping[str, str] | None = Non
     figure, told = draw(), frozenset(words.values())
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         names = [label.get_text() for label in axis.get_ticklabels()]
-        if any(name in words for name in names):  # ticks write what they were told, again and again
+        if any(name in words for name in names):  # ticks format their labels on every draw
             axis.set_ticks(axis.get_ticklocs(), labels=[words.get(name, name) for name in names])
     for text in figure.findobj(Text):
         shown, families = drawable_title(words.get(text.get_text(), text.get_text()))
         if shown in told:
-            text.set(text=shown, fontfamily=families, fontstyle="normal")  # Chinese has no italics
+            text.set(text=shown, fontfamily=families, fontstyle="normal")  # Chinese fonts have no italics
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Attention as matrix products, with a matrix that depends on the data."""
+"""Attention as a matrix product, with a matrix that depends on the data."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import AttentionMatrix, attention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
 from saccade.theory.rank import centred_logs, weights_of
-
-__all__ = ["EXAMPLE", "by_hand", "factors_of_logits"]
 
 EXAMPLE = {
     "query": [[0.1, 0.2, -0.3, 0.4], [-0.2, 0.3, 0.1, -0.5]],
@@ -27,7 +24,7 @@ EXAMPLE = {
 def by_hand(
     query: list[list[float]], key: list[list[float]], value: list[list[float]]
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Weights and output, one number after the other."""
+    """Compute weights and output one number at a time."""
     weights, output = [], []
     for q in query:
         scores = [sum(a * b for a, b in zip(q, k, strict=True)) / math.sqrt(len(q)) for k in key]
@@ -39,10 +36,10 @@ def by_hand(
 
 
 def factors_of_logits(weights: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Queries and keys of width ``head_dim`` whose scores are nearest to the logarithms of positive weights.
+    """Return queries and keys of width ``head_dim`` whose scores approximate the logarithms of positive weights best.
 
-    Softmax ignores a constant in each row, so the logarithms are centred first; of what is left the ``head_dim``
-    largest singular values are kept.
+    Softmax ignores a constant in each row, so the logarithms are centred first, and then truncated to their
+    ``head_dim`` largest singular values.
     """
     u, s, vh = torch.linalg.svd(centred_logs(weights))
     root = (s[:head_dim] * math.sqrt(head_dim)).sqrt()
@@ -55,7 +52,7 @@ def factors_of_logits(weights: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     verdict="holds",
 )
 def worked_example(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
-    """Attention computed one number after the other is what the library gives."""
+    """Attention computed number by number equals the result of the library."""
     q, k, v = (torch.tensor(EXAMPLE[name], dtype=torch.float64)[None, None] for name in ("query", "key", "value"))
     weights, output = by_hand(EXAMPLE["query"], EXAMPLE["key"], EXAMPLE["value"])
     eye = torch.eye(3, dtype=torch.float64)[None, None]
@@ -93,7 +90,7 @@ def sums_are_matrix_products(
 
 
 def unfitting(widths: tuple[int, int], lengths: tuple[int, int], attend: Callable[..., Tensor]) -> bool:
-    """Whether attention refuses queries and keys of these widths, keys and values of these lengths."""
+    """Check whether attention refuses queries and keys of these widths, keys and values of these lengths."""
     query, key = torch.zeros(1, 1, 3, widths[0]), torch.zeros(1, 1, lengths[0], widths[1])
     try:
         attend(query, key, torch.zeros(1, 1, lengths[1], 2))
@@ -173,7 +170,7 @@ def any_weighted_average(
     centred = centred_logs(wanted)
     singular = torch.linalg.svdvals(centred)
     yield equal("rank of the centred logarithms", int(torch.linalg.matrix_rank(centred)), n - 1)
-    # No scores of rank 2 come nearer to the centred logarithms than this, whatever queries and keys are.
+    # The least distance of any scores of rank 2 from the centred logarithms.
     yield at_least("distance that d_k = 2 must leave in the logarithms", float(singular[2:].norm()), 0.1)
     narrow = centred_logs(reached(2))
     yield differ("weights reached with d_k = 2", reached(2), wanted, 0.01)

@@ -1,4 +1,4 @@
-"""Rank: of scores, of weights, and of what a deep stack leaves."""
+"""Rank of scores, of weights, and of the output of a deep stack."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from saccade.masks import Causal, Documents, Mask
 from saccade.matrix import AttentionMatrix, attention
 from saccade.models import chinese_encoder, small_decoder
 from saccade.nn import MultiHeadAttention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
-
-__all__ = ["centred_logs", "directions", "spread_of_rows", "trained_heads", "weights_of"]
 
 _LU_XUN = (
     "我从乡下跑到京城里，一转眼已经六年了。其间耳闻目睹的所谓国家大事，算起来也很不少；"
@@ -24,18 +21,18 @@ _LU_XUN = (
 
 
 def weights_of(query: Tensor, key: Tensor, mask: Mask | None = None, bias: Tensor | None = None) -> Tensor:
-    """The matrix of softmax attention of one head, ``[q_len, kv_len]``."""
+    """Return the matrix of softmax attention of one head, ``[q_len, kv_len]``."""
     return AttentionMatrix(query[None, None], key[None, None], mask, bias=bias).to_dense()[0, 0]
 
 
 def centred_logs(weights: Tensor) -> Tensor:
-    """Logarithms of weights, less the mean of each row: all of the scores that softmax does not ignore."""
+    """Return the logarithms of weights minus the mean of each row: the part of the scores that softmax uses."""
     logits = weights.log()
     return logits - logits.mean(-1, keepdim=True)
 
 
 def spread_of_rows(x: Tensor) -> float:
-    """How far rows are from their mean, as a share of the whole: 0 if all rows are alike."""
+    """Return the distance of rows from their mean as a share of the total: 0 if all rows are equal."""
     return float((x - x.mean(-2, keepdim=True)).norm() / x.norm())
 
 
@@ -56,13 +53,13 @@ def attention_has_low_rank(draw: Draw, *, weights: Callable[[Tensor, Tensor], Te
 
 
 def directions(weights: Tensor, share: float = 0.9) -> Tensor:
-    """How many singular directions hold this share of the energy (squared singular values), ``[...]``."""
+    """Count the singular directions that hold this share of the energy (squared singular values), ``[...]``."""
     energy = torch.linalg.svdvals(weights.double()).square()
     return (energy.cumsum(-1) < share * energy.sum(-1, keepdim=True)).sum(-1) + 1
 
 
 def trained_heads() -> dict[str, list[Tensor]]:
-    """Weights of the two models that ship, for a page of Lu Xun: for each layer ``[heads, n, n]``."""
+    """Return weights of the two bundled models for a page of Lu Xun: ``[heads, n, n]`` for each layer."""
     found = {}
     for model in (chinese_encoder(), small_decoder()):
         assert model.tokenizer is not None
@@ -76,9 +73,9 @@ def trained_heads() -> dict[str, list[Tensor]]:
     latex=r"\textstyle\sum_{i\le k}\sigma_i^2\ge 0.9\sum_i\sigma_i^2\ \text{for}\ k\ll n",
     source="tutorials; Wang et al. 2020, arXiv:2006.04768, section 3 and figure 1, for RoBERTa",
     verdict="holds if",
-    conditions="it is said of most trained heads, of the later layers above all: heads that look at one neighbour, "
+    conditions="it refers to most trained heads, above all in the later layers: heads that attend to one neighbour, "
     "as in the first layer of the encoder, need most of n directions. Random scores of variance 1 need as few, so it "
-    "says little about what was learned",
+    "says little about learning",
 )
 def attention_is_approximately_low_rank(
     draw: Draw,
@@ -105,8 +102,8 @@ def attention_is_approximately_low_rank(
     source="tutorials; against it, by example",
     verdict="refuted",
     conditions="rank and reach have nothing to do with one another: blocks that see only themselves are of low rank, "
-    "and causal attention, whose last token sees all, has full rank. What saves the n² trained weights of a fully "
-    "connected layer is that weights are made of the tokens, by the same few matrices for every n",
+    "and causal attention, whose last token sees all, has full rank. A fully connected layer's n² trained weights "
+    "are avoided because weights are computed from the tokens, with the same few matrices for every n",
 )
 def low_rank_explains_global_reach(
     draw: Draw,
@@ -138,7 +135,7 @@ def low_rank_explains_global_reach(
     conditions="no mask and no bias; with a softcap it fails",
 )
 def logits_have_low_rank(draw: Draw, *, weights: Callable[[Tensor, Tensor], Tensor] = weights_of) -> Measurements:
-    """What has low rank is the matrix of logarithms of the weights, centred row by row."""
+    """The matrix of logarithms of the weights, centred row by row, has low rank."""
     for width in (2, 5):
         centred = centred_logs(weights(draw.normal(30, width), draw.normal(30, width)))
         rank = int(torch.linalg.matrix_rank(centred, rtol=1e-9))

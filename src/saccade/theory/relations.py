@@ -1,4 +1,4 @@
-"""What the heads of a trained encoder relate: words of a sentence, and words of like meaning."""
+"""Relations in the heads of a trained encoder: words of a sentence, and words of similar meaning."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from saccade.models import minilm
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most
-
-__all__ = ["Maps", "Parsed", "hits", "maps_of_minilm", "sentences"]
 
 Maps = Callable[[list[list[str]]], Tensor]
 """What heads attend to in sentences of equal length, ``[sentences, heads of all layers, words, words]``."""
@@ -37,12 +34,12 @@ _BETWEEN = (
 
 
 class Parsed(NamedTuple):
-    """A sentence whose parse is known, because it was built from it; places of words count from 0.
+    """A sentence that was built from its parse; words count from 0.
 
     Attributes:
         words: the sentence.
-        subject: where the noun of the subject stands.
-        verb, determiner, thing: where the verb stands, the object's determiner and the object's noun.
+        subject: index of the noun of the subject.
+        verb, determiner, thing: indices of the verb, and of determiner and noun of the object.
     """
 
     words: list[str]
@@ -53,7 +50,7 @@ class Parsed(NamedTuple):
 
 
 def sentences(count: int, half: int) -> list[Parsed]:
-    """Sentences of the form "the old cat, which was very hungry, ate the big red fish", from one half of the words."""
+    """Build sentences like "the old cat, which was very hungry, ate the big red fish", from one half of the words."""
     draw = random.Random(half)
     found = []
     for _ in range(count):
@@ -67,7 +64,7 @@ def sentences(count: int, half: int) -> list[Parsed]:
 
 
 def maps_of_minilm() -> Maps:
-    """Those of a trained encoder of English; every word must be one token."""
+    """Return the weights of a trained English encoder; every word must be one token."""
     model = minilm()
     assert model.tokenizer is not None
     known = model.tokenizer.token_to_id
@@ -81,7 +78,7 @@ def maps_of_minilm() -> Maps:
 
 
 def hits(own: list[Parsed], seen: list[Tensor], source: str, target: str) -> Tensor:
-    """In which part of the sentences one word looks at the other more than at any third, ``[heads]``."""
+    """Return the share of sentences in which one word attends most to the other, ``[heads]``."""
     found = []
     for parsed, weights in zip(own, seen, strict=True):
         row = weights[:, getattr(parsed, source)].clone()
@@ -95,14 +92,14 @@ def hits(own: list[Parsed], seen: list[Tensor], source: str, target: str) -> Ten
     latex=r"\arg\max_j A_{ij}=\mathrm{head}(i)",
     source="tutorials; Clark et al. 2019, arXiv:1906.04341, section 4.2, for BERT",
     verdict="holds if",
-    conditions="measured on all-MiniLM-L6-v2: one head leads from the object to its verb, one from the determiner "
-    "to its noun, however far they stand apart. None leads from the verb to a subject that other words "
-    "may part from it, the example of the tutorials",
+    conditions="measured on all-MiniLM-L6-v2: one head attends from the object to its verb, one from the determiner "
+    "to its noun, at any distance. None attends from the verb to a subject separated by other words, the example of "
+    "the tutorials",
 )
 def heads_follow_syntax(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm, count: int = 60) -> Measurements:
     """Some heads follow syntax: subjects, verbs, objects."""
     attended = maps()
-    chosen, others = (sentences(count, half) for half in (0, 1))  # no noun, verb or object of one is in the other
+    chosen, others = (sentences(count, half) for half in (0, 1))  # the halves share no noun, verb or object
     seen_chosen, seen_others = ([attended([one.words])[0] for one in own] for own in (chosen, others))
     for what, source, target, least in (
         ("from the object to its verb", "thing", "verb", 0.85),
@@ -132,29 +129,28 @@ _OPPOSITES = (
     latex=r"A_{ij}>A_{ij'},\quad j\ \text{synonym of}\ i,\ j'\ \text{not}",
     source="tutorials; no reference is given, and none is known to us",
     verdict="holds if",
-    conditions="related words are meant: measured on all-MiniLM-L6-v2, one head leads from a word to its synonym, "
-    "and as surely to its opposite. It links what is said of the same thing and does not tell like from "
-    "unlike",
+    conditions="related words are meant: measured on all-MiniLM-L6-v2, one head attends from a word to its synonym, "
+    "and equally to its antonym. It links related words and does not distinguish the two",
 )
 def heads_link_synonyms(draw: Draw, *, maps: Callable[[], Maps] = maps_of_minilm) -> Measurements:
     """Some heads relate words of the same meaning."""
     attended = maps()
 
     def of(pairs: str) -> Tensor:
-        """What the second word of each pair gives to the first of each, in its place, ``[second, first, heads]``."""
+        """Return the weight from the second word of each pair to each first word, ``[second, first, heads]``."""
         split = [pair.split() for pair in pairs.split(",")]
         texts = [f"they said {a} and later they said {b} again .".split() for _, b in split for a, _ in split]
         return attended(texts)[:, :, 7, 2].unflatten(0, (len(split), len(split))).double()
 
     def wins(given: Tensor) -> Tensor:
-        """How often the word's own partner gets more than another, ``[words, heads]``."""
+        """Return how often the partner of a word gets more weight than another word, ``[words, heads]``."""
         own = given.diagonal().T[:, None]
         return (own > given).double().sum(1) / (len(given) - 1)
 
     like, unlike = of(_SYNONYMS), of(_OPPOSITES)
     best = int(wins(like)[::2].mean(0).argmax())
     linked, opposed = float(wins(like)[1::2, best].mean()), float(wins(unlike)[:, best].mean())
-    yield at_least("a synonym gets more than a strange word, head chosen by other pairs", linked, 0.95)
+    yield at_least("a synonym gets more than an unrelated word, head chosen by other pairs", linked, 0.95)
     times = like.diagonal()[best, 1::2].mean() / like[1::2, :, best].mean()
     yield at_least("how many times what a word gets on average", float(times), 5.0)
     yield at_least("an opposite gets more than a strange word, the same head", opposed, 0.95)

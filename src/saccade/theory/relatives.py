@@ -1,4 +1,4 @@
-"""Relatives of attention: squeeze-and-excitation, non-local means, the Kalman filter."""
+"""Related methods: squeeze-and-excitation, non-local means, the Kalman filter."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from torch import Tensor
 
 from saccade.matrix import attention
 from saccade.scores import Gaussian
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
 from saccade.vision import ChannelAttention, NonLocal, SpatialAttention
 
-__all__ = ["kalman_update", "non_local_means_of", "precision_weighted"]
-
 
 def non_local_means_of(patches: Tensor, pixels: Tensor, h: float) -> Tensor:
-    """Non-local means by its definition: pixels averaged by exp(-|P_i - P_j|²/h²)."""
+    """Compute non-local means by definition: pixels averaged by exp(-|P_i - P_j|²/h²)."""
     weights = (-(patches[:, None] - patches[None]).square().sum(-1) / h**2).exp()
     return weights @ pixels / weights.sum(-1, keepdim=True)
 
 
 def kalman_update(prior: Tensor, prior_cov: Tensor, seen: Tensor, noise_cov: Tensor) -> Tensor:
-    """The mean after an observation of the whole state."""
+    """Return the mean after an observation of the whole state."""
     gain = prior_cov @ torch.linalg.inv(prior_cov + noise_cov)
     return prior + gain @ (seen - prior)
 
@@ -61,8 +58,8 @@ def squeeze_and_excitation_is_attention(
     source="tutorials; Woo et al. 2018, arXiv:1807.06521, section 3; against it the non-local block: Wang et "
     "al. 2018, arXiv:1711.07971",
     verdict="refuted",
-    conditions="the map of CBAM is made by a convolution: it knows nothing of a position further off than its "
-    "reach, and each gate is between 0 and 1 by itself. A non-local block does compare all positions, "
+    conditions="the map of CBAM is computed by a convolution: positions beyond its reach have no influence, and each "
+    "gate is separately between 0 and 1. A non-local block does compare all positions, "
     "and its rows sum to 1",
 )
 def spatial_attention_compares_all_positions(
@@ -71,7 +68,7 @@ def spatial_attention_compares_all_positions(
     gate: Callable[[], torch.nn.Module] = SpatialAttention,
     block: Callable[[int], NonLocal] = lambda channels: NonLocal(channels, subsample=1),
 ) -> Measurements:
-    """Spatial attention (CBAM) weighs each position by its likeness to all others."""
+    """Spatial attention (CBAM) weights each position by its similarity to all others."""
     channels, size = 4, 12
     module = draw.module(gate).eval()
     features = draw.normal(1, channels, size, size)
@@ -79,7 +76,7 @@ def spatial_attention_compares_all_positions(
         plain = module(features)[..., 0, 0]
 
         def change(place: int) -> float:
-            """How far the first position moves with another."""
+            """Return the change of the first output by a change of another position."""
             moved = features.clone()
             moved[..., place, place] += 3.0
             return float((module(moved)[..., 0, 0] - plain).abs().max())
@@ -117,7 +114,7 @@ def non_local_means_is_attention(draw: Draw, *, attend: Callable[..., Tensor] = 
 
 
 def precision_weighted(prior: Tensor, seen: Tensor, variances: Tensor) -> Tensor:
-    """Attention over prediction and observation as keys and values, log precisions as bias; each coordinate a head."""
+    """Attend to prediction and observation, with log precisions as bias; each coordinate is a head."""
     value = torch.stack([prior, seen], -1)[None, :, :, None]
     query = torch.zeros_like(value[:, :, :1])
     return attention(query, value, value, bias=-variances.log().T[None, :, None])[0, :, 0, 0]

@@ -1,4 +1,4 @@
-"""Why dot products are divided by the root of their width, and what that buys."""
+"""The scale of dot products: its reason and its effects."""
 
 from __future__ import annotations
 
@@ -8,33 +8,30 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, estimate
-
-__all__ = ["gradients_by_query", "inverse_root", "law_of_entropy", "movability", "products", "variance_of_products"]
 
 _VASWANI = "Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1"
 
 
 def inverse_root(head_dim: int) -> float:
-    """The usual scale."""
+    """Return the usual scale."""
     return head_dim**-0.5
 
 
 def variance_of_products(query_cov: Tensor, key_cov: Tensor, query_mean: Tensor, key_mean: Tensor) -> Tensor:
-    """Variance of q·k for independent q and k with these covariances and means."""
+    """Return the variance of q·k for independent q and k with these covariances and means."""
     spread = (query_cov * key_cov.T).sum()
     return spread + query_mean @ key_cov @ query_mean + key_mean @ query_cov @ key_mean
 
 
 def products(query: Tensor, key: Tensor) -> Tensor:
-    """q·k, row by row."""
+    """Return q·k, row by row."""
     return (query * key).sum(-1)
 
 
 def gradients_by_query(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Norms of the gradients of attention's output by its query, ``[rows]``; a row has its own keys and one value each.
+    """Return gradient norms of the output by the query, ``[rows]``; each row has its own keys and values.
 
     ``query`` is ``[rows, width]``, ``key`` ``[rows, keys, width]``, ``value`` ``[rows, keys]``.
     """
@@ -44,12 +41,12 @@ def gradients_by_query(query: Tensor, key: Tensor, value: Tensor, scale: float) 
 
 
 def law_of_entropy(kv_len: int, sigma: float) -> float:
-    """Mean entropy of softmax over ``kv_len`` normal scores of standard deviation ``sigma``, while that is small."""
+    """Return the mean entropy of softmax over ``kv_len`` normal scores, for a small standard deviation ``sigma``."""
     return math.log(kv_len) - sigma**2 / 2
 
 
 def movability(scores: Tensor) -> Tensor:
-    """Trace of softmax's Jacobian, 1 - |p|²: how far the weights still react to the scores."""
+    """Return the trace of the Jacobian of softmax, 1 - |p|²: how strongly weights react to scores."""
     return 1 - scores.softmax(-1).square().sum(-1)
 
 
@@ -163,7 +160,7 @@ def unscaled_gradients_vanish(
     rows, keys = 2000, 16
     medians, means = {}, {}
     for width in (8, 64, 1024):
-        # Given a query, its scores with independent normal keys are normal, with standard deviation |q|.
+        # The scores of a fixed query with independent normal keys are normal, with standard deviation |q|.
         scores = draw.normal(rows, width).norm(dim=-1, keepdim=True) * draw.normal(rows, keys)
         yield at_least(f"scaled, d_k = {width}: median", float(movability(scores * scale(width)).median()), 0.75)
         left = movability(scores * unscaled(width))

@@ -1,4 +1,4 @@
-"""Similarity: what a dot product says of two vectors."""
+"""Dot products as a measure of similarity."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, differ, equal, same
-
-__all__ = ["dot_products"]
 
 
 def dot_products(query: Tensor, key: Tensor) -> Tensor:
-    """Each query with each key, ``[q_len, kv_len]``."""
+    """Return all dot products, ``[q_len, kv_len]``."""
     return query @ key.T
 
 
@@ -24,8 +21,8 @@ def dot_products(query: Tensor, key: Tensor) -> Tensor:
     source="tutorials; against it, for keys of several lengths, Ram and Gray 2012, on search by inner products",
     verdict="holds if",
     conditions="all keys have the same length: then the nearest key has the largest product, of unit "
-    "vectors the cosine. Otherwise long keys win. With W_q and W_k the score is not even symmetric: it says what "
-    "a query asks for, which need not be what it resembles",
+    "vectors the cosine. Otherwise long keys win. With W_q and W_k the score is not even symmetric: it measures what "
+    "the query seeks, which need not be similar to it",
 )
 def dot_products_show_similarity(
     draw: Draw, *, score: Callable[[Tensor, Tensor], Tensor] = dot_products

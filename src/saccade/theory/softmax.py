@@ -1,4 +1,4 @@
-"""Softmax: what it keeps, and how it reacts."""
+"""Softmax: its invariances and its derivatives."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, differ, equal, same
-
-__all__ = ["entropy_slope", "jacobian", "jacobian_as_printed", "jacobian_of_rows", "softmax"]
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Weights of the last axis."""
+    """Return softmax over the last axis."""
     return scores.softmax(-1)
 
 
 def jacobian(weights: Tensor) -> Tensor:
-    """The Jacobian of one row, diag(p) - p pᵀ."""
+    """Return the Jacobian of one row, diag(p) - p pᵀ."""
     return weights.diag() - torch.outer(weights, weights)
 
 
 def jacobian_of_rows(weights: Tensor) -> Tensor:
-    """The derivative of weight ij by score kl, δ_ik A_ij (δ_jl - A_il), ``[i, j, k, l]``."""
+    """Return the derivative of weight ij by score kl, δ_ik A_ij (δ_jl - A_il), ``[i, j, k, l]``."""
     rows, columns = weights.shape
     same_row, same_column = torch.eye(rows, dtype=weights.dtype), torch.eye(columns, dtype=weights.dtype)
     factor = same_column[None] - weights[:, None]  # [i, j, l]
@@ -33,7 +30,7 @@ def jacobian_of_rows(weights: Tensor) -> Tensor:
 
 
 def jacobian_as_printed(weights: Tensor) -> Tensor:
-    """The formula of some tutorials, A_ij (δ_ik - A_kj), ``[i, j, k, l]``: the same for every l."""
+    """Return the formula of some tutorials, A_ij (δ_ik - A_kj), ``[i, j, k, l]``: the same for every l."""
     rows, columns = weights.shape
     same_row = torch.eye(rows, dtype=weights.dtype)
     printed = weights[:, :, None] * (same_row[:, None, :] - weights.T[None])
@@ -41,7 +38,7 @@ def jacobian_as_printed(weights: Tensor) -> Tensor:
 
 
 def entropy_slope(scores: Tensor, beta: Tensor) -> Tensor:
-    """The derivative of the entropy of softmax(βs) by β, -β Var(s)."""
+    """Return the derivative of the entropy of softmax(βs) by β, -β Var(s)."""
     weights = (beta * scores).softmax(-1)
     mean = (weights * scores).sum()
     return -beta * (weights * (scores - mean).square()).sum()
@@ -62,7 +59,7 @@ def softmax_gives_distributions(draw: Draw, *, softmax: Callable[[Tensor], Tenso
     yield at_least("smallest weight", float(weights.min()), 1e-300)
     yield same("weights after adding a constant to each row", softmax(scores + 50 * draw.normal(100, 1)), weights)
     order = (weights.argsort(-1) == scores.argsort(-1)).double().mean()
-    yield equal("share of places where the order is kept", float(order), 1.0)
+    yield equal("share of positions where the order is preserved", float(order), 1.0)
     yield differ("weights after doubling the scores", softmax(2 * scores), weights, 0.01)
 
 
@@ -78,7 +75,9 @@ def softmax_jacobian(
     jacobian: Callable[[Tensor], Tensor] = jacobian,
     jacobian_of_rows: Callable[[Tensor], Tensor] = jacobian_of_rows,
 ) -> Measurements:
-    """A weight changes with the scores of its own row only, at the rate of itself times δ_jl less their own weights."""
+    """A weight depends only on the scores of its row: its derivative is the weight times (δ_jl minus the other
+    weight).
+    """
     scores = draw.normal(3, 5)
     seen = torch.autograd.functional.jacobian(softmax, scores)
     yield same("all derivatives, against automatic ones", jacobian_of_rows(softmax(scores)), seen)
@@ -94,8 +93,8 @@ def softmax_jacobian(
     latex=r"\frac{\partial A_{ij}}{\partial S_{kl}}=A_{ij}(\delta_{ik}-A_{kj})",
     source="tutorials; by differentiation it is the formula of softmax-jacobian",
     verdict="refuted",
-    conditions="the right formula is δ_ik A_ij (δ_jl - A_il): what is printed compares rows where it should compare "
-    "columns, and does not depend on l",
+    conditions="the right formula is δ_ik A_ij (δ_jl - A_il): the printed formula compares rows instead of columns, "
+    "and does not depend on l",
 )
 def softmax_jacobian_as_printed(
     draw: Draw,

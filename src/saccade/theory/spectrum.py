@@ -8,18 +8,15 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Causal, Mask
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal, same
 from saccade.theory.rank import weights_of
-
-__all__ = ["moduli"]
 
 _CAUSAL = Causal()
 
 
 def moduli(matrix: Tensor) -> Tensor:
-    """Absolute values of the eigenvalues, the largest first."""
+    """Return absolute values of the eigenvalues, the largest first."""
     return torch.linalg.eigvals(matrix).abs().sort(descending=True).values
 
 
@@ -56,7 +53,7 @@ def largest_eigenvalue_is_one(
     source="tutorials",
     verdict="refuted",
     conditions="a sink (all weight on one key) and uniform weights have the same eigenvalues, 1 and 0; one key per "
-    "query has all 1. Entropy measures concentration; singular values tell a sink from uniform weights",
+    "query has all 1. Entropy measures concentration; singular values distinguish a sink from uniform weights",
 )
 def eigenvalues_show_concentration(draw: Draw, *, spectrum: Callable[[Tensor], Tensor] = moduli) -> Measurements:
     """Eigenvalues near 1 mean that attention is spread out, eigenvalues near 0 that it is concentrated."""

@@ -1,4 +1,4 @@
-"""The steps of attention: what each costs, and what moves between slow and fast memory."""
+"""The steps of attention: their cost, and the traffic between slow and fast memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from saccade.matrix import attention
-from saccade.theory.claim import claim
+from saccade.theory.claim import Draw, claim
 from saccade.theory.complexity import flops
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurements, apart, at_least, equal, same
-
-__all__ = ["SlowMemory", "normalised", "stored", "tiled", "written"]
 
 
 def written(compute: Callable[[], object]) -> int:
-    """How many numbers all operations of a computation write, whatever they are."""
+    """Count the numbers that all operations of a computation write."""
     with _Written() as counter:
         compute()
     return counter.numbers
@@ -37,18 +34,18 @@ class _Written(TorchDispatchMode):
 
 
 def products_of_all(query: Tensor, key: Tensor) -> Tensor:
-    """QKᵀ."""
+    """Return QKᵀ."""
     return query @ key.mT
 
 
 def normalised(scores: Tensor) -> Tensor:
-    """Softmax, step by step: the largest, differences, exponentials, their sum, quotients."""
+    """Compute softmax step by step: maximum, differences, exponentials, sum, quotients."""
     raised = (scores - scores.amax(-1, keepdim=True)).exp()
     return raised / raised.sum(-1, keepdim=True)
 
 
 def sums_of_values(weights: Tensor, value: Tensor) -> Tensor:
-    """AV."""
+    """Return AV."""
     return weights @ value
 
 
@@ -96,10 +93,10 @@ def each_step_costs_n_squared(
 
 
 class SlowMemory:
-    """Tensors in a large memory, from which numbers are fetched and to which they are brought; it counts them.
+    """Tensors in slow memory; counts the numbers that are read and written.
 
     Attributes:
-        moved: how many numbers were fetched or brought so far.
+        moved: count of numbers read or written so far.
     """
 
     def __init__(self, **tensors: Tensor):
@@ -107,13 +104,13 @@ class SlowMemory:
         self.moved = 0
 
     def fetch(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """Rows of a tensor, in fast memory."""
+        """Read rows of a tensor into fast memory."""
         part = self._tensors[name][rows]
         self.moved += part.numel()
         return part
 
     def bring(self, name: str, part: Tensor, rows: slice | None = None) -> None:
-        """Put a tensor there, or some of its rows."""
+        """Write a tensor, or some of its rows."""
         self.moved += part.numel()
         if rows is None:
             self._tensors[name] = part
@@ -125,7 +122,7 @@ class SlowMemory:
 
 
 def stored(memory: SlowMemory, fast: int) -> None:
-    """Attention step by step, each of which fetches what it reads and brings back what it makes."""
+    """Compute attention in steps, each of which reads its inputs from slow memory and writes its result back."""
     scores = memory.fetch("query") @ memory.fetch("key").T
     memory.bring("scores", scores / scores.new_tensor(memory["query"].shape[1]).sqrt())
     memory.bring("weights", memory.fetch("scores").softmax(-1))
@@ -133,9 +130,9 @@ def stored(memory: SlowMemory, fast: int) -> None:
 
 
 def tiled(memory: SlowMemory, fast: int) -> None:
-    """Attention by blocks of queries and keys that fit in ``fast`` numbers: sums are corrected as larger scores come.
+    """Compute attention in blocks that fit in ``fast`` numbers, and rescale sums when a larger score appears.
 
-    Queries, keys, values, scores and sums take a fifth of it each, at most.
+    Queries, keys, values, scores and sums each take at most a fifth of it.
     """
     n, width = memory["query"].shape
     size = max(1, fast // (5 * width))
@@ -162,8 +159,8 @@ def tiled(memory: SlowMemory, fast: int) -> None:
     source="tutorials; Dao et al. 2022, arXiv:2205.14135, section 3.2, theorem 2",
     verdict="holds if",
     conditions="the fast memory holds well more than d² numbers, as those of GPUs do: then the keys are read a few "
-    "times. With less, tiling moves more than storing. What it gains in time (two to four times, as is "
-    "said of FlashAttention) is a matter of the machine: `python -m benchmarks stored` measures it",
+    "times. With less, tiling moves more than storing. The speedup (two to four times is reported for "
+    "FlashAttention) depends on the machine: `python -m benchmarks stored` measures it",
 )
 def tiling_moves_fewer_numbers(
     draw: Draw,

@@ -1,4 +1,4 @@
-"""Order: what permuting a sequence changes."""
+"""Order: the effect of permuting a sequence."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from torch import Tensor
 from saccade.masks import Causal, Mask
 from saccade.matrix import attention
 from saccade.positions import Sinusoidal
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, same
-
-__all__ = ["key_order_does_not_matter", "permutation_equivariance"]
 
 
 @claim(
     latex=r"\mathrm{Attn}(PX)=P\mathrm{Attn}(X)",
     source="tutorials; Lee et al. 2019, arXiv:1810.00825, section 3.1",
     verdict="holds if",
-    conditions="nothing tells positions apart: a causal mask, a relative bias or positions added to the tokens break "
+    conditions="nothing distinguishes positions: a causal mask, a relative bias or positions added to the tokens break "
     "it",
 )
 def permutation_equivariance(
     draw: Draw, *, mask: Mask | None = None, attention: Callable[..., Tensor] = attention
 ) -> Measurements:
-    """If the sequence is permuted, the output is permuted alike."""
+    """If the sequence is permuted, the output is permuted in the same way."""
     n, width = 9, 8
     x, order = draw.normal(1, 1, n, width), draw.permutation(n)
     maps = [draw.normal(width, width) for _ in range(3)]
@@ -54,7 +51,7 @@ def permutation_equivariance(
     latex=r"\mathrm{Attn}(Q,PK,PV)=\mathrm{Attn}(Q,K,V)",
     source="Lee et al. 2019, arXiv:1810.00825, section 3.1",
     verdict="holds",
-    conditions="keys and values in the same order, and nothing that tells positions apart",
+    conditions="keys and values in the same order, and nothing that distinguishes positions",
 )
 def key_order_does_not_matter(draw: Draw, *, attention: Callable[..., Tensor] = attention) -> Measurements:
     """Cross-attention does not depend on the order of the keys, and follows the order of the queries."""

@@ -1,4 +1,4 @@
-"""Small layers trained for a claim: several seeds side by side, so that all of them take little longer than one."""
+"""Small layers trained for a claim, with several seeds at once, which takes little longer than one."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from torch import Generator, Tensor
 
 from saccade.matrix import attention
 
-__all__ = ["Layer", "Learned", "Task", "attentive", "convolution", "learned", "neighbours", "recall", "triples"]
-
 _CLASSES = 8
 
 
 class Task(NamedTuple):
-    """What is to be learned.
+    """A task to learn.
 
     Attributes:
-        draw: so many examples from a generator: tokens ``[examples, n, fields]``, whose vectors are added, and answers
+        draw: draws examples from a generator: tokens ``[examples, n, fields]``, whose vectors are added, and answers
             ``[examples, places, answers]`` out of eight.
-        read: picks what is asked among logits ``[..., n, answers, 8]``: ``[..., places, answers, 8]``.
+        read: selects the logits of the answers, ``[..., n, answers, 8]`` to ``[..., places, answers, 8]``.
         vocab_size: number of tokens.
-        length: n.
-        answers: how many a place has.
+        length: number of tokens, n.
+        answers: number of answers per place.
     """
 
     draw: Callable[[int, Generator], tuple[Tensor, Tensor]]
@@ -36,7 +34,7 @@ class Task(NamedTuple):
 
 
 def neighbours(*back: int) -> Task:
-    """Which of eight tokens stand so many places back, at every place that has them."""
+    """Predict the tokens, out of eight, at fixed distances back from every place."""
     length, first = 16, max(back)
 
     def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
@@ -47,7 +45,7 @@ def neighbours(*back: int) -> Task:
 
 
 def recall(keys: int = 32, pairs: int = 16) -> Task:
-    """Pairs of a key and one of eight values, then one of the keys: its value."""
+    """Read pairs of a key and one of eight values, then one of the keys; predict its value."""
 
     def draw(examples: int, generator: Generator) -> tuple[Tensor, Tensor]:
         key = torch.rand(examples, keys, generator=generator).argsort(1)[:, :pairs]
@@ -61,7 +59,7 @@ def recall(keys: int = 32, pairs: int = 16) -> Task:
 
 
 def triples() -> Task:
-    """Which of eight triples stands somewhere among random tokens."""
+    """Predict which of eight triples occurs among random tokens."""
     length = 16
     planted = torch.randint(_CLASSES, (_CLASSES, 3), generator=Generator().manual_seed(1))
 
@@ -79,7 +77,7 @@ Layer = Callable[[Tensor, Tensor], Tensor]
 
 
 def attentive(heads: int) -> Layer:
-    """Self-attention: the four matrices make queries, keys, values and the output."""
+    """Apply self-attention: the four matrices project to queries, keys, values and the output."""
 
     def mix(x: Tensor, weights: Tensor) -> Tensor:
         made = (x @ weights[:, i, None] for i in range(3))
@@ -91,16 +89,16 @@ def attentive(heads: int) -> Layer:
 
 
 def convolution(x: Tensor, weights: Tensor) -> Tensor:
-    """A convolution over three places: the matrices are its taps and the output."""
+    """Apply a convolution over three places: the matrices are its taps and the output."""
     taps = ((0, 1), (1, 0), (2, -1))
     return sum((x.roll(by, 2) @ weights[:, i, None] for i, by in taps), torch.zeros_like(x)) @ weights[:, 3, None]
 
 
 class Learned(NamedTuple):
-    """What came of it, seed by seed.
+    """Results of training, one per seed.
 
     Attributes:
-        accuracy: share of right answers for 1,024 examples that were not seen in training.
+        accuracy: share of right answers on 1,024 new examples.
         loss: cross-entropy in nats, mean of the last 20 steps.
     """
 
@@ -122,13 +120,13 @@ def learned(
     """Train a layer between an embedding and a linear readout, with Adam, from several seeds at once.
 
     Args:
-        layer: what mixes the tokens.
-        task: what is to be learned.
-        steps: how many, of 32 examples each.
+        layer: mixes the tokens.
+        task: the task to learn.
+        steps: number of steps with 32 examples each.
         rate: the learning rate; it falls to 0 along a cosine.
-        seeds: how many trainings.
+        seeds: number of trainings.
         width: of tokens and layer.
-        examples: how many to draw them from; new ones in every step when None.
+        examples: size of the training set; None draws new examples in every step.
         activation: between layer and readout.
     """
     begin, data = Generator().manual_seed(0), Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""What small layers learn: several heads against one, many examples against few."""
+"""Training of small layers: several heads against one, many examples against few."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, apart, at_least, at_most, equal
 from saccade.theory.trained import Layer, Task, attentive, convolution, learned, neighbours, recall, triples
-
-__all__: list[str] = []
 
 
 @claim(
@@ -19,9 +16,8 @@ __all__: list[str] = []
     source="tutorials, by experience; Vaswani et al. 2017, arXiv:1706.03762, table 3, row A, where both 1 and 32 heads "
     "are worse than 8; for thin heads Bhojanapalli et al. 2020, arXiv:2002.07028",
     verdict="holds if",
-    conditions="what is needed stands in several places at once: two neighbours are told by two heads or four, "
-    "never by one. Where one place must be found among many, a wide head is better than thin ones of "
-    "the same total width",
+    conditions="the needed tokens are at several positions at once: two or four heads identify two neighbours, one "
+    "head never does. To find one position among many, a wide head is better than narrow ones of the same total width",
 )
 def several_heads_beat_one(draw: Draw, *, layer: Callable[[int], Layer] = attentive) -> Measurements:
     """Several heads do better than one of the same total width."""
@@ -61,8 +57,8 @@ def several_heads_train_more_steadily(draw: Draw, *, layer: Callable[[int], Laye
     latex=r"N_{\text{attention}}\gg N_{\text{convolution}}",
     source="tutorials; Dosovitskiy et al. 2021, arXiv:2010.11929, section 4.3, for images",
     verdict="holds if",
-    conditions="what is to be learned lies among neighbours, where a convolution looks from the start. Where it "
-    "may lie anywhere, attention learns from examples of which a convolution makes nothing",
+    conditions="the task depends on neighbours, which a convolution reads from the start. If it depends on tokens "
+    "anywhere, attention learns from examples from which a convolution learns nothing",
 )
 def attention_needs_much_data(
     draw: Draw, *, layer: Callable[[int], Layer] = attentive, other: Layer = convolution

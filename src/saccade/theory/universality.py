@@ -1,4 +1,4 @@
-"""Universality: any function of a finite set of sequences, built by hand, and what each part of it is needed for."""
+"""Universality: a layer built by hand for any function of finitely many sequences, and the need for each part."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ import torch
 from torch import Tensor
 
 from saccade.matrix import attention
-from saccade.theory.claim import claim
-from saccade.theory.draw import Draw
+from saccade.theory.claim import Draw, claim
 from saccade.theory.measurement import Measurements, at_least, at_most, equal
-
-__all__ = ["built", "sequences", "tell_apart"]
 
 _LETTERS, _LENGTH = 3, 3
 
 
 def sequences() -> Tensor:
-    """All sequences of 3 letters out of 3, int64 ``[27, 3]``."""
+    """Return all sequences of 3 letters out of 3, int64 ``[27, 3]``."""
     return torch.tensor(list(itertools.product(range(_LETTERS), repeat=_LENGTH)))
 
 
 def built(tokens: Tensor, wanted: Tensor, attend: Callable[..., Tensor] = attention) -> Tensor:
-    """One transformer layer that maps each sequence to what is wanted of each of its places, ``[27, 3, width]``.
+    """Build a transformer layer that maps each sequence to targets for each of its places, ``[27, 3, width]``.
 
-    Tokens are one-hot letters beside one-hot places. Head h looks at place h, whoever asks, so every place gathers the
-    whole sequence. A hidden unit for each sequence and place is 1 there and 0 elsewhere: a ReLU of the sum of matches.
-    The output layer holds what is wanted.
+    Tokens are one-hot letters beside one-hot places. Head h always attends to place h, so every place gathers the whole
+    sequence. A hidden unit for each sequence and place is 1 there and 0 elsewhere: a ReLU of the number of matches.
+    The output layer holds the targets.
     """
     count, length = tokens.shape
     letters = torch.nn.functional.one_hot(tokens, _LETTERS).double()
@@ -43,7 +40,7 @@ def built(tokens: Tensor, wanted: Tensor, attend: Callable[..., Tensor] = attent
 
 
 def tell_apart(wanted: Tensor, *seen: Tensor) -> float:
-    """Share of the squares of ``wanted`` that a function of what is ``seen``, whatever it is, must leave."""
+    """Return the least share of the squares of ``wanted`` that any function of ``seen`` leaves."""
     groups = torch.unique(torch.stack([one.flatten() for one in seen], 1), dim=0, return_inverse=True)[1]
     rows = wanted.flatten(0, 1)
     counts = torch.bincount(groups).to(rows)[:, None]
@@ -77,7 +74,7 @@ def transformers_are_universal(
     wanted = draw.normal(27, _LENGTH, 2)
     places = torch.arange(_LENGTH).expand(27, _LENGTH)
     yield at_least("without attention, whatever else: share that is left", left(wanted, tokens, places), 0.5)
-    bag = torch.nn.functional.one_hot(tokens, _LETTERS).sum(1)  # how often each letter occurs
+    bag = torch.nn.functional.one_hot(tokens, _LETTERS).sum(1)  # the count of each letter
     unordered = (tokens, *(bag[:, letter : letter + 1].expand(27, _LENGTH) for letter in range(_LETTERS)))
     yield at_least("without positions, whatever else: share that is left", left(wanted, *unordered), 0.5)
     yield equal("with both: share that is left", left(wanted, torch.arange(27)[:, None].expand(27, 3), places), 0.0)

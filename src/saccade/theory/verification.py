@@ -1,4 +1,4 @@
-"""Running claims, and what came of it."""
+"""Runs of claims, and their findings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import Any
 
 from saccade.support.errors import type_error
 from saccade.support.validation import check_int
-from saccade.theory.claim import Claim
+from saccade.theory.claim import Claim, Draw
 from saccade.theory.claims import CLAIMS
-from saccade.theory.draw import Draw
 from saccade.theory.measurement import Measurement
-
-__all__ = ["SCHEMA", "Finding", "Verification", "verify"]
 
 SCHEMA = "saccade.verification/2"
 """Name and version of the form that `Verification.to_json` returns."""
@@ -22,15 +19,15 @@ _SAID = ("name", "topic", "statement", "latex", "source", "verdict", "conditions
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What one claim gave for one seed.
+    """The result of one claim for one seed.
 
     Attributes:
-        claim: what was checked.
+        claim: the claim.
         seed: of its random numbers.
-        measurements: in the order in which they were made.
+        measurements: in order.
         is_random: whether the check drew random numbers.
-        error: what the check raised; empty if nothing.
-        missing: what is not installed and the check needs, as the ImportError says it; empty if nothing.
+        error: raised by the check; empty if none.
+        missing: a missing package that the check needs, as in the ImportError; empty if none.
     """
 
     claim: Claim
@@ -42,7 +39,7 @@ class Finding:
 
     @property
     def agrees(self) -> bool:
-        """Whether the verdict stands: something was measured, and all of it agrees."""
+        """Whether something was measured and all of it agrees with the verdict."""
         return not self.error and bool(self.measurements) and all(one.agrees for one in self.measurements)
 
 
@@ -51,7 +48,7 @@ class Verification:
     """All findings of a run.
 
     Attributes:
-        findings: one for each claim and seed; a check that draws nothing is run once.
+        findings: one for each claim and seed; a check without random numbers runs once.
     """
 
     findings: tuple[Finding, ...]
@@ -63,21 +60,21 @@ class Verification:
 
     @property
     def unchecked(self) -> tuple[Finding, ...]:
-        """Findings that say nothing, since something that the check needs is not installed."""
+        """Findings without a result because a package is missing."""
         return tuple(finding for finding in self.findings if finding.missing)
 
     @property
     def ok(self) -> bool:
-        """Something was checked, and nothing contradicts its verdict."""
+        """Whether something was checked and nothing contradicts its verdict."""
         return len(self.findings) > len(self.unchecked) and not self.contradicted
 
     @property
     def chance(self) -> float:
-        """An upper bound on the probability that some right verdict is contradicted by bad luck."""
+        """An upper bound on the probability that chance contradicts a right verdict."""
         return sum(one.chance for finding in self.findings for one in finding.measurements)
 
     def to_json(self) -> dict[str, Any]:
-        """The run as plain values, in the form that `SCHEMA` names; numbers that are not finite become text."""
+        """Return the run as plain values, in the format `SCHEMA`; numbers that are not finite become text."""
         return {
             "schema": SCHEMA,
             "ok": self.ok,
@@ -97,22 +94,22 @@ def verify(
     seeds: int = 1,
     progress: Callable[[Finding], None] | None = None,
 ) -> Verification:
-    """Check claims, and say whether each verdict stands.
+    """Check claims against their verdicts.
 
     Args:
-        claims: what to check; all claims when None.
+        claims: to check; None means all.
         seed: the first seed.
-        seeds: how many seeds to run, one after the other. A check that draws nothing is run for the first one only.
-        progress: called with each finding as it is made.
+        seeds: number of seeds, run in sequence. A check without random numbers runs for the first seed only.
+        progress: called with each finding.
 
     Returns:
         A `Verification`.
 
     Raises:
-        TypeError, ValueError: something that is no claim, or a number that is not an int in its range.
+        TypeError, ValueError: an argument that is no claim, or a number that is not an int in its range.
 
-    Cost: all claims take about a minute on one core, half of it for small layers that are trained once, for the first
-        seed; each further seed takes a quarter of a minute.
+    Cost: all claims take about a minute on one core, half of it to train small layers, once, for the first seed;
+        each further seed takes a quarter of a minute.
 
     Example:
         >>> from saccade import theory
@@ -146,7 +143,7 @@ def _find(claim: Claim, seed: int) -> Finding:
         measurements = claim.measure(draw)
     except ImportError as error:
         return Finding(claim, seed, (), draw.used, missing=" ".join(str(error).split()))
-    except Exception as error:  # a check that cannot run has not confirmed anything
+    except Exception as error:  # a check that cannot run confirms nothing
         return Finding(claim, seed, (), draw.used, f"{type(error).__name__}: {' '.join(str(error).split())}")
     return Finding(claim, seed, measurements, draw.used)
 

@@ -1,4 +1,4 @@
-"""Attention in pictures: gates for channels and positions, attention between positions, and a classical denoiser."""
+"""Attention for images: gates for channels and positions, attention between positions, and a classical denoiser."""
 
 from saccade.vision.bam import BAM
 from saccade.vision.cbam import CBAM, Gates

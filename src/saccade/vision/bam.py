@@ -1,4 +1,4 @@
-"""BAM: one gate for every channel at every position."""
+"""BAM: a gate for every channel at every position."""
 
 from __future__ import annotations
 
@@ -6,33 +6,31 @@ import torch
 from torch import Tensor, nn
 
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import check_int
 from saccade.vision.cbam import Gates
 from saccade.vision.channel import pooled
 from saccade.vision.feature_map import BatchNorm, check_features, reduced
 
-__all__ = ["BAM"]
 
-
-class BAM(AnswersCalls, nn.Module):
-    r"""Which channels matter where: the bottleneck attention module, channel and spatial evidence joined.
+class BAM(ArgumentHints, nn.Module):
+    r"""The bottleneck attention module: a gate from channel and spatial logits.
 
     .. math:: \mathrm{out} = x + x \odot \sigma\big(M_c(x) + M_s(x)\big), \qquad
               M_c = \mathrm{norm}(W_2\,\mathrm{ReLU}(W_1\,\mathrm{mean}_{hw}\, x)), \quad
               M_s = \mathrm{norm}(f^{1 \times 1}(f_d^{3 \times 3}(f_d^{3 \times 3}(f^{1 \times 1}(x)))))
 
     with a ReLU after each of the first three convolutions. The logits of a channel and of a position are added before
-    the one sigmoid: unlike in `CBAM` neither gate comes first, and the residual keeps what both would close.
+    one sigmoid: unlike in `CBAM` no gate comes first, and the residual preserves features at closed gates.
 
     Args:
-        channels: of the feature map.
+        channels: channels of the feature map.
         ratio: both branches have ``channels / ratio`` inner channels; divides ``channels``.
-        dilation: of the two 3×3 convolutions; their field of view is ``4 · dilation + 1`` positions.
+        dilation: dilation of the two 3×3 convolutions; their field of view is ``4 · dilation + 1`` positions.
 
     Raises:
         ValueError, TypeError: sizes that do not fit, features of another shape or dtype, or a batch of one in
-            training, whose pooled channels have no variance to normalise by.
+            training, where the batch norm has no variance.
 
     Cost: O(batch · channels² / ratio · (H · W + 1)) and the two 3×3 convolutions on the reduced channels.
 
@@ -65,11 +63,11 @@ class BAM(AnswersCalls, nn.Module):
         self.spatial_norm = BatchNorm(1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """``features + features * gate(features)``, ``[batch, channels, H, W]``."""
+        """Return ``features + features * gate(features)``, ``[batch, channels, H, W]``."""
         return features + features * self.gate(features)
 
     def gate(self, features: Tensor) -> Tensor:
-        """The joint gate that `forward` applies, ``[batch, channels, H, W]``, between 0 and 1.
+        """Return the gate that `forward` applies, ``[batch, channels, H, W]``, between 0 and 1.
 
         Args:
             features: ``[batch, channels, H, W]``.
@@ -78,7 +76,7 @@ class BAM(AnswersCalls, nn.Module):
         return torch.sigmoid(channel[:, :, None, None] + spatial)
 
     def weights(self, features: Tensor) -> Gates:
-        """What each branch alone would gate, ``(channel [batch, channels], spatial [batch, 1, H, W])``.
+        """Return the gates of each branch alone, ``(channel [batch, channels], spatial [batch, 1, H, W])``.
 
         Their logits add up to the logit of `gate`; the gates themselves do not multiply to it.
 

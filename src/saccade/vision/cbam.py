@@ -7,19 +7,17 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import check_choice
 from saccade.vision.channel import ChannelAttention
 from saccade.vision.feature_map import check_features
 from saccade.vision.spatial import SpatialAttention
 
-__all__ = ["CBAM", "ORDERS", "Gates"]
-
 ORDERS = ("channel-spatial", "spatial-channel")
 
 
 class Gates(NamedTuple):
-    """What a module with two gates decided.
+    """The gates of a module with a channel and a spatial gate.
 
     Attributes:
         channel: ``[batch, channels]``, between 0 and 1.
@@ -30,17 +28,17 @@ class Gates(NamedTuple):
     spatial: Tensor
 
 
-class CBAM(AnswersCalls, nn.Module):
-    r"""Which channels matter, then which positions: the convolutional block attention module.
+class CBAM(ArgumentHints, nn.Module):
+    r"""The convolutional block attention module: a channel gate, then a spatial gate.
 
     .. math:: x' = s_{\mathrm{channel}}(x) \odot x, \qquad \mathrm{out} = s_{\mathrm{spatial}}(x') \odot x'
 
-    The second gate reads what the first one let through, so the order matters.
+    The second gate reads the output of the first, so the order matters.
 
     Args:
-        channels: of the feature map.
+        channels: channels of the feature map.
         ratio: the channel gate's bottleneck has ``channels / ratio`` units; divides ``channels``.
-        kernel_size: of the spatial gate's convolution; odd.
+        kernel_size: kernel of the spatial gate's convolution; odd.
         order: ``"channel-spatial"``, which the paper found best, or ``"spatial-channel"``.
         norm: whether a batch norm follows the spatial gate's convolution, as in the authors' code.
         projection_bias: whether the channel gate's two layers have a bias; the paper's formula has none.
@@ -48,7 +46,7 @@ class CBAM(AnswersCalls, nn.Module):
     Raises:
         ValueError, TypeError: sizes that do not fit, or features of another shape or dtype.
 
-    Cost: that of its two parts, `ChannelAttention` with two poolings and `SpatialAttention`.
+    Cost: the sum of its two parts, `ChannelAttention` with two poolings and `SpatialAttention`.
 
     Example:
         >>> import torch
@@ -77,21 +75,21 @@ class CBAM(AnswersCalls, nn.Module):
         self.spatial = SpatialAttention(kernel_size, norm=norm)
 
     def forward(self, features: Tensor) -> Tensor:
-        """``[batch, channels, H, W]``, gated twice."""
-        return self._gated(features)[0]
+        """Return ``[batch, channels, H, W]`` with both gates applied."""
+        return self._apply_gates(features)[0]
 
     def weights(self, features: Tensor) -> Gates:
-        """Both gates as `forward` applies them, ``(channel [batch, channels], spatial [batch, 1, H, W])``.
+        """Return both gates of `forward`, ``(channel [batch, channels], spatial [batch, 1, H, W])``.
 
         Args:
             features: ``[batch, channels, H, W]``.
         """
-        return self._gated(features)[1]
+        return self._apply_gates(features)[1]
 
     def extra_repr(self) -> str:
         return f"order={self.order!r}"
 
-    def _gated(self, features: Tensor) -> tuple[Tensor, Gates]:
+    def _apply_gates(self, features: Tensor) -> tuple[Tensor, Gates]:
         check_features(features, self.channels, weight_of(self.spatial.conv))
         self.spatial.check(features)
         spatial = None

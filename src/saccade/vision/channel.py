@@ -6,29 +6,27 @@ import torch
 from torch import Tensor, nn
 
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.validation import check_bool, check_choice
 from saccade.vision.feature_map import check_features, reduced
-
-__all__ = ["ChannelAttention", "pooled"]
 
 _POOLINGS = (("average",), ("average", "max"))
 
 
-class ChannelAttention(AnswersCalls, nn.Module):
-    r"""Which channels matter in this picture: squeeze-and-excitation, or CBAM's channel gate.
+class ChannelAttention(ArgumentHints, nn.Module):
+    r"""A gate for every channel: squeeze-and-excitation, or CBAM's channel gate.
 
     .. math:: s = \sigma\Big(\sum_{p} W_2\,\mathrm{ReLU}(W_1\,\mathrm{pool}_p(x))\Big), \qquad
               \mathrm{out}_{c} = s_c\, x_{c}
 
-    Each channel is pooled to one number, two layers with a bottleneck turn these numbers into gates between 0 and 1.
-    The gates are independent of one another: they do not sum to 1, so they are no attention distribution.
+    Each channel is pooled to one number; two layers with a bottleneck compute gates between 0 and 1 from them. The
+    gates are independent: they do not sum to 1, so they are not an attention distribution.
 
     Args:
-        channels: of the feature map.
+        channels: channels of the feature map.
         ratio: the bottleneck has ``channels / ratio`` units; divides ``channels``.
-        pooling: ``("average",)`` is squeeze-and-excitation; ``("average", "max")`` pools twice, sends both through
-            the same layers and adds the results, as CBAM does.
+        pooling: ``("average",)`` is squeeze-and-excitation; ``("average", "max")`` applies the same layers to
+            both poolings and adds the results, as in CBAM.
         projection_bias: whether the two layers have a bias.
 
     Raises:
@@ -63,11 +61,11 @@ class ChannelAttention(AnswersCalls, nn.Module):
         self.expand = nn.Linear(hidden, channels, bias=projection_bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """``[batch, channels, H, W]``, every channel times its gate."""
+        """Return ``[batch, channels, H, W]``, every channel times its gate."""
         return features * self.weights(features)[:, :, None, None]
 
     def weights(self, features: Tensor) -> Tensor:
-        """The gates, ``[batch, channels]``, each between 0 and 1; differentiable.
+        """Return the gates, ``[batch, channels]``, each between 0 and 1; differentiable.
 
         Args:
             features: ``[batch, channels, H, W]``.
@@ -81,5 +79,5 @@ class ChannelAttention(AnswersCalls, nn.Module):
 
 
 def pooled(features: Tensor, how: str) -> Tensor:
-    """One number for each channel: ``[batch, channels]``, the ``average`` or the ``max`` over all positions."""
+    """Return the ``average`` or the ``max`` of each channel over all positions: ``[batch, channels]``."""
     return features.mean((2, 3)) if how == "average" else features.amax((2, 3))

@@ -1,4 +1,4 @@
-"""State dicts to and from timm's layers: names and shapes change, numbers do not."""
+"""Conversion of state dicts to and from timm's layers: names and shapes change, numbers do not."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from saccade.vision.eca import ECA
 from saccade.vision.non_local import NonLocal
 from saccade.vision.spatial import SpatialAttention
 
-__all__ = ["from_timm", "to_timm"]
-
-# Our names of the parts, and timm's.
+# Names of parts, ours and timm's.
 _CHANNEL = {"reduce": "fc1", "expand": "fc2"}
 _SPATIAL = {"conv": "conv.conv", "norm": "conv.bn"}
 _PARTS: dict[type[nn.Module], dict[str, str]] = {
@@ -30,7 +28,7 @@ _PARTS: dict[type[nn.Module], dict[str, str]] = {
 
 
 def to_timm(module: nn.Module) -> dict[str, Tensor]:
-    """The state dict that gives timm's counterpart the outputs of ours.
+    """Return a state dict for timm's counterpart of a module, with equal outputs.
 
     ================================================ ====================================================
     ``ChannelAttention(pooling=("average",))``       ``SEModule``, which is ``SqueezeExcite``
@@ -42,13 +40,13 @@ def to_timm(module: nn.Module) -> dict[str, Tensor]:
     ================================================ ====================================================
 
     A state dict holds parameters, not settings: build timm's layer with ``rd_channels`` and kernel size of ours, and
-    with ``mlp_bias`` (``bias`` in ``SEModule``) where ours has ``projection_bias``.
+    with ``mlp_bias`` (``bias`` in ``SEModule``) if ours has ``projection_bias``.
 
     Args:
-        module: one of ours.
+        module: one of our modules.
 
     Raises:
-        TypeError: a module that timm has no counterpart of.
+        TypeError: a module without a counterpart in timm.
         UnsupportedError: a setting that timm's counterpart lacks; every reason is listed.
 
     Example:
@@ -57,20 +55,20 @@ def to_timm(module: nn.Module) -> dict[str, Tensor]:
         {'fc1.weight': [2, 8, 1, 1], 'fc1.bias': [2], 'fc2.weight': [8, 2, 1, 1], 'fc2.bias': [8]}
     """
     names, state = _names(module), module.state_dict()
-    return {names[name]: own[:, :, None, None] if own.dim() == 2 else own for name, own in state.items()}
+    return {names[name]: x[:, :, None, None] if x.dim() == 2 else x for name, x in state.items()}
 
 
 def from_timm(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict for one of our modules that gives it the outputs of timm's layer; see `to_timm`.
+    """Return a state dict for one of our modules from that of timm's layer, with equal outputs; see `to_timm`.
 
     ``module.load_state_dict(from_timm(module, theirs.state_dict()))`` loads it.
 
     Args:
-        module: one of ours, which says what the names mean; it is not changed.
+        module: one of our modules, for its names and shapes; it is not changed.
         state: the state dict of timm's counterpart.
 
     Raises:
-        TypeError: a module that timm has no counterpart of, or a state that is no mapping.
+        TypeError: a module without a counterpart in timm, or a state that is not a mapping.
         UnsupportedError: a setting that timm's counterpart lacks.
         ValueError: names or shapes that do not fit the module.
     """
@@ -82,15 +80,15 @@ def from_timm(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tenso
         rule = f"have the names of the timm layer that is a {type(module).__name__}"
         hint = "projection_bias and norm decide which parameters there are"
         raise value_error("state", rule, "others", facts=facts, hint=hint)
-    for name, own in module.state_dict().items():
-        shape, wanted = list(state[names[name]].shape), [*own.shape, 1, 1] if own.dim() == 2 else [*own.shape]
-        if shape != wanted:
-            raise value_error(names[name], f"have shape {wanted}, like {name} of the module", shape)
-    return {name: state[names[name]].reshape(own.shape) for name, own in module.state_dict().items()}
+    for name, x in module.state_dict().items():
+        shape, expected = list(state[names[name]].shape), [*x.shape, 1, 1] if x.dim() == 2 else [*x.shape]
+        if shape != expected:
+            raise value_error(names[name], f"have shape {expected}, like {name} of the module", shape)
+    return {name: state[names[name]].reshape(x.shape) for name, x in module.state_dict().items()}
 
 
 def _names(module: nn.Module) -> dict[str, str]:
-    """What timm calls the parameters of a module.
+    """Return timm's names of a module's parameters.
 
     Raises:
         TypeError, UnsupportedError: there is no counterpart.
@@ -110,7 +108,7 @@ def _names(module: nn.Module) -> dict[str, str]:
 
 
 def _differences(module: nn.Module) -> list[str]:
-    """Which settings of a module its counterpart lacks."""
+    """Return the settings of a module that its counterpart lacks."""
     reasons = []
     gate = module.spatial if isinstance(module, CBAM) else module
     if isinstance(gate, SpatialAttention) and gate.norm is None:
@@ -118,11 +116,11 @@ def _differences(module: nn.Module) -> list[str]:
     if isinstance(module, CBAM) and module.order != "channel-spatial":
         reasons.append(f"order={module.order!r}: timm's module gates channels first")
     if isinstance(module, NonLocal):
-        own = module.channels**-0.5
+        default = module.channels**-0.5
         if module.kind != "embedded":
             reasons.append(f"kind={module.kind!r}: timm's block is an embedded Gaussian")
         if module.subsample != 1:
             reasons.append(f"subsample={module.subsample}: timm's block keeps all positions")
-        if module.scale not in (1.0, own):
-            reasons.append(f"scale={module.scale:g}: timm's is 1 or channels ** -0.5, {own:g} here")
+        if module.scale not in (1.0, default):
+            reasons.append(f"scale={module.scale:g}: timm's is 1 or channels ** -0.5, {default:g} here")
     return reasons

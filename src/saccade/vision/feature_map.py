@@ -1,4 +1,4 @@
-"""Feature maps ``[batch, channels, H, W]``: how every module here checks them, and turns them into tokens and back."""
+"""Feature maps ``[batch, channels, H, W]``: checks, and conversion to tokens and back."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from torch import Tensor, nn
 from saccade.support.errors import describe, value_error
 from saccade.support.validation import ShapeSpec, check_int
 
-__all__ = ["BatchNorm", "as_map", "as_tokens", "check_features", "reduced"]
-
 _FEATURES = ShapeSpec("features [batch, channels, H, W]")
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """``nn.BatchNorm2d`` that lets an empty batch through and leaves its running statistics alone then."""
+    """An ``nn.BatchNorm2d`` that accepts empty batches, which do not change its running statistics."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's own name
         if input.numel():
@@ -22,7 +20,7 @@ class BatchNorm(nn.BatchNorm2d):
         return nn.functional.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias)
 
     def check_spread(self, count: int) -> None:
-        """Refuse to train on one value per channel, whose variance says nothing.
+        """Refuse to train on one value per channel, which has no variance.
 
         Raises:
             ValueError: ``count`` is 1 in training.
@@ -34,7 +32,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 def check_features(features: Tensor, channels: int | None, parameter: Tensor | None) -> None:
-    """Check that features are ``[batch, channels, H, W]``, not empty, and like a parameter, if there is one.
+    """Check that features are ``[batch, channels, H, W]``, not empty, and in the dtype and device of a parameter.
 
     Raises:
         TypeError: not a tensor.
@@ -56,7 +54,7 @@ def check_features(features: Tensor, channels: int | None, parameter: Tensor | N
 
 
 def reduced(channels: int, ratio: int) -> int:
-    """``channels / ratio``, the width of a bottleneck.
+    """Return ``channels / ratio``, the width of a bottleneck.
 
     Raises:
         ValueError: not ints of at least 1, or ``ratio`` does not divide ``channels``.
@@ -68,10 +66,10 @@ def reduced(channels: int, ratio: int) -> int:
 
 
 def as_tokens(features: Tensor) -> Tensor:
-    """``[batch, channels, H, W]`` as one head of H·W tokens, row by row: ``[batch, 1, H·W, channels]``."""
+    """Return ``[batch, channels, H, W]`` as one head of H·W tokens, row by row: ``[batch, 1, H·W, channels]``."""
     return features.flatten(2).mT[:, None]
 
 
 def as_map(tokens: Tensor, height: int, width: int) -> Tensor:
-    """``[batch, 1, H·W, channels]`` as ``[batch, channels, H, W]``; undoes `as_tokens`."""
+    """Return ``[batch, 1, H·W, channels]`` as ``[batch, channels, H, W]``: the inverse of `as_tokens`."""
     return tokens[:, 0].mT.unflatten(2, (height, width))

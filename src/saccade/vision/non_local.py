@@ -1,4 +1,4 @@
-"""NonLocal: every position gathers from all positions."""
+"""NonLocal: every position attends to all positions."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from torch import Tensor, nn
 
 from saccade.matrix import AttentionMatrix
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import unsupported, value_error
 from saccade.support.validation import check_choice, check_int, check_number
 from saccade.vision.feature_map import BatchNorm, as_map, as_tokens, check_features
-
-__all__ = ["KINDS", "NonLocal", "rectified_sum_mean"]
 
 KINDS = ("embedded", "gaussian", "dot", "concatenation")
 _SOFTMAX = ("embedded", "gaussian")
 
 
-class NonLocal(AnswersCalls, nn.Module):
-    r"""Every position gathers from all positions, near and far: the non-local block.
+class NonLocal(ArgumentHints, nn.Module):
+    r"""The non-local block: every position averages over all positions.
 
     .. math:: \mathrm{out} = x + \mathrm{norm}(W_z\, y), \qquad
               y_i = \frac{1}{C_i} \sum_j f(x_i, \hat x_j)\, W_g \hat x_j
 
-    ``kind`` is the comparison f with its normaliser C:
+    ``kind`` is the similarity f with its normaliser C:
 
     - ``"embedded"``: :math:`\exp(\theta_i^\top \phi_j)` over its sum, softmax attention of two projections;
     - ``"gaussian"``: :math:`\exp(x_i^\top \hat x_j)` over its sum, softmax attention without projections;
@@ -32,20 +30,20 @@ class NonLocal(AnswersCalls, nn.Module):
     - ``"concatenation"``: :math:`\mathrm{ReLU}(w^\top [\theta_i; \phi_j])` over the number of positions, by sorting.
 
     The first two have a row-stochastic `matrix`; the weights of the others can be negative or sum to anything. None of
-    the four builds the matrix of all pairs, forward or backward. The norm starts at 0: a fresh block is the identity.
+    the four builds the matrix of all pairs, forward or backward. The norm starts at 0: a new block is the identity.
 
     Args:
-        channels: of the feature map.
-        kind: which comparison.
-        bottleneck: inner channels; ``channels // 2``, and at least 1, when None.
-        subsample: keys and values come from x max-pooled by this factor on both sides; 1 keeps all positions.
+        channels: channels of the feature map.
+        kind: the similarity.
+        bottleneck: inner channels; ``channels // 2``, and at least 1, if None.
+        subsample: factor by which x is max-pooled for keys and values; 1 for all positions.
         scale: factor of the dot products; 1.0 as in the paper; None means ``head_dim ** -0.5``. Not for
-            "concatenation", which has none.
+            "concatenation".
 
     Raises:
-        ValueError, TypeError: sizes that do not fit, an unknown kind, features of another shape or dtype, or one
-            single position in training, whose batch norm has no variance.
-        UnsupportedError: `matrix` of a kind without softmax.
+        ValueError, TypeError: sizes that do not fit, an unknown kind, features of another shape or dtype, or a
+            single position in training, where the batch norm has no variance.
+        UnsupportedError: `matrix` for a kind without softmax.
 
     Cost: with N = H · W and bottleneck D, O(batch · N² · D / subsample²) time for the first two kinds,
     O(batch · N · D²) for "dot", O(batch · N · (D + log N)) for "concatenation", plus projections; memory linear in N.
@@ -83,33 +81,33 @@ class NonLocal(AnswersCalls, nn.Module):
         self.query = None if kind == "gaussian" else nn.Conv2d(channels, bottleneck, 1)
         self.key = None if kind == "gaussian" else nn.Conv2d(channels, bottleneck, 1)
         self.value = nn.Conv2d(channels, bottleneck, 1)
-        # The vector w of [θ; φ], its two halves as rows.
+        # The vector w for [θ; φ], its two halves as rows.
         self.joint = nn.Parameter(torch.empty(2, bottleneck)) if kind == "concatenation" else None
         self.output = nn.Conv2d(bottleneck, channels, 1)
         self.norm = BatchNorm(channels)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The norm at 0, so that the block starts as the identity; torch's defaults elsewhere."""
+        """Set the norm to 0, so that the block starts as the identity; keep torch's defaults elsewhere."""
         nn.init.zeros_(self.norm.weight)
         nn.init.zeros_(self.norm.bias)
         if self.joint is not None:
             nn.init.uniform_(self.joint, -((2 * self.bottleneck) ** -0.5), (2 * self.bottleneck) ** -0.5)
 
     def forward(self, features: Tensor) -> Tensor:
-        """``features + norm(output(gathered))``, ``[batch, channels, H, W]``."""
+        """Return ``features + norm(output(gathered))``, ``[batch, channels, H, W]``."""
         self._check(features)
         context = self._context(features)
         value = as_tokens(self.value(context))
         if self.kind in _SOFTMAX:
             matrix = self._matrix(features, context)
-            gathered = matrix @ value.to(matrix.dtype)  # under autocast, where "gaussian" has compared x itself
+            gathered = matrix @ value.to(matrix.dtype)  # under autocast, where "gaussian" does not project x
         else:
             gathered = self._pairwise(features, context, value[:, 0])[:, None]
         return features + self.norm(self.output(as_map(gathered, *features.shape[2:])))
 
     def matrix(self, features: Tensor) -> AttentionMatrix:
-        """Who looks at whom, ``[batch, 1, H·W, kv_len]``, not built; position (y, x) is row ``y * W + x``.
+        """Return the lazy attention matrix, ``[batch, 1, H·W, kv_len]``; position (y, x) is row ``y * W + x``.
 
         Columns are the positions of the subsampled map, ``ceil(H / subsample) * ceil(W / subsample)`` of them.
 
@@ -117,7 +115,7 @@ class NonLocal(AnswersCalls, nn.Module):
             features: ``[batch, channels, H, W]``.
 
         Raises:
-            UnsupportedError: ``kind`` is "dot" or "concatenation": their weights are no distribution.
+            UnsupportedError: ``kind`` is "dot" or "concatenation": their weights are not a distribution.
         """
         if self.kind not in _SOFTMAX:
             reason = f"kind {self.kind!r} has weights that can be negative or sum to anything but 1"
@@ -137,34 +135,34 @@ class NonLocal(AnswersCalls, nn.Module):
         self.norm.check_spread(features[:, 0].numel())
 
     def _context(self, features: Tensor) -> Tensor:
-        """What keys and values are made of. The last row and column may be pooled from fewer positions."""
+        """Return the features for keys and values. The last row and column may be pooled from fewer positions."""
         if self.subsample == 1:
             return features
         return nn.functional.max_pool2d(features, self.subsample, ceil_mode=True)
 
     def _matrix(self, features: Tensor, context: Tensor) -> AttentionMatrix:
-        query, key = self._compared(features, context)
+        query, key = self._projected(features, context)
         return AttentionMatrix(as_tokens(query), as_tokens(key), scale=self.scale)
 
-    def _compared(self, features: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+    def _projected(self, features: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
         if self.query is None or self.key is None:
             return features, context
         return self.query(features), self.key(context)
 
     def _pairwise(self, features: Tensor, context: Tensor, value: Tensor) -> Tensor:
-        query, key = (x.flatten(2).mT for x in self._compared(features, context))
+        query, key = (x.flatten(2).mT for x in self._projected(features, context))
         if self.joint is None:
-            # Bracketed from the right: linear in the number of positions. A softmax in between would forbid that.
+            # Multiply from the right: linear in the number of positions, which a softmax would prevent.
             return (query * self.scale) @ (key.mT @ (value / key.shape[1]))
         return rectified_sum_mean(query @ self.joint[0], key @ self.joint[1], value)
 
 
 def rectified_sum_mean(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    r"""The mean over keys j of :math:`\mathrm{ReLU}(a_i + b_j)\, v_j`, for one number a per query and b per key.
+    r"""Return the mean over keys j of :math:`\mathrm{ReLU}(a_i + b_j)\, v_j`, for one a per query and one b per key.
 
-    Sorted by b, the keys that a query does not rectify away are the first ones, and the sum over them is
-    :math:`a_i \sum_j v_j + \sum_j b_j v_j`: two running sums, read at one place. No pair is ever looked at. The running
-    sums are float64, because the two terms cancel where a and b have opposite signs.
+    Sorted by b, the keys with a positive sum are a prefix, and the total over them is
+    :math:`a_i \sum_j v_j + \sum_j b_j v_j`: two running sums, read at one index. No pair is computed. The running sums
+    are float64, because the two terms cancel if a and b have opposite signs.
 
     Args:
         query: a, ``[batch, q_len]``.
@@ -179,10 +177,10 @@ def rectified_sum_mean(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     a, b, v = query.double(), key.double(), value.double() / key.shape[1]
     b, order = b.sort(dim=1)
     v = v.gather(1, order[:, :, None].expand_as(v))
-    # From the largest b down; entry n is the sum of the n largest, so that none is a place too.
+    # In descending order of b: entry n is the sum of the n largest, from n = 0.
     running = torch.cat([v, b[:, :, None] * v], 2).flip(1).cumsum(1)
     running = torch.cat([torch.zeros_like(running[:, :1]), running], 1)
-    kept = b.shape[1] - torch.searchsorted(b.detach(), -a.detach(), right=True)
-    sums = running.gather(1, kept[:, :, None].expand(-1, -1, running.shape[2]))
-    of_values, of_weighted = sums.chunk(2, 2)
-    return (a[:, :, None] * of_values + of_weighted).to(value.dtype)
+    counts = b.shape[1] - torch.searchsorted(b.detach(), -a.detach(), right=True)
+    sums = running.gather(1, counts[:, :, None].expand(-1, -1, running.shape[2]))
+    value_sums, weighted_sums = sums.chunk(2, 2)
+    return (a[:, :, None] * value_sums + weighted_sums).to(value.dtype)

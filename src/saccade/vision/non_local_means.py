@@ -1,4 +1,4 @@
-"""Non-local means: the classical denoiser, which is attention between patches of a picture."""
+"""Non-local means: the classical denoiser, which is attention between patches of an image."""
 
 from __future__ import annotations
 
@@ -19,45 +19,43 @@ from saccade.support.numerics import widest_dtype
 from saccade.support.validation import check_int, check_number, check_type
 from saccade.vision.feature_map import as_map, as_tokens
 
-__all__ = ["non_local_means"]
-
-_BAND = 32  # rows of the picture at a time: enough that those around them, which are only read, are not most of them
+_BAND = 32  # rows at a time: enough that the rows around them do not dominate
 
 
 def non_local_means(
     image: Tensor, patch_size: int = 7, search_radius: int = 10, *, h: float = 0.1, sigma: float = 0.0
 ) -> Tensor:
-    r"""A picture of which each pixel is the mean of the pixels around it, weighted by how alike their surroundings are.
+    r"""Denoise an image: replace each pixel by the mean of nearby pixels, weighted by the similarity of their patches.
 
     .. math:: \hat{x}_i = \sum_j \frac{w_{ij}}{\sum_k w_{ik}} x_j, \qquad
               w_{ij} = \exp\left(-\frac{\max(d_{ij}^2 - 2 \sigma^2, 0)}{h^2}\right)
 
     where j are the pixels at most ``search_radius`` rows and columns away, and :math:`d_{ij}^2` is the mean squared
-    difference of the patches around i and j, of all channels alike, weighted by a Gaussian around the patch's centre
-    (its standard deviation is ``(patch_size - 1) / 4``). This is attention with the score `saccade.scores.Gaussian`
-    between patches and the mask `saccade.masks.Neighborhood` over pixels; the values are the pixels themselves. Beyond
-    the border a picture goes on as its mirror image (the pixels at the border once).
+    difference of the patches around i and j over all channels, weighted by a Gaussian around the patch's centre (its
+    standard deviation is ``(patch_size - 1) / 4``). This is attention with the score `saccade.scores.Gaussian`
+    between patches and the mask `saccade.masks.Neighborhood` over pixels; the values are the pixels. Beyond the
+    border an image is mirrored (the pixels at the border once).
 
-    The parameters mean what they mean in ``skimage.restoration.denoise_nl_means(fast_mode=False)``. That one
-    sets weights below about exp(-5) to 0, here every weight counts; it matters where ``h`` is small and ``sigma`` 0.
+    The parameters mean the same as in ``skimage.restoration.denoise_nl_means(fast_mode=False)``, which sets weights
+    below about exp(-5) to 0. Here every weight counts; it matters for small ``h`` and ``sigma=0``.
 
     Args:
         image: ``[H, W]`` (grey), ``[channels, H, W]`` or ``[batch, channels, H, W]``; float32 or float64, of any range.
         patch_size: rows and columns of a patch, odd, at least 1; half of it must be less than H and W.
-        search_radius: how far away a pixel may be, at least 0; skimage's ``patch_distance``.
-        h: how much patches may differ, above 0, in units of the picture; about 0.8 times the standard deviation of the
-            noise. With ``sigma``, less is enough (about 0.6 times).
-        sigma: standard deviation of the noise, at least 0; expected differences of equal patches are then not counted.
+        search_radius: largest distance of a pixel, at least 0; skimage's ``patch_distance``.
+        h: scale of differences between patches, above 0, in units of the image; about 0.8 times the standard deviation
+            of the noise, or with ``sigma`` about 0.6 times.
+        sigma: standard deviation of the noise, at least 0; differences that it explains are not counted.
 
     Returns:
-        The picture, in the shape and dtype of ``image``; differentiable.
+        The denoised image, in the shape and dtype of ``image``; differentiable.
 
     Raises:
         TypeError: an image that is not a float tensor.
-        ValueError: another shape, a picture smaller than half a patch, or a number out of its range.
+        ValueError: another shape, an image smaller than half a patch, or a number out of its range.
 
     Cost: time O(H · W · (2 · search_radius + 8)² · channels · patch_size²) in products of matrices, memory
-    O(W · channels · patch_size²) beside the pictures: a few rows at a time, and never a matrix of pixels by pixels.
+    O(W · channels · patch_size²) besides the images: a few rows at a time, and never a matrix of pixels by pixels.
     With gradients, memory O(H · W · channels · patch_size²).
 
     Example:
@@ -78,23 +76,23 @@ def non_local_means(
     check_int("search_radius", search_radius, 0)
     check_number("h", h, above=0)
     check_number("sigma", sigma, least=0)
-    pictures = _pictures(image, patch_size)
-    if 0 in pictures.shape:
+    images = _as_batch(image, patch_size)
+    if 0 in images.shape:
         return image.clone()
-    # Only differences of patches matter: near 0, their squares keep the most digits.
-    mean = pictures.mean((1, 2, 3), keepdim=True)
-    bands = _bands(pictures - mean, patch_size, search_radius)
-    denoised = [_denoised(band, patch_size, search_radius, h, sigma) for band in bands]
+    # Only differences of patches matter: subtract the mean so that their squares are most accurate.
+    mean = images.mean((1, 2, 3), keepdim=True)
+    bands = _bands(images - mean, patch_size, search_radius)
+    denoised = [_denoise(band, patch_size, search_radius, h, sigma) for band in bands]
     return (torch.cat(denoised, 2) + mean).reshape(image.shape)
 
 
 class _Band(NamedTuple):
-    """Some rows of the pictures, and what they see.
+    """Some rows of the images, and the rows around them.
 
     Attributes:
-        padded: ``[batch, channels, rows, W]``: the rows, those they see, and half a patch around all of it.
-        first: the first row, counted among those that are seen.
-        rows: how many there are.
+        padded: ``[batch, channels, rows, W]``: the rows, those within the search radius, and half a patch around them.
+        first: index of the first row among those within the search radius.
+        rows: number of rows.
     """
 
     padded: Tensor
@@ -102,37 +100,37 @@ class _Band(NamedTuple):
     rows: int
 
 
-def _bands(pictures: Tensor, patch_size: int, search_radius: int) -> Iterator[_Band]:
-    height, half = pictures.shape[2], patch_size // 2
-    padded = F.pad(pictures, (half,) * 4, mode="reflect")
+def _bands(images: Tensor, patch_size: int, search_radius: int) -> Iterator[_Band]:
+    height, half = images.shape[2], patch_size // 2
+    padded = F.pad(images, (half,) * 4, mode="reflect")
     for start in range(0, height, _BAND):
         stop = min(start + _BAND, height)
         top, bottom = max(start - search_radius, 0), min(stop + search_radius, height)
         yield _Band(padded[:, :, top : bottom + 2 * half], start - top, stop - start)
 
 
-def _denoised(band: _Band, patch_size: int, search_radius: int, h: float, sigma: float) -> Tensor:
-    """``[batch, channels, rows, W]``."""
+def _denoise(band: _Band, patch_size: int, search_radius: int, h: float, sigma: float) -> Tensor:
+    """Return the denoised rows of a band, ``[batch, channels, rows, W]``."""
     half = patch_size // 2
     height, width = (size - 2 * half for size in band.padded.shape[2:])
     patches = F.unfold(band.padded, patch_size).mT[:, None] * _weights(band.padded, patch_size, h)
     pixels = as_tokens(band.padded[:, :, half : half + height, half : half + width])
-    here = slice(band.first * width, (band.first + band.rows) * width)
+    queries = slice(band.first * width, (band.first + band.rows) * width)
     score = Gaussian() if sigma == 0.0 else _Excess(2 * (sigma / h) ** 2)
     out = attention(
-        patches[:, :, here],
+        patches[:, :, queries],
         patches,
         pixels,
         Neighborhood(height, width, search_radius),
         score=score,
-        q_positions=range(here.start, here.stop),
+        q_positions=range(queries.start, queries.stop),
         kv_positions=range(height * width),
     )
     return as_map(out, band.rows, width)
 
 
 def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
-    """What the values of a patch are multiplied by, so that half of a squared distance becomes the exponent."""
+    """Return factors for the values of a patch that turn half of a squared distance into the exponent."""
     channels, deviation = like.shape[1], (patch_size - 1) / 4
     if patch_size == 1:
         return like.new_full((channels,), math.sqrt(2 / channels) / h)
@@ -144,7 +142,7 @@ def _weights(like: Tensor, patch_size: int, h: float) -> Tensor:
 
 
 class _Excess(Score):
-    """Like the Gaussian, but half of a squared distance counts only by what it exceeds a threshold."""
+    """A Gaussian score that subtracts a threshold from half of each squared distance, to at least 0."""
 
     def __init__(self, threshold: float):
         super().__init__()
@@ -159,8 +157,8 @@ def _at_most_0(q: Tensor, k: Tensor, threshold: Tensor) -> Tensor:
     return (q @ k.mT + threshold).clamp(max=0.0)
 
 
-def _pictures(image: Tensor, patch_size: int) -> Tensor:
-    """The image as ``[batch, channels, H, W]``, once it is checked."""
+def _as_batch(image: Tensor, patch_size: int) -> Tensor:
+    """Return a checked image as ``[batch, channels, H, W]``."""
     hint = "torch.from_numpy(array); a picture [H, W, channels] becomes channels first by .permute(2, 0, 1)"
     check_type("image", image, Tensor, "be a tensor", hint=hint)
     if image.dtype not in (torch.float32, torch.float64):

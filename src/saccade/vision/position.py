@@ -6,23 +6,21 @@ import torch
 from torch import Tensor, nn
 
 from saccade.matrix import AttentionMatrix
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.vision.feature_map import as_map, as_tokens, check_features, reduced
 
-__all__ = ["PositionAttention"]
 
-
-class PositionAttention(AnswersCalls, nn.Module):
-    r"""Every position gathers from the positions that are like it: self-attention over H·W tokens.
+class PositionAttention(ArgumentHints, nn.Module):
+    r"""Self-attention over the H·W positions of a feature map.
 
     .. math:: \mathrm{out} = x + \gamma\, A V, \qquad A = \mathrm{softmax}(Q^\top K),\quad
               Q = W_q x,\ K = W_k x,\ V = W_v x
 
-    The scores are not scaled, as in both papers. γ is learned and starts at 0: a fresh module is the identity. The
-    matrix is never built, so the memory is linear in the number of positions.
+    The scores are not scaled, as in both papers. γ is learned and starts at 0: a new module is the identity. The
+    matrix is never built, so memory is linear in the number of positions.
 
     Args:
-        channels: of the feature map; also the width of the values.
+        channels: channels of the feature map and of the values.
         ratio: queries and keys have ``channels / ratio`` channels; divides ``channels``.
 
     Raises:
@@ -49,12 +47,12 @@ class PositionAttention(AnswersCalls, nn.Module):
         self.gamma = nn.Parameter(torch.zeros(1))
 
     def forward(self, features: Tensor) -> Tensor:
-        """``features + gamma * (A @ value)``, ``[batch, channels, H, W]``."""
+        """Return ``features + gamma * (A @ value)``, ``[batch, channels, H, W]``."""
         gathered = self.matrix(features) @ as_tokens(self.value(features))
         return features + self.gamma * as_map(gathered, *features.shape[2:])
 
     def matrix(self, features: Tensor) -> AttentionMatrix:
-        """Who looks at whom, ``[batch, 1, H·W, H·W]``, not built; position (y, x) is row ``y * W + x``.
+        """Return the lazy attention matrix, ``[batch, 1, H·W, H·W]``; position (y, x) is row ``y * W + x``.
 
         Args:
             features: ``[batch, channels, H, W]``.

@@ -6,30 +6,27 @@ import torch
 from torch import Tensor, nn
 
 from saccade.nn.projections import weight_of
-from saccade.support.argument_hints import AnswersCalls
+from saccade.support.argument_hints import ArgumentHints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool, check_int
 from saccade.vision.feature_map import BatchNorm, check_features
 
-__all__ = ["SpatialAttention"]
 
-
-class SpatialAttention(AnswersCalls, nn.Module):
-    r"""Which positions matter in this picture: CBAM's spatial gate.
+class SpatialAttention(ArgumentHints, nn.Module):
+    r"""CBAM's spatial gate: a gate for every position.
 
     .. math:: s = \sigma\big(\mathrm{norm}(f^{k \times k}([\mathrm{mean}_c\, x;\ \mathrm{max}_c\, x]))\big), \qquad
               \mathrm{out}_{chw} = s_{hw}\, x_{chw}
 
-    The channels are pooled to two maps, and one convolution turns these into a gate for each position. A gate sees
-    ``kernel_size`` positions around it, never all: positions are not compared with one another. `PositionAttention`
-    does that.
+    The channels are pooled to two maps, and a convolution computes a gate for each position from them. A gate depends
+    on the nearest ``kernel_size`` rows and columns only; `PositionAttention` compares all positions.
 
     Args:
-        kernel_size: of the convolution; odd.
+        kernel_size: kernel of the convolution; odd.
         norm: whether a batch norm follows the convolution, as in the authors' code; the paper's formula has none.
 
     Raises:
-        ValueError, TypeError: an even kernel, features of another shape or dtype, or one single position in training
+        ValueError, TypeError: an even kernel, features of another shape or dtype, or a single position in training
             with ``norm``.
 
     Cost: O(batch · (channels + kernel_size²) · H · W).
@@ -46,17 +43,17 @@ class SpatialAttention(AnswersCalls, nn.Module):
     def __init__(self, kernel_size: int = 7, *, norm: bool = True):
         super().__init__()
         self.kernel_size = check_int("kernel_size", kernel_size)
-        if kernel_size % 2 == 0:  # its map would be shifted by half a position
+        if kernel_size % 2 == 0:  # gates would be shifted by half a position
             raise value_error("kernel_size", "be odd, so that it has a centre", kernel_size)
         self.conv = nn.Conv2d(2, 1, kernel_size, padding=kernel_size // 2, bias=False)
         self.norm = BatchNorm(1) if check_bool("norm", norm) else None
 
     def forward(self, features: Tensor) -> Tensor:
-        """``[batch, channels, H, W]``, every position times its gate."""
+        """Return ``[batch, channels, H, W]``, every position times its gate."""
         return features * self.weights(features)
 
     def weights(self, features: Tensor) -> Tensor:
-        """The gates, ``[batch, 1, H, W]``, each between 0 and 1; differentiable.
+        """Return the gates, ``[batch, 1, H, W]``, each between 0 and 1; differentiable.
 
         Args:
             features: ``[batch, channels, H, W]``, any number of channels.
@@ -66,7 +63,7 @@ class SpatialAttention(AnswersCalls, nn.Module):
         return torch.sigmoid(logits if self.norm is None else self.norm(logits))
 
     def check(self, features: Tensor) -> None:
-        """Refuse what `forward` cannot take, before any work is done.
+        """Raise unless `forward` accepts the features.
 
         Raises:
             ValueError, TypeError: see the class.

@@ -9,20 +9,6 @@ import torch
 
 from saccade.support.errors import type_error, value_error
 
-__all__ = [
-    "robust_top",
-    "scale_of",
-    "DECADES",
-    "Array",
-    "as_maps",
-    "as_matrix",
-    "as_numbers",
-    "limits_of",
-    "log_limits_of",
-    "masked",
-    "max_pool",
-]
-
 DECADES = 4  # of a logarithmic scale without limits: down to 1/10,000 of the largest value
 Array = npt.NDArray[np.floating[Any]]
 _FEWEST = 4  # fewest rows that see a column, for it to count as a sink

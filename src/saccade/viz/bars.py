@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.viz.arrays import as_matrix, as_numbers, limits_of, max_pool
 from saccade.viz.canvas import DPI, blank, colours, dress, whole_pixels
@@ -14,13 +14,11 @@ from saccade.viz.ticks import check_labels, name_columns
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["channel_weights"]
-
 _BAR, _NARROWEST, _WIDEST, _HEIGHT = 0.16, 2.4, 9.0, 1.5  # inches: one bar, and the picture
 _GATE = (0.0, 1.0)
 
 
-@answers({})
+@argument_hints({})
 def channel_weights(
     weights: object,
     *,

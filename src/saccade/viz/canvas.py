@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import missing_extra, value_error
 from saccade.viz.arrays import Array
 from saccade.viz.fonts import drawable_title
@@ -18,21 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
-
-__all__ = [
-    "DPI",
-    "GREY",
-    "HIDDEN",
-    "INK",
-    "INKS",
-    "PLAIN",
-    "Canvas",
-    "blank",
-    "colours",
-    "dress",
-    "save",
-    "whole_pixels",
-]
 
 DPI = 150
 HIDDEN = "#c9d1d3"  # for cells without a finite number: a grey that is not in the scale
@@ -149,7 +134,7 @@ def dress(axes: "Axes") -> None:
     axes.tick_params(labelsize=8, length=2, color=INK, labelcolor=INK)
 
 
-@answers({})
+@argument_hints({})
 def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     """Write ``figure`` to ``path``, whose ending names the format (``.png``, ``.svg``, ``.pdf``).
 

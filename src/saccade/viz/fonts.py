@@ -14,8 +14,6 @@ from saccade.text import shorten, visible
 if TYPE_CHECKING:
     from matplotlib.font_manager import FontProperties
 
-__all__ = ["MissingGlyphsWarning", "covering_families", "drawable_labels", "drawable_title"]
-
 LABEL_WIDTH = 19  # columns; a longer label would be wider than the map
 
 # Upright faces that read well next to Latin text, best first; any other installed font comes after them.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import type_error, value_error
 from saccade.text.labels import display_width
 from saccade.viz.arrays import Array, as_matrix, as_numbers, limits_of
@@ -13,8 +13,6 @@ from saccade.viz.canvas import INK, Canvas, blank, colours
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["head_grid"]
 
 # In pixels: a cell, the space between grids, above each for its name, at its left and below for numbers.
 _CELL, _GAP, _NAME, _SIDE, _BELOW = 30, 24, 34, 30, 30
@@ -25,7 +23,7 @@ _ENDS = 8  # columns of text of the ends of a scale, about
 _LETTER = 10  # pixels of one column of text in a name
 
 
-@answers({})
+@argument_hints({})
 def head_grid(
     values: object, *, title: str | None = None, limits: tuple[float, float] | None = None, shared_scale: bool = False
 ) -> "Figure":

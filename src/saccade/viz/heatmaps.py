@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from saccade.matrix import Matrix
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.viz.arrays import Array, as_matrix, masked, max_pool, scale_of
 from saccade.viz.canvas import DPI, Canvas, blank, colours, whole_pixels
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-__all__ = ["ANNOTATED_AT_MOST", "heatmap", "rule_cells"]
-
 ANNOTATED_AT_MOST = 40  # rows or columns: a figure with more numbers is a table
 _LONGEST, _PLAIN = 9.0, 5.0  # most inches of the map's longer side, with labels and without
 _SHORTEST = 0.9  # fewest inches of the shorter side
 _LINES = "#e4e4e9"  # of lines between cells
 
 
-@answers({})
+@argument_hints({})
 def heatmap(
     weights: object,
     *,

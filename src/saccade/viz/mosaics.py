@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from saccade.matrix import Matrix
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.viz.arrays import DECADES, Array, as_maps, limits_of, log_limits_of, masked, max_pool, robust_top, scale_of
 from saccade.viz.canvas import INK, blank, colours
@@ -15,8 +15,6 @@ from saccade.viz.pooled_maps import maps_of, refuse_choice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["mosaic"]
 
 # All in pixels: the longer side of a map, its shorter side at least, what is between maps, what is above each
 # for its name, and the frame of the chosen one.
@@ -26,7 +24,7 @@ _TINY = 1e-30  # 0 on a logarithmic scale
 _FRAME, _CHOSEN = (0.80, 0.80, 0.83), (0.0, 0.45, 0.55)
 
 
-@answers({})
+@argument_hints({})
 def mosaic(
     weights: object,
     *,

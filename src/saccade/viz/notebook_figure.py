@@ -4,8 +4,6 @@ import io
 
 from matplotlib import figure
 
-__all__ = ["Figure"]
-
 
 class Figure(figure.Figure):
     """A matplotlib figure outside pyplot that Jupyter displays as the result of a cell."""

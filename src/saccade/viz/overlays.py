@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import is_number
 from saccade.viz.arrays import Array, as_numbers, limits_of
@@ -15,15 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-__all__ = ["spatial_map"]
-
 _LONGER = 3.2  # inches
 _SHORTER = 0.5  # at least
 _TINTS = ((1.0, 0.85, 0.3), (1.0, 0.7, 0.1), (0.97, 0.35, 0.05), (0.8, 0.0, 0.1))
 _LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue, as the eye weighs them
 
 
-@answers({})
+@argument_hints({})
 def spatial_map(
     image: object,
     weights: object,

@@ -14,7 +14,7 @@ from saccade.engine.tiles.tile_splitting import part_of
 from saccade.matrix import AttentionMatrix, Block, Matrix
 from saccade.mechanisms.features.feature_matrix import FeatureMatrix
 from saccade.mechanisms.recurrences.recurrence_matrix import RecurrenceMatrix
-from saccade.mechanisms.state_spaces.state_space_matrix import StateSpaceMatrix
+from saccade.mechanisms.state_spaces import StateSpaceMatrix
 from saccade.plan.key_ranges import Ints
 from saccade.statistics import MatrixInfo, Pooled, Statistic
 from saccade.statistics.row_block import as_slice
@@ -22,8 +22,6 @@ from saccade.support.errors import type_error, value_error
 from saccade.support.torch_modes import without_autocast
 from saccade.support.validation import is_integer
 from saccade.viz.arrays import Array
-
-__all__ = ["chosen", "map_of", "maps_of", "places_of", "refuse_choice", "swept"]
 
 _SURELY_HIDDEN = -500.0  # logs of hidden pairs are below that, those of visible pairs above
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.viz.arrays import Array, as_numbers
 from saccade.viz.canvas import INKS, PLAIN, blank, dress
@@ -16,13 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["profile"]
-
 _WIDTH, _HEIGHT = 6.4, 2.8  # inches
 _POINTS, _LOG_POINTS = 960, 160  # most groups for the width in pixels; fewer on a logarithmic axis, where lines blur
 
 
-@answers({})
+@argument_hints({})
 def profile(
     values: object,
     *,

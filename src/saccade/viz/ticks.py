@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-__all__ = ["check_labels", "name_axis", "name_columns", "name_rows"]
-
 _SIZE = 9.0  # points
 _COLUMN = 0.62 * _SIZE  # points of one column of text, with a margin
 

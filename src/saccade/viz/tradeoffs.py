@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from saccade.mechanisms.compare import CLOSE, ROUGH, Comparison
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_type
 from saccade.viz.canvas import INK, PLAIN, blank, dress
@@ -12,13 +12,11 @@ from saccade.viz.canvas import INK, PLAIN, blank, dress
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["tradeoff"]
-
 _WIDTH, _HEIGHT = 4.4, 3.2  # inches
 _EXACT = "#7a1f5c"
 
 
-@answers({})
+@argument_hints({})
 def tradeoff(comparison: Comparison, *, title: str | None = None) -> "Figure":
     """Draw the error of mechanisms against their time: further left is faster, further down is more accurate.
 

@@ -11,6 +11,7 @@ import saccade as sc
 from benchmarks.gpu_check import definition, numbers, rehearsal
 from saccade import masks
 from saccade.engine import dispatch
+from saccade.engine.kernels.kernel import Verdict
 
 CONTEXT = Context(Processor(), "quick", 1e12)
 LENGTHS = (64, 129)
@@ -46,13 +47,13 @@ def seeded(monkeypatch, name, fault):
     forward = type(kernel).forward
 
     def faulty(self, given, value, dropped):
-        if of_grad is not None and not kernel.by_hand and given.query.requires_grad:
+        if of_grad is not None and not kernel.has_backward and given.query.requires_grad:
             given.query.register_hook(of_grad)
         out, lse = forward(self, given, value, dropped)
         return (out if of_out is None else of_out(out)), lse
 
     monkeypatch.setattr(type(kernel), "forward", faulty)
-    if kernel.by_hand and of_grad is not None:
+    if kernel.has_backward and of_grad is not None:
         backward = type(kernel).backward
 
         def faulty_backward(self, *arguments):
@@ -115,7 +116,7 @@ def test_a_kernel_that_raises_or_refuses_what_it_must_run_has_failed(monkeypatch
     finding = found(monkeypatch, "varlen")
     assert finding.ok is False
     assert "length 129 raised RuntimeError: an illegal memory access" in finding.text
-    monkeypatch.setattr(varlen, "reasons", lambda self, given, dropout_p: ("it is Sunday",))
+    monkeypatch.setattr(varlen, "verdict", lambda self, given, request: Verdict(("it is Sunday",)))
     assert found(monkeypatch, "varlen")[:3] == ("varlen: causal, width 32, bfloat16", "refused: it is Sunday", False)
 
 

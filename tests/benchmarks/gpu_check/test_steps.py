@@ -90,7 +90,7 @@ def test_a_law_that_is_broken_is_told_with_the_kernel(monkeypatch):
 def test_files_with_tests_for_a_gpu_are_found():
     found = laws._marked()
     assert "tests/auditing/test_gpu.py" in found
-    assert "tests/conformance/test_laws.py" not in found
+    assert "tests/laws/test_laws.py" not in found
 
 
 def test_tests_that_fail_or_find_no_time(monkeypatch, tmp_path):

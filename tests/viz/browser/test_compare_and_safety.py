@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from tests.viz.browser.screen import at, pixel, until
+from tests.viz.browser.page_driver import at, pixel, until
 
 from saccade import AttentionMatrix, masks, record, viz
 from saccade.nn import MultiHeadAttention
@@ -194,8 +194,8 @@ def test_a_run_that_goes_on_is_read_anew(open_page, tmp_path):
 
 
 def test_in_a_notebook(browser):
-    options = checked_options("report", None, "In a notebook", ("first", "second"), 0, None, None, 10**6)
-    given = {"parts": page_parts("report", options, [_matrix(0)]), "style": style(), "height": 500}
+    options = checked_options(None, "In a notebook", ("first", "second"), 0, None, None, 10**6)
+    given = {"parts": page_parts(options, [_matrix(0)]), "style": style(), "height": 500}
     page = browser.new_context().new_page()
     module = base64.b64encode(code("notebook").encode()).decode()
     page.set_content("<div id=out></div>")

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import torch
-from tests.viz.browser.screen import at, pixel, until
+from tests.viz.browser.page_driver import at, pixel, until
 
 from saccade import AttentionMatrix, masks, viz
 
@@ -273,7 +273,7 @@ def test_an_address_that_makes_no_sense_does_no_harm(open_page, path, fragment):
     assert page.evaluate("saccade.mapView.levels.length") > 0
 
 
-def test_what_is_saved(open_page, path, given):
+def test_saved_files(open_page, path, given):
     page = open_page(path, "#layer=1&head=2&query=8")
     saved = {}
     for kind in ("png", "svg", "json"):

@@ -4,8 +4,8 @@ from functools import cache
 
 import numpy as np
 import pytest
-from tests.viz.page.matrices import CASES
-from tests.viz.page.reading import pooled, written
+from tests.viz.page.layer_kinds import CASES
+from tests.viz.page.page_reader import pooled, written
 
 import saccade as sc
 

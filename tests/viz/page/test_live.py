@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from tests.viz.page.reading import Page
+from tests.viz.page.page_reader import Page
 
 import saccade as sc
 from saccade import masks
@@ -74,7 +74,7 @@ def test_pages_come_while_the_model_runs_and_the_last_stays(tmp_path):
 
 
 @torch.no_grad()
-def test_the_last_page_is_written_though_nobody_waited(tmp_path):
+def test_the_last_page_is_written_without_waiting(tmp_path):
     model, path, before = layer(), tmp_path / "live.html", set(threading.enumerate())
     with record(model) as recording, live_report(recording, path, heads=[(0, 1)], tokens=["a", "b"], language="zh"):
         model(torch.randn(1, 2, 16))
@@ -86,7 +86,7 @@ def test_the_last_page_is_written_though_nobody_waited(tmp_path):
     assert set(threading.enumerate()) <= before, "the thread that writes has ended"
 
 
-def test_where_nothing_was_recorded_there_is_no_page(tmp_path):
+def test_an_empty_recording_has_no_page(tmp_path):
     with live_report({}, tmp_path / "live.html", every=SOON):
         time.sleep(2.5 * SOON)
     assert list(tmp_path.iterdir()) == []
@@ -122,7 +122,7 @@ def run(path, meanwhile=lambda: None, **options):
         meanwhile()
 
 
-def test_tokens_that_never_fit_are_told_at_the_end_beside_a_page_with_numbers(tmp_path):
+def test_tokens_that_never_fit_are_reported_at_the_end(tmp_path):
     path = tmp_path / "live.html"
     with pytest.raises(ValueError, match=r"live_report: tokens must be one for each of the 3 keys of layer .*; got 2"):
         run(path, tokens=words(2))
@@ -132,7 +132,7 @@ def test_tokens_that_never_fit_are_told_at_the_end_beside_a_page_with_numbers(tm
 
 
 @pytest.mark.parametrize("given, sentence", [(3, "be a list of strings; got int"), ([1, 2, 3], "be strings; got int")])
-def test_functions_that_give_no_tokens_are_told_at_the_end(tmp_path, given, sentence):
+def test_functions_without_tokens_are_reported_at_the_end(tmp_path, given, sentence):
     with pytest.raises(TypeError, match=f"live_report: tokens must {sentence}"):
         run(tmp_path / "live.html", tokens=lambda: given)
 
@@ -156,7 +156,7 @@ def test_an_error_while_a_page_is_written_ends_the_writing_and_is_raised_at_the_
 
 
 @pytest.mark.parametrize("options", [{"heads": [(0, 2)]}, {"batch": 1}])
-def test_what_only_a_recording_can_refuse_is_told_at_the_end(tmp_path, options):
+def test_errors_of_the_recording_are_reported_at_the_end(tmp_path, options):
     (name,) = options
     with pytest.raises(ValueError, match=f"live_report: {name} must be"):
         run(tmp_path / "live.html", **options)

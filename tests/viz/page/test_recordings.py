@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from tests.integrations import model_zoo as zoo
-from tests.integrations import recurrent_zoo
-from tests.recording.expected import ids_of, weights_of
-from tests.viz.page.reading import written
+from tests.integrations import recurrent_models
+from tests.recording.eager_weights import ids_of, weights_of
+from tests.viz.page.page_reader import written
 
 import saccade as sc
 from saccade import masks
@@ -102,7 +102,7 @@ def test_pooled_maps_are_shown_as_they_were_kept(llama, tmp_path, statistic):
     assert page.close(0, 0).received is None
 
 
-def test_of_several_pooled_maps_the_one_of_largest_weights_is_shown(llama, tmp_path):
+def test_the_pooled_map_with_largest_weights_is_shown(llama, tmp_path):
     recording = recorded(llama, (Pooled(6), Pooled(3, "max"), Pooled(4, "max")))
     check_maps(written(tmp_path, recording), [run.compute(Pooled(4, "max"))[0][0] for run in recording.values()])
 
@@ -146,10 +146,10 @@ def test_strongest_keys_are_those_that_were_kept(llama, tmp_path, keep, steps):
 
 @pytest.mark.parametrize("keep", ["statistics", ("statistics", Pooled(4, "sum")), Pooled(4, "sum")], ids=str)
 def test_weights_of_any_sign_are_shown_with_their_signs(tmp_path, keep):
-    network, inputs = recurrent_zoo.model("qwen3_next"), recurrent_zoo.batch()
+    network, inputs = recurrent_models.model("qwen3_next"), recurrent_models.batch()
     with torch.no_grad(), record(network, keep=keep) as recording:
         network(**inputs)
-    layer = next(iter(recurrent_zoo.recurrent_layers(network)))
+    layer = next(iter(recurrent_models.recurrent_layers(network)))
     place = list(recording).index(layer)
     page = written(tmp_path, recording)
     assert page.layer(place)["signed"]

@@ -6,7 +6,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from tests.viz.page.matrices import attention
+from tests.viz.page.layer_kinds import attention
 
 import saccade as sc
 from saccade.matrix import Matrix
@@ -131,7 +131,7 @@ def test_times_between_pages(tmp_path, every):
         live_report({}, tmp_path / "page.html", every=every)
 
 
-def test_what_is_no_recording(tmp_path):
+def test_an_argument_that_is_no_recording_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"live_report: recording must be a recording; got list"):
         live_report([attention(3, 3)], tmp_path / "page.html")
 
@@ -171,7 +171,7 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("given, sentence", GIVEN.values(), ids=GIVEN)
-def test_what_is_no_attention(tmp_path, given, sentence):
+def test_an_argument_that_is_no_attention_is_refused(tmp_path, given, sentence):
     check(lambda: report(given, tmp_path / "page.html"), sentence, "report")
     if given is not None:
         check(lambda: report(attention(3, 3), tmp_path / "page.html", other=given), sentence, "report")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from tests.viz.page.matrices import attention, random_weights
-from tests.viz.page.reading import Page, written
+from tests.viz.page.layer_kinds import attention, random_weights
+from tests.viz.page.page_reader import Page, written
 
 from saccade import masks
 from saccade.viz import report

@@ -3,8 +3,8 @@
 import sys
 
 import pytest
-from tests.viz.page.matrices import attention
-from tests.viz.page.reading import Page, elements_of
+from tests.viz.page.layer_kinds import attention
+from tests.viz.page.page_reader import Page, elements_of
 
 from saccade import masks
 from saccade.viz import report, report_widget
@@ -37,4 +37,4 @@ def test_without_anywidget_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(ImportError, match=r"report_widget: anywidget must be installed") as caught:
         report_widget(attention(3, 3))
-    assert "pip install 'saccade[notebook]'" in str(caught.value)
+    assert "pip install 'saccade-attention[notebook]'" in str(caught.value)

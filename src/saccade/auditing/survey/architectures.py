@@ -10,8 +10,6 @@ from torch import nn
 
 from saccade.auditing.survey.small_configs import small_sizes
 
-__all__ = ["Architecture", "architectures"]
-
 Kind = Literal["causal", "masked"]
 
 

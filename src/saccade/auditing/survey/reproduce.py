@@ -14,8 +14,6 @@ from saccade.auditing.equivalence_script import run_lines
 from saccade.auditing.survey.architectures import Architecture
 from saccade.auditing.survey.small_configs import VOCABULARY
 
-__all__ = ["LENGTHS", "ids", "model_lines", "printed", "reach_lines"]
-
 LENGTHS = (9, 8, 7)
 """Of the texts that are packed: the first is longer than the small models' windows of 8."""
 

@@ -19,8 +19,6 @@ from saccade.auditing.survey.architectures import Architecture
 from saccade.auditing.survey.reproduce import LENGTHS, ids, model_lines, printed, reach_lines
 from saccade.masks import Causal, Full
 
-__all__ = ["Broken", "Cell", "measure"]
-
 _TOLD_BY_POSITIONS = ("packed", "packed, with a cache", "packed, with a mask of ones")
 
 

@@ -8,8 +8,6 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-__all__ = ["VOCABULARY", "small_sizes"]
-
 VOCABULARY = 101
 """How many tokens every small model knows."""
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["each_alone"]
-
 
 def each_alone(
     work: Sequence[Callable[[], Any]], *, jobs: int = 1, seconds: float = 300.0

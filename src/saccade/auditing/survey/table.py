@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["COLUMNS", "LEAST", "mark", "written"]
-
 LEAST = 1e-5
 """What the lines print of a right model is below this."""
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -30,17 +28,17 @@ _WORDS = {
         "model": "model",
         "ran": "{count} models; {versions}.",
         "none": "Not run:",
-        "broken": "In {count} models. Of {name}:",
-        "others": "What they print, by model:",
-        "models": "Their third lines, that make the model:",
+        "broken": "Broken in {count} models. Code for {name}:",
+        "others": "Printed difference by model:",
+        "models": "The third line of each, which builds the model:",
     },
     "zh": {
         "model": "模型",
         "ran": "{count} 个模型；{versions}。",
-        "none": "没有运行的：",
-        "broken": "{count} 个模型如此。以 {name} 为例：",
-        "others": "各模型打印的数：",
-        "models": "各模型的第三行（创建模型的一行）：",
+        "none": "没有运行的模型：",
+        "broken": "{count} 个模型不成立。{name} 的代码：",
+        "others": "各模型打印的差异：",
+        "models": "各模型代码的第三行（构造模型）：",
     },
 }
 

@@ -1,4 +1,4 @@
-"""BlockFolder: files in a folder that any number of processes use, and that together take at most so many bytes."""
+"""BlockFolder: files in a folder that several processes share, of a limited total size."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from typing import NamedTuple
 from saccade.caches.files.tensor_files import read_plain, write_whole
 from saccade.support.errors import value_error
 
-__all__ = ["BlockFolder"]
-
-_OLD = 3600.0  # seconds after which an unfinished file belongs to a process that is gone
+_OLD = 3600.0  # seconds after which an unfinished file is taken to be left by a dead process
 _IN_THE_WAY = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENOTEMPTY),
     errno.ENXIO,
@@ -33,34 +31,34 @@ class _File(NamedTuple):
 
 
 class BlockFolder:
-    """Blocks, each a file that is named by its key; whole, or not there at all.
+    """Blocks, each a file named by its key; complete, or absent.
 
     Only files that it could have written are read, counted and removed. A link is never followed.
 
     Args:
-        folder: made if there is none.
+        folder: created if it does not exist.
         max_bytes: most bytes that the files may take.
 
     Raises:
-        ValueError: a place that may not be read or written, or in which something else stands.
+        ValueError: a path that may not be read or written, or that holds something else.
     """
 
     def __init__(self, folder: Path, max_bytes: int):
         self._folder, self._max_bytes = folder, max_bytes
-        with _said(folder):
+        with _explain_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the files take."""
+        """The bytes that the files take."""
         return sum(file.size for file in self._files())
 
     def path(self, key: str) -> Path:
-        """Where a block is."""
+        """Return the path of a block."""
         return self._folder / key[:2] / f"{key}.block"
 
     def has(self, key: str) -> bool:
-        """Whether a block has a file; a link, or a file in a folder that is one, is none of ours."""
+        """Return whether a block has a file; a link, or a file in a linked folder, does not count."""
         path = self.path(key)
         try:
             return stat.S_ISDIR(os.lstat(path.parent).st_mode) and stat.S_ISREG(os.lstat(path).st_mode)
@@ -68,41 +66,41 @@ class BlockFolder:
             return False
 
     def read(self, key: str) -> bytes | None:
-        """What a block holds; None where it is missing, went meanwhile, or is another user's."""
+        """Return the contents of a block; None if it is missing, was removed meanwhile, or may not be read."""
         try:
             return read_plain(self.path(key)) if self.has(key) else None
         except OSError:
             return None
 
     def remove(self, key: str) -> None:
-        """Remove a block that is damaged, if it may be."""
+        """Remove a damaged block, if that is permitted."""
         _removed(self.path(key))
 
     def touch(self, keys: Sequence[str]) -> None:
-        """Say that blocks were used now; the end of a text a little earlier, so that it goes before the beginning."""
+        """Mark blocks as used now; ends of sequences slightly earlier, so that they are removed before beginnings."""
         now = time.time_ns()
         for i, key in enumerate(keys):
             if self.has(key):
                 with contextlib.suppress(OSError):
                     os.utime(self.path(key), ns=(now - 1000 * i, now - 1000 * i))
 
-    def write(self, key: str, data: memoryview, kept: set[str]) -> bool:
-        """Write a block when there is room, or room can be made of those that were not used for longest.
+    def write(self, key: str, data: memoryview, protected: set[str]) -> bool:
+        """Write a block if there is room, or if removing the least recently used blocks makes room.
 
         Args:
             key, data: of the block.
-            kept: keys of blocks that must stay.
+            protected: keys of blocks that must stay.
         """
         with self._locked():
             files = self._files()
             spare = self._max_bytes - data.nbytes - sum(file.size for file in files)
             for file in sorted(files, key=lambda file: file.used):
-                if spare < 0 and file.path.stem not in kept and _removed(file.path):
+                if spare < 0 and file.path.stem not in protected and _removed(file.path):
                     spare += file.size
             if spare < 0:
                 return False
             path = self.path(key)
-            with _said(path):
+            with _explain_errors(path):
                 path.parent.mkdir(exist_ok=True)
                 if path.parent.is_symlink():
                     raise NotADirectoryError(errno.ENOTDIR, "a link, which is not followed")
@@ -110,7 +108,7 @@ class BlockFolder:
         return True
 
     def clear(self) -> None:
-        """Remove all blocks; raises where some may not be removed, when the others are."""
+        """Remove all blocks; raise at the end if some may not be removed."""
         with self._locked():
             left = [file.path for file in self._files() if not _removed(file.path)]
         if left:
@@ -118,19 +116,19 @@ class BlockFolder:
             raise value_error("folder", rule, f"{len(left)} that may not, such as {left[0]}")
 
     def _files(self) -> list[_File]:
-        """All files that count: blocks, and unfinished ones."""
-        with _said(self._folder):
+        """Return all files that count: blocks, and unfinished ones."""
+        with _explain_errors(self._folder):
             folders = [Path(entry.path) for entry in _entries(self._folder) if entry.is_dir(follow_symlinks=False)]
-        found: list[_File] = []
+        files: list[_File] = []
         for folder in folders:
             if re.fullmatch(r"[0-9a-f]{2}", folder.name):
                 with contextlib.suppress(OSError):  # another process may have removed it, or it is another user's
-                    found += [file for entry in _entries(folder) if (file := _counted(entry)) is not None]
-        return found
+                    files += [file for entry in _entries(folder) if (file := _as_file(entry)) is not None]
+        return files
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process at a time makes room and writes; the system ends the lock of a process that is killed."""
+        """Let one process at a time make room and write; the system releases the lock of a process that is killed."""
         try:
             import fcntl  # noqa: PLC0415  not on every system
         except ModuleNotFoundError:
@@ -138,7 +136,7 @@ class BlockFolder:
             yield
             return
         place = self._folder / "lock"
-        with _said(place):
+        with _explain_errors(place):
             handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -148,7 +146,7 @@ class BlockFolder:
 
 
 def _removed(path: Path) -> bool:
-    """Remove a file that was found to be ours; whether it is gone."""
+    """Remove a file; return whether it is gone."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -161,23 +159,23 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return list(entries)
 
 
-def _counted(entry: os.DirEntry[str]) -> _File | None:
-    """The file, if it is one that counts."""
+def _as_file(entry: os.DirEntry[str]) -> _File | None:
+    """Return the file of an entry, if it counts."""
     is_unfinished = _UNFINISHED.fullmatch(entry.name) is not None
     if not (is_unfinished or _BLOCK.fullmatch(entry.name)) or not entry.is_file(follow_symlinks=False):
         return None
     try:
-        told = entry.stat(follow_symlinks=False)
-    except OSError:  # it went meanwhile
+        status = entry.stat(follow_symlinks=False)
+    except OSError:  # it was removed meanwhile
         return None
     path = Path(entry.path)
-    is_left_over = is_unfinished and time.time() - told.st_mtime > _OLD and _removed(path)
-    return None if is_left_over else _File(path, told.st_size, told.st_mtime_ns)
+    is_left_over = is_unfinished and time.time() - status.st_mtime > _OLD and _removed(path)
+    return None if is_left_over else _File(path, status.st_size, status.st_mtime_ns)
 
 
 @contextlib.contextmanager
-def _said(path: Path) -> Iterator[None]:
-    """Put in a sentence what stands in the way at a place; a full or broken disk stays an OSError."""
+def _explain_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError about a path into a ValueError; a full or broken disk stays an OSError."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""PrefixStore: keys and values of texts that begin alike, kept in a folder and shared by prompts and processes."""
+"""PrefixStore: keys and values of common prefixes, stored in a folder for prompts and processes to share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from saccade.caches.cache import LayerCache
 from saccade.caches.files.block_store import BlockFolder
@@ -18,37 +18,35 @@ from saccade.caches.model_cache import Cache
 from saccade.support.errors import type_error, unsupported, value_error
 from saccade.support.validation import check_int, check_type
 
-__all__ = ["PrefixStore"]
-
 _KIND = "block of a prefix"
 
 
 class PrefixStore:
     """A folder of keys and values, block by block, for prompts that begin like earlier ones.
 
-    A text is cut into blocks of ``block_size`` tokens. Each block has a file, named by a hash of its tokens, of all
+    A sequence is cut into blocks of ``block_size`` tokens. Each block has a file, named by a hash of its tokens, of all
     blocks before it and of everything else that keys and values depend on: the model's `fingerprint`, the ``salt``
-    and the format. So a block is found only where the whole text up to its end is the same, and never for another
-    model. What is read is checked byte by byte, and the tokens are compared; a damaged file counts as missing and is
-    removed. One that may not be read counts as missing.
+    and the format. So a block is found only if the whole sequence up to its end is the same, and never for another
+    model. Contents are verified by a checksum, and the tokens are compared; a damaged file counts as missing and is
+    removed. A file that may not be read counts as missing.
 
-    Any number of processes may use a folder, and any of them may be killed at any time: files appear whole. When
-    ``max_bytes`` would be exceeded, the blocks that were not used for longest go, ends of texts before beginnings.
+    Any number of processes may use a folder, and any of them may be killed at any time: files appear complete. When
+    ``max_bytes`` would be exceeded, the least recently used blocks are removed, ends of sequences before beginnings.
 
-    Only files that the store could have written are read, counted and removed. A link is never followed, whatever it
-    stands in place of: what lies outside of the folder stays as it is.
+    Only files that the store could have written are read, counted and removed. Links are never followed: everything
+    outside of the folder stays as it is.
 
     Args:
-        folder: made if there is none. Nothing but the store should write there.
+        folder: created if it does not exist. Nothing but the store should write there.
         max_bytes: most bytes that the files may take.
         fingerprint: of the model, from `fingerprint`.
         block_size: tokens in a block.
-        salt: whatever else changes keys and values and is no part of the model: autocast, an adapter that a flag
-            switches, an image before the text; or a user who must not share with others.
+        salt: everything else that changes keys and values and is no part of the model: autocast, an adapter that a flag
+            switches, an image before the text; or the name of a user who must not share with others.
 
     Raises:
         TypeError, ValueError: arguments that do not fit; a folder that may not be written to, or in which something
-            stands that is none of the store's.
+            is that is none of the store's.
 
     Cost: a file of ``layers * kv_heads * block_size * (head_dim + value_dim)`` elements for each block, read once.
 
@@ -93,25 +91,25 @@ class PrefixStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the files take, those of other models and salts in the folder included."""
+        """The bytes that the files take, including files of other models and salts in the folder."""
         return self._blocks.nbytes
 
     def find(self, tokens: Sequence[int]) -> int:
-        """How many tokens at the beginning of a text are there: files are looked for, not read."""
+        """Return how many tokens at the beginning of a sequence are stored; files are looked up, not read."""
         chain = self._chain(tokens)
         return self.block_size * next((i for i, key in enumerate(chain) if not self._blocks.has(key)), len(chain))
 
     def restore(self, tokens: Sequence[int], cache: Cache | LayerCache, *, device: torch.device | str = "cpu") -> int:
-        """Fill an empty cache with the beginning of a text, as far as it is known.
+        """Fill an empty cache with the stored beginning of a sequence.
 
         Args:
-            tokens: of one text.
+            tokens: of one sequence.
             cache: an empty cache of a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, batch of one.
             device: where the model is.
 
         Returns:
-            How many tokens the cache now holds, at most all but the last: that one is to be read, since what comes
-            after it is asked. Read on with the others, ``tokens[returned:]``.
+            The number of tokens in the cache, at most all but the last, since the model must read one token to predict
+            the next. Continue with ``tokens[returned:]``.
 
         Raises:
             ValueError, UnsupportedError: the cache is not empty, or of a kind that cannot be filled.
@@ -133,24 +131,24 @@ class PrefixStore:
         return len(parts) * size
 
     def put(self, tokens: Sequence[int], cache: Cache | LayerCache) -> int:
-        """Keep the full blocks of a text that a cache has read.
+        """Store the full blocks of a sequence that a cache has read.
 
         Args:
-            tokens: of the text; the cache holds them first, and may hold more.
-            cache: a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, batch of one, whose tokens stand at
+            tokens: of the sequence; the cache starts with them, and may have more.
+            cache: a `KVCache` or `saccade.caches.BlockSelectCache` for each layer, batch of one, with positions
                 0, 1, 2, …
 
         Returns:
-            Blocks that were written: those that were not there, as far as what the cache holds is exact. Keys made
-            after a step that left blocks out are not kept, nor what would not fit in ``max_bytes``.
+            The number of new blocks. Keys computed after a step that left blocks out are not exact and not stored, nor
+            blocks beyond ``max_bytes``.
 
         Raises:
             ValueError, UnsupportedError: a cache of another kind, or of other tokens.
         """
         layers = _layers(cache)
-        chain, held = self._chain(tokens), layers[0].length
-        if held < len(tokens):
-            raise value_error("tokens", f"be held by the cache, at most {held}", len(tokens))
+        chain, length = self._chain(tokens), layers[0].length
+        if length < len(tokens):
+            raise value_error("tokens", f"be held by the cache, at most {length}", len(tokens))
         states = [_one_text(layer) for layer in layers]
         written, known = 0, 0
         for i, key in enumerate(chain[: min(layer.exact_len for layer in layers) // self.block_size]):
@@ -170,7 +168,7 @@ class PrefixStore:
         return written
 
     def clear(self) -> None:
-        """Remove all blocks of the folder, whatever model they are of.
+        """Remove all blocks of the folder, of all models.
 
         Raises:
             ValueError: some may not be removed; the others are.
@@ -181,7 +179,7 @@ class PrefixStore:
         return f"PrefixStore({str(self.folder)!r}, {self.max_bytes}, block_size={self.block_size})"
 
     def _chain(self, tokens: Sequence[int]) -> list[str]:
-        """The keys of the full blocks of a text."""
+        """Return the keys of the full blocks of a sequence."""
         given = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
         if not is_list or not all(type(token) is int for token in given):
@@ -193,7 +191,7 @@ class PrefixStore:
         return chain
 
     def _block(self, key: str, tokens: list[int], layers: int) -> list[Tensor] | None:
-        """Keys and values of each layer; None if there are none, or none that can be trusted."""
+        """Return the keys and values of each layer; None if the block is missing or damaged."""
         raw = self._blocks.read(key)
         if raw is None:
             return None
@@ -203,14 +201,14 @@ class PrefixStore:
         except ValueError:
             tensors, about = {}, {}
         is_it = about.get("key") == key and about.get("tokens") == tokens and set(tensors) == set(names)
-        found = [tensors[name] for name in names] if is_it else []
-        if found and all(self._fits(*pair) for pair in zip(found[::2], found[1::2], strict=True)):
-            return found
+        pairs = [tensors[name] for name in names] if is_it else []
+        if pairs and all(self._fits(*pair) for pair in zip(pairs[::2], pairs[1::2], strict=True)):
+            return pairs
         self._blocks.remove(key)
         return None
 
     def _fits(self, key: Tensor, value: Tensor) -> bool:
-        """Whether these can be keys and values of a block."""
+        """Return whether tensors can be the keys and values of a block."""
         is_alike = key.dim() == value.dim() == 4 and key.shape[:3] == value.shape[:3] and key.dtype == value.dtype
         return is_alike and key.is_floating_point() and (len(key), key.shape[2]) == (1, self.block_size)
 
@@ -220,12 +218,12 @@ def _hash(parts: list[object]) -> str:
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    """Whether blocks cannot be those of one text: their widths or types are others."""
+    """Return whether blocks cannot belong to one sequence, since their widths or types differ."""
     return one.shape != other.shape or one.dtype != other.dtype
 
 
 def _one_text(layer: KVCache) -> dict[str, Tensor]:
-    """Keys and values of a layer; raises unless they are those of one text from 0 on."""
+    """Return the keys and values of a layer; raise unless they are those of one sequence from 0 on."""
     key, value = layer.key, layer.value
     if not isinstance(layer.kv_positions, range) or layer.kv_positions != range(layer.length):
         raise value_error("cache", "hold tokens at 0, 1, 2, …", "others", hint="one text, unpadded")
@@ -236,12 +234,52 @@ def _one_text(layer: KVCache) -> dict[str, Tensor]:
 
 
 def _layers(cache: Cache | LayerCache) -> list[KVCache]:
-    """The caches of all layers; raises unless each holds all keys."""
+    """Return the caches of all layers; raise unless each stores all keys."""
     check_type("cache", cache, (Cache, LayerCache), "be a cache")
-    found: list[KVCache] = []
+    layers: list[KVCache] = []
     for layer in cache.flat if isinstance(cache, Cache) else (cache,):
         if not isinstance(layer, KVCache):
             reason = f"a {type(layer).__name__} does not hold the keys of all tokens"
             raise unsupported("PrefixStore", [reason], hint="KVCache and BlockSelectCache do")
-        found.append(layer)
-    return found
+        layers.append(layer)
+    return layers
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Return a SHA-256 over a model's weights, their dtypes, its configuration and its structure.
+
+    Two models with the same fingerprint make the same keys and values of the same tokens at the same positions; a
+    changed weight, dtype, base of the rotation, mask or adapter changes it. Inputs that are no part of the module
+    (autocast, a mask passed to the call, an image before the text) do not: put them into the ``salt`` of a
+    `PrefixStore`.
+
+    Args:
+        model: a module; its ``config``, if it has one, counts as well.
+
+    Returns:
+        64 hexadecimal digits, the same in every process.
+
+    Raises:
+        TypeError: not a module.
+
+    Cost: reads every weight once.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> before = fingerprint(layer)
+        >>> with torch.no_grad():
+        ...     _ = layer.bias.add_(1)
+        >>> fingerprint(layer) == before
+        False
+    """
+    if not isinstance(model, nn.Module):
+        raise type_error("model", "be a torch module", type(model).__name__)
+    digest = hashlib.sha256()
+    digest.update(f"{type(model).__qualname__}\n{model!r}\n{getattr(model, 'config', None)!r}\n".encode())
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name in sorted(tensors):
+        x = tensors[name].detach()
+        digest.update(f"{name} {x.dtype} {list(x.shape)}\n".encode())
+        if x.numel():
+            digest.update(x.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

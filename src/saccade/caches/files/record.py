@@ -1,29 +1,46 @@
-"""Contents: what a file says of one cache, looked at before it is believed."""
+"""Contents: the description of one cache in a file, checked before it is used."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from saccade.caches.attend_call import Like
-from saccade.caches.cache import Leaf
+from saccade.caches.attend_call import KeyValueSpec
 from saccade.support.numerics import wide_dtype
 
-__all__ = ["Contents", "MisfitError"]
-
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_LARGEST = 1 << 31  # of anything that is counted
+_LARGEST = 1 << 31  # of any count
 _FARTHEST = 1 << 40  # of positions
-_NOBODY = 1 << 20  # columns, heads and so on of a tensor that has no elements: no file's length stands behind them
+_LARGEST_EMPTY = 1 << 20  # of a size of a tensor without elements, which the length of the file does not limit
 
 
 class MisfitError(Exception):
-    """A fragment that goes on after "a file that": whatever its checksum says, no cache was written so."""
+    """A fragment that continues "a file that": no cache was written so, whatever the checksum."""
+
+
+class Leaf(NamedTuple):
+    """One tensor of a cache's state, as the class declares it.
+
+    Args:
+        name: in the state, and in files.
+        axes: names of its sizes, ``"batch kv_heads columns head_dim"``; ``batch|1`` where items may share a row, and
+            ``columns`` where only the first `LayerCache.length` count.
+        dtype: ``float`` (that of the keys), ``wide`` (float32, or float64 with float64 keys), ``positions`` (int64, -1
+            at padding), ``int8`` or ``bool``.
+        is_optional: whether a cache may lack it.
+        is_saved: whether files contain it.
+    """
+
+    name: str
+    axes: str
+    dtype: str = "float"
+    is_optional: bool = False
+    is_saved: bool = True
 
 
 class Contents:
@@ -31,11 +48,11 @@ class Contents:
 
     Args:
         tree: the values.
-        name: what the names of its tensors begin with.
-        tensors: those of the whole file.
+        name: the prefix of the names of its tensors.
+        tensors: of the whole file.
 
     Raises:
-        MisfitError: in every method, what is there is of another type, shape or size.
+        MisfitError: in every method, a part has another type, shape or size.
     """
 
     def __init__(self, tree: object, name: str, tensors: Mapping[str, Tensor]):
@@ -45,58 +62,58 @@ class Contents:
         self.kind: str = tree["kind"]
 
     def says(self, key: str) -> bool:
-        """Whether a value is there."""
+        """Return whether a value is present."""
         return key in self._tree
 
     def value(self, key: str) -> Any:
-        """Whatever stands there."""
+        """Return a value of any type."""
         if key not in self._tree:
             raise MisfitError(f"does not say {key} of a {self.kind}")
         return self._tree[key]
 
     def part(self, key: str) -> Contents:
-        """The values in a group of them."""
+        """Return the values of a group."""
         inner = self.value(key)
         if not isinstance(inner, dict):
             raise self.misfit(key)
         return Contents({**inner, "kind": self.kind}, self._name, self._tensors)
 
     def count(self, key: str, least: int = 0, most: int = _LARGEST) -> int:
-        """An int."""
-        found = self.value(key)
-        if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= most:
+        """Return an int."""
+        number = self.value(key)
+        if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
             raise self.misfit(key)
-        return found
+        return number
 
     def count_or_none(self, key: str, least: int = 0, most: int = _LARGEST) -> int | None:
-        """An int or null."""
+        """Return an int or None."""
         return None if self.value(key) is None else self.count(key, least, most)
 
     def position(self, key: str) -> int:
-        """A position, or a number of tokens."""
+        """Return a position, or a number of tokens."""
         return self.count(key, 0, _FARTHEST)
 
     def misfit(self, what: str) -> MisfitError:
-        """That something has another size or type than it can have."""
+        """Return the error for a part that has an impossible size or type."""
         return MisfitError(f"has no possible {what} of a {self.kind}")
 
     def has(self, name: str) -> bool:
-        """Whether a tensor is there."""
+        """Return whether a tensor is present."""
         return self._name + name in self._tensors
 
     def is_empty(self, leaves: Sequence[Leaf]) -> bool:
-        """Whether the cache held nothing; raises where it holds something all the same."""
+        """Return whether the cache was empty; raise if the file has tokens all the same."""
         is_empty = self.value("first") is None if not self.says("length") else self.position("length") == 0
-        held = any(self.has(leaf.name) and self._tensors[self._name + leaf.name].numel() for leaf in leaves)
-        if is_empty and (held or (self.says("next") and self.count("next", 0, 0))):
+        has_tokens = any(self.has(leaf.name) and self._tensors[self._name + leaf.name].numel() for leaf in leaves)
+        if is_empty and (has_tokens or (self.says("next") and self.count("next", 0, 0))):
             raise self.misfit("length")
         return is_empty
 
     def leaf(self, leaf: Leaf, sizes: dict[str, int], dtype: torch.dtype | None = None) -> Tensor:
-        """One tensor of a state.
+        """Return one tensor of a state.
 
         Args:
-            leaf: what it must be.
+            leaf: its declaration.
             sizes: of axes, by name; those of other names are added.
             dtype: of the keys; None where this are they.
         """
@@ -113,41 +130,43 @@ class Contents:
             "int8": (torch.int8,),
             "bool": (torch.bool,),
         }[leaf.dtype]
-        fits = x.dim() == len(axes) and x.dtype in allowed and (x.numel() or max(x.shape, default=0) <= _NOBODY)
-        if not fits or any(sizes.setdefault(axis, own) != own for axis, own in zip(axes, x.shape, strict=True)):
+        fits = x.dim() == len(axes) and x.dtype in allowed and (x.numel() or max(x.shape, default=0) <= _LARGEST_EMPTY)
+        if not fits or any(sizes.setdefault(axis, size) != size for axis, size in zip(axes, x.shape, strict=True)):
             raise self.misfit(f"tensor {self._name}{leaf.name}")
         is_table = leaf.dtype == "positions" and x.numel() > 0
         if is_table and not (int(x.min()) >= -1 and int(x.max()) <= _FARTHEST):
             raise self.misfit(f"tensor {self._name}{leaf.name}")
         return x
 
-    def state(self, leaves: Sequence[Leaf], sizes: dict[str, int]) -> tuple[dict[str, Tensor], dict[str, int], Like]:
-        """The tensors of a state by name, the sizes of their axes, and what new keys and values must be like.
+    def state(
+        self, leaves: Sequence[Leaf], sizes: dict[str, int]
+    ) -> tuple[dict[str, Tensor], dict[str, int], KeyValueSpec]:
+        """Return the tensors of a state by name, the sizes of their axes, and the spec of keys and values.
 
         Args:
-            leaves: what the tensors must be, keys first.
+            leaves: the declarations of the tensors, keys first.
             sizes: of axes, by name, as far as they are known.
         """
-        found: dict[str, Tensor] = {}
+        state: dict[str, Tensor] = {}
         for leaf in leaves:
             if leaf.is_saved and not (leaf.is_optional and not self.has(leaf.name)):
-                dtype = next((x.dtype for x in found.values()), None)
-                found[leaf.name] = self.leaf(leaf, sizes, dtype)
+                dtype = next((x.dtype for x in state.values()), None)
+                state[leaf.name] = self.leaf(leaf, sizes, dtype)
         if not sizes["kv_heads"]:
             raise self.misfit("number of key heads")
         known = {name: sizes[name] for name in ("batch", "kv_heads", "head_dim", "value_dim")}
-        first = next(iter(found.values()))
-        return found, sizes, Like(**known, dtype=first.dtype, device=first.device)
+        first = next(iter(state.values()))
+        return state, sizes, KeyValueSpec(**known, dtype=first.dtype, device=first.device)
 
     def positions(self, batch: int, columns: int) -> range | Tensor:
-        """Where the columns stand."""
+        """Return the positions of the columns."""
         first = self.position("first")
         if not self.has("positions"):
             return range(first, first + columns)
         return self.leaf(Leaf("positions", "batch columns", "positions"), {"batch": batch, "columns": columns})
 
     def upcoming(self, batch: int, reached: Tensor | None) -> int | Tensor:
-        """Where the next token of each item stands: behind those that stand at ``reached``, ``[batch | 1, ...]``."""
+        """Return the next position of each item; it must lie behind ``reached``, ``[batch | 1, ...]``."""
         reached = torch.empty(1, 0, dtype=torch.int64, device="cpu") if reached is None else reached
         after: int | Tensor = self.position("next") if not self.has("next") else 0
         if self.has("next"):
@@ -158,7 +177,7 @@ class Contents:
         return after
 
     def check_room(self, key: Tensor, value: Tensor, columns: int) -> None:
-        """Refuse room for more columns than the machine could hold, before it is taken."""
+        """Raise for more columns than the machine's memory holds, before they are allocated."""
         each = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
         if each * columns > _machine():
             raise MisfitError(
@@ -167,7 +186,7 @@ class Contents:
 
 
 def _machine() -> int:
-    """Bytes of memory of this machine; where nobody says, more than most have."""
+    """Return the bytes of memory of this machine, or more than most have if the system does not report it."""
     with contextlib.suppress(AttributeError, ValueError, OSError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 1 << 40

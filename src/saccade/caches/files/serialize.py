@@ -10,29 +10,26 @@ import torch
 from torch import Tensor
 
 from saccade import positions as encodings
-from saccade.caches.block_scorers import BlockScorer, BoundScorer, MeanScorer
 from saccade.caches.block_select import BlockSelectCache
 from saccade.caches.cache import LayerCache
 from saccade.caches.compressive_cache import CompressiveCache
 from saccade.caches.cross_cache import CrossCache
+from saccade.caches.eviction import HeavyHitterCache, SnapKVCache
 from saccade.caches.files.record import Contents, MisfitError
 from saccade.caches.files.tensor_files import checked_path, encoded, read_tensors, write_whole
-from saccade.caches.heavy_hitter import HeavyHitterCache
 from saccade.caches.indexed_cache import IndexedCache
 from saccade.caches.int8_cache import Int8Cache
 from saccade.caches.kv_cache import KVCache
 from saccade.caches.latent_cache import LatentCache
 from saccade.caches.model_cache import Cache
 from saccade.caches.recurrent import RecurrentCache
-from saccade.caches.segment_cache import SegmentCache
+from saccade.caches.ring_buffer import SegmentCache
 from saccade.caches.sink_window import SinkWindowCache
-from saccade.caches.snap_kv import SnapKVCache
+from saccade.scorers import BlockBounds, BlockMeans, BlockScorer
 from saccade.support.errors import type_error, unsupported, value_error
 
-__all__ = ["load_cache", "save_cache"]
-
 _KIND = "cache"
-_DEEPEST = 16  # Caches in one another
+_DEEPEST = 16  # nesting of Caches
 _KINDS = {
     kind.__name__: kind
     for kind in (
@@ -50,8 +47,8 @@ _KINDS = {
         CrossCache,
     )
 }
-_GROUPED = (BlockSelectCache, HeavyHitterCache, SnapKVCache)  # whose sizes stand in a group of their own
-_SCORERS: dict[str, type[BlockScorer]] = {kind.__name__: kind for kind in (MeanScorer, BoundScorer)}
+_GROUPED = (BlockSelectCache, HeavyHitterCache, SnapKVCache)  # their sizes are stored in a group
+_SCORERS: dict[str, type[BlockScorer]] = {kind.__name__: kind for kind in (BlockMeans, BlockBounds)}
 _SCALINGS: dict[str, type[encodings.Scaling]] = {
     kind.__name__: kind
     for kind in (encodings.Linear, encodings.NTK, encodings.Llama3, encodings.YaRN, encodings.Frequencies)
@@ -67,7 +64,7 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
     Args:
         cache: of a layer or a model.
         path: the file.
-        fingerprint: of the model that made it, from `fingerprint`; `load_cache` then asks for the same.
+        fingerprint: of the model that computed it, from `fingerprint`; `load_cache` then requires the same.
 
     Raises:
         TypeError: not a cache, or not a path.
@@ -75,7 +72,7 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
         ImportError: safetensors is not installed.
         OSError: the file cannot be written.
 
-    Cost: a copy of what is held, on the disk.
+    Cost: a copy of the contents on the disk.
 
     Example:
         >>> import pathlib, tempfile
@@ -93,42 +90,42 @@ def save_cache(cache: Cache | LayerCache, path: str | os.PathLike[str], *, finge
     file = checked_path("path", path)
     _check_fingerprint(fingerprint)
     tensors: dict[str, Tensor] = {}
-    tree = _written(cache, "", tensors)
+    tree = _describe(cache, "", tensors)
     write_whole(file, encoded(tensors, {"kind": _KIND, "fingerprint": fingerprint, "cache": tree}))
 
 
 def load_cache(
     path: str | os.PathLike[str], *, fingerprint: str | None = None, device: torch.device | str = "cpu"
 ) -> Cache | LayerCache:
-    """Read what `save_cache` wrote.
+    """Return a cache from a file of `save_cache`.
 
     Args:
         path: the file.
-        fingerprint: of the model that is to go on from it; must be what the file was saved with.
-        device: where the cache is to be.
+        fingerprint: of the model that will use it; must be the one that the file was saved with.
+        device: of the cache.
 
     Returns:
-        A cache of the same kind that goes on as if it had never been away.
+        A cache of the same kind, which continues where the saved one stopped.
 
     Raises:
         ImportError: safetensors is not installed.
         TypeError: not a path.
         ValueError: no file; one that is truncated, damaged, not a cache, of another version or for another model; or
-            one that tells of a cache which could not be: nothing is made of it then.
+            one that describes an impossible cache.
     """
     file = checked_path("path", path)
     _check_fingerprint(fingerprint)
     tensors, about = read_tensors(file, _KIND)
-    held = about.get("fingerprint")
-    if held != fingerprint:
-        rule = "be that which the file was saved with" if held else "be None, as when the file was saved"
+    saved = about.get("fingerprint")
+    if saved != fingerprint:
+        rule = "be that which the file was saved with" if saved else "be None, as when the file was saved"
         hint = "other weights or another configuration make other keys and values: read the text anew"
         got = "none" if fingerprint is None else "that of another model"
-        raise value_error("fingerprint", rule, got, hint=hint if fingerprint and held else "see fingerprint()")
+        raise value_error("fingerprint", rule, got, hint=hint if fingerprint and saved else "see fingerprint()")
     try:
         return _read(about.get("cache"), "", {name: x.to(device) for name, x in tensors.items()})
     except MisfitError as misfit:
-        # Its checksum fits: no chance damaged it, and something else than save_cache wrote it.
+        # The checksum matches, so the file is not damaged: something other than save_cache wrote it.
         rule = "be a file of a cache, as save_cache writes it"
         raise value_error("path", rule, f"one that {misfit}") from None
 
@@ -139,10 +136,10 @@ def _check_fingerprint(fingerprint: object) -> None:
         raise type_error("fingerprint", "be a string or None", type(fingerprint).__name__, hint=hint)
 
 
-def _written(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """What describes a cache; its tensors are added under names that begin with ``name``."""
+def _describe(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the description of a cache; add its tensors under names that begin with ``name``."""
     if isinstance(cache, Cache):
-        layers = [_written(layer, f"{name}{i}.", tensors) for i, layer in enumerate(cache)]
+        layers = [_describe(layer, f"{name}{i}.", tensors) for i, layer in enumerate(cache)]
         return {"kind": "Cache", "layers": layers}
     settings = _settings(cache)
     numbers, state = cache.state()
@@ -151,10 +148,10 @@ def _written(cache: Cache | LayerCache, name: str, tensors: dict[str, Tensor]) -
 
 
 def _read(tree: object, name: str, tensors: dict[str, Tensor], depth: int = 0) -> Cache | LayerCache:
-    """A cache as a file tells of it; nothing that it says is believed unseen.
+    """Return the cache that a file describes; every part is checked.
 
     Raises:
-        MisfitError: no cache that was saved could have been told so.
+        MisfitError: no saved cache could have this description.
     """
     contents = Contents(tree, name, tensors)
     if contents.kind == "Cache":
@@ -165,13 +162,13 @@ def _read(tree: object, name: str, tensors: dict[str, Tensor], depth: int = 0) -
     try:
         cache = _new_cache(contents)
         cache.restore(contents)
-    except (ValueError, TypeError, NotImplementedError) as error:  # what a cache says of the sizes it is given
+    except (ValueError, TypeError, NotImplementedError) as error:  # a cache refuses the sizes
         raise MisfitError(f"cannot be a {contents.kind} ({str(error).partition(chr(10))[0]})") from None
     return cache
 
 
 def _settings(cache: LayerCache) -> dict[str, Any]:
-    """The kind and the settings of a cache.
+    """Return the kind and the settings of a cache.
 
     Raises:
         UnsupportedError: a cache, or a part of one, that a file cannot name.
@@ -185,16 +182,18 @@ def _settings(cache: LayerCache) -> dict[str, Any]:
         scorer = type(settings["scorer"]).__name__
         if _SCORERS.get(scorer) is not type(settings["scorer"]):
             reason = f"its scorer {scorer} is one of your own, and a file holds no code"
-            raise unsupported(kind, [reason], hint="MeanScorer() and BoundScorer() can be saved")
+            raise unsupported(kind, [reason], hint="BlockMeans() and BlockBounds() can be saved")
         settings["scorer"] = scorer
     rotary = settings.get("rotary")
     if rotary is not None:
         if type(rotary) is not encodings.Rotary:
             raise unsupported(kind, [f"its rotary is a {type(rotary).__name__}, whose tables no file of a cache holds"])
-        told: dict[str, Any] = {word: getattr(rotary, word) for word in ("head_dim", "base", "rotary_dim", "layout")}
+        arguments: dict[str, Any] = {
+            word: getattr(rotary, word) for word in ("head_dim", "base", "rotary_dim", "layout")
+        }
         scaling: Any = rotary.scaling
-        told["scaling"] = None if scaling is None else [type(scaling).__name__, dataclasses.asdict(scaling)]
-        settings["rotary"] = told
+        arguments["scaling"] = None if scaling is None else [type(scaling).__name__, dataclasses.asdict(scaling)]
+        settings["rotary"] = arguments
     if not isinstance(cache, _GROUPED):
         return {"kind": kind, **settings}
     apart: dict[str, Any] = {name: settings.pop(name) for name in ("scorer", "prompt", "max_len") if name in settings}
@@ -202,7 +201,7 @@ def _settings(cache: LayerCache) -> dict[str, Any]:
 
 
 def _new_cache(contents: Contents) -> LayerCache:
-    """An empty cache of the kind and with the settings that a file says."""
+    """Return an empty cache of the kind and with the settings in a file."""
     kind = _KINDS.get(contents.kind)
     if kind is None:
         raise MisfitError("tells of a cache of another kind")
@@ -244,7 +243,7 @@ def _rotary(contents: Contents) -> encodings.Rotary:
 
 
 def _is_word(value: object) -> bool:
-    """Whether a setting may be a scaling's: a number that a tensor can be multiplied by, several, a switch, or none."""
+    """Return whether a value may be a scaling's setting: a number that scales a tensor, several, a bool, or None."""
     if isinstance(value, list):
-        return all(isinstance(own, float) for own in value)
+        return all(isinstance(number, float) for number in value)
     return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53)

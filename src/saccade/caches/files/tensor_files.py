@@ -1,4 +1,4 @@
-"""Files of tensors: in safetensors format, whole or not there at all, and known again when they are read."""
+"""Files of tensors: in safetensors format, complete or absent, and verified by a checksum."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from torch import Tensor
 
 from saccade.support.errors import missing_extra, type_error, value_error
 
-__all__ = ["VERSION", "checked_path", "encoded", "decoded", "read_plain", "read_tensors", "write_whole"]
-
 VERSION = 1
 _WORD = "saccade"
 _RULE = "be a file of a {}, whole and undamaged"
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows has it
-_PIECE = 1 << 24  # bytes that one write is asked to take
+_PIECE = 1 << 24  # bytes of one write
 
 
 def checked_path(name: str, path: object) -> Path:
-    """A place in the file system; raises unless it was given as a string or a path."""
+    """Return a path; raise unless it is a string or a path."""
     if isinstance(path, os.PathLike):
         path = os.fspath(path)
     if not isinstance(path, str):
@@ -35,7 +33,7 @@ def checked_path(name: str, path: object) -> Path:
 
 
 def encoded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> memoryview:
-    """A file as bytes: a header that names and describes the tensors, then the tensors.
+    """Return a file as bytes: a header that names and describes the tensors, then the tensors.
 
     Args:
         tensors: of numbers or bools, on any device.
@@ -55,9 +53,9 @@ def encoded(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> memoryvi
 
 
 def write_whole(path: Path, data: memoryview) -> None:
-    """Write a file beside its place and rename it when it is on the disk: readers find the old one or the new one.
+    """Write a file beside its path and rename it once it is on the disk: readers find the old one or the new one.
 
-    A process that is killed leaves at most a file ``.NAME.*.part`` behind, which nobody reads.
+    A process that is killed leaves at most a file ``.NAME.*.part`` behind, which is never read.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
@@ -78,7 +76,7 @@ def write_whole(path: Path, data: memoryview) -> None:
 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a file, by name, and what is said about them.
+    """Return the tensors of a file, by name, and their description.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -95,7 +93,7 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def read_plain(path: Path) -> bytes:
-    """What a file holds. A link is not followed, and nothing is awaited from a pipe.
+    """Return the contents of a file. Links are not followed, and pipes are not waited for.
 
     Raises:
         OSError: there is no such file, or it may not be read.
@@ -106,7 +104,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors in the bytes of a file, by name, and what is said about them; raises as `read_tensors`."""
+    """Return the tensors in the bytes of a file, by name, and their description; raise as `read_tensors`."""
     try:
         from safetensors import SafetensorError  # noqa: PLC0415  imported when used
         from safetensors.torch import load  # noqa: PLC0415
@@ -115,7 +113,7 @@ def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     rule = _RULE.format(kind)
     try:
         tensors = load(raw)
-    except (SafetensorError, KeyError, ValueError):  # a type that torch has no word for is a KeyError
+    except (SafetensorError, KeyError, ValueError):  # a dtype that torch does not have raises a KeyError
         raise value_error("path", rule, f"a truncated, damaged or foreign one of {len(raw)} bytes") from None
     about = _about(raw)
     if about is None:
@@ -131,22 +129,22 @@ def decoded(raw: bytes, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _about(raw: bytes) -> dict[str, Any] | None:
-    """What saccade wrote into the header of a file that is in the format; None if it did not write it."""
+    """Return saccade's description in the header of a file; None if saccade did not write it."""
     try:
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         about = json.loads(header["__metadata__"][_WORD])
-    except (KeyError, TypeError, ValueError, RecursionError):  # brackets in brackets in brackets
+    except (KeyError, TypeError, ValueError, RecursionError):  # deeply nested JSON
         return None
     return about if isinstance(about, dict) else None
 
 
 def _fits(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
-    """Whether what is said of tensors and the tensors are those of the checksum."""
+    """Return whether description and tensors match the checksum."""
     try:
-        own = _checksum({key: x for key, x in about.items() if key != "checksum"}, tensors)
+        checksum = _checksum({key: x for key, x in about.items() if key != "checksum"}, tensors)
     except RecursionError:
         return False
-    return own == about.get("checksum")
+    return checksum == about.get("checksum")
 
 
 def _checksum(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
@@ -159,7 +157,7 @@ def _checksum(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A new name is on the disk when its folder is; some systems cannot be asked for it."""
+    """Flush a folder, so that a new name is on the disk; some systems do not support it."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

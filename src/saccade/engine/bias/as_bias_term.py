@@ -1,4 +1,4 @@
-"""What users hand over as a bias, made into a term that is added to the scores."""
+"""Conversion of a user's bias into a term that is added to the scores."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from saccade.positions import Bias
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import check_holds_values, check_type
 
-__all__ = ["bias_term"]
-
 
 def bias_term(
     bias: Tensor | Bias,
@@ -23,7 +21,7 @@ def bias_term(
     origin: tuple[int, int],
     scale: float,
 ) -> Term:
-    """What a user hands over as a bias, checked.
+    """Check a user's bias, and return it as a term.
 
     Args:
         bias: a tensor that broadcasts to the matrix, or a rule that is read at distances.

@@ -19,8 +19,6 @@ from saccade.support.errors import value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import without_autocast
 
-__all__ = ["DistanceTerm", "distance_term"]
-
 
 class DistanceTerm(Term):
     """A table read at the distance between query and key.
@@ -118,14 +116,14 @@ class DistanceTerm(Term):
         return is_alike and tile.height > 0 and tile.width > 0
 
     def _run(self, rows: range, span: range) -> Tensor:
-        """Where the distances of a part stand in the table, from its last column in the first row upwards."""
+        """Return the places of a part's distances in the table, from its last column in the first row upwards."""
         step, length = rows.step, len(rows) + len(span) - 1
         start = self.first + rows.start - span[-1]
         index = torch.arange(length, device=self.source.device) * step + (start - self.lowest)
         return index.clamp_(0, self.source.shape[3] - 1)
 
     def _index(self, tile: Tile) -> Tensor:
-        """Where each pair stands in the table, int64 ``[B | 1, 1, R, C]``."""
+        """Return each pair's place in the table, int64 ``[B | 1, 1, R, C]``."""
         q, kv = self.q_addresses, self.kv_addresses
         if q is None or kv is None:
             columns = torch.cat([torch.arange(s.start, s.stop, s.step, device=self.source.device) for s in tile.spans])
@@ -154,7 +152,7 @@ def distance_term(
     origin: tuple[int, int],
     scale: float,
 ) -> DistanceTerm:
-    """The bias as a table of the distances that occur."""
+    """Return the bias as a table of the distances that occur."""
     _, heads, q_len, kv_len = shape
     q, kv = _addresses(bias, shape, rule, origin, query.device)
     if q is None or kv is None:
@@ -180,7 +178,7 @@ def distance_term(
 def _addresses(
     bias: Bias, shape: tuple[int, int, int, int], rule: Mask, origin: tuple[int, int], device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What the bias subtracts, int64 ``[batch | 1, len]``; None where queries and keys follow one by one."""
+    """Return the numbers that the bias subtracts, int64 ``[batch | 1, len]``; None if tokens follow one by one."""
     if isinstance(rule, PositionedMask):
         return bias.address(rule.q_positions), bias.address(rule.kv_positions)
     q, kv = (

@@ -10,8 +10,6 @@ from torch import Tensor
 from saccade.scores.base import ScoreMod
 from saccade.support.errors import kind, type_error, value_error
 
-__all__ = ["Modification"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Modification:
@@ -44,7 +42,7 @@ class Modification:
     def gradients(
         self, grad: Tensor, scores: Tensor, place: tuple[Tensor, ...]
     ) -> tuple[Tensor | None, tuple[Tensor | None, ...]]:
-        """Of the scores and of the leaves, from the gradient of the answer."""
+        """Return gradients of the scores and of the leaves, from that of the function's result."""
         scores = scores.detach().requires_grad_()
         with torch.enable_grad():
             answer = self(scores.clone(), place)  # which the function may write into
@@ -77,7 +75,7 @@ def _asked(function: ScoreMod, scores: Tensor, place: tuple[Tensor, ...]) -> Ten
 
 
 def _leaves(answer: Tensor) -> list[Tensor]:
-    """The tensors that autograd would add gradients to."""
+    """Return the tensors that autograd would add gradients to."""
     nodes, seen, found = [answer.grad_fn], set(), []
     while nodes:
         node = nodes.pop()

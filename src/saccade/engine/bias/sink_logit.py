@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["bytes_of_sink", "log_share", "with_sink"]
-
 
 def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Tensor]:
     """Results as if each row had one more score, whose value is 0.
@@ -32,7 +30,7 @@ def with_sink(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Ten
 
 
 def bytes_of_sink(rows: int, value_dim: int, wide: torch.dtype) -> int:
-    """What `with_sink` holds at most beside the results that it is given, those that it returns included.
+    """Return the most bytes that `with_sink` holds beside its inputs, its results included.
 
     Args:
         rows: over batch and heads.

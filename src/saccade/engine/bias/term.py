@@ -1,4 +1,4 @@
-"""What is added to the scores, held so that any tile of it can be read, and its gradient collected, without the rest.
+"""Terms added to the scores. Any tile of a term can be read, and its gradient collected, without the rest.
 
 Axis legend: batch B · heads H · q_len L · kv_len S · rows R · columns C · distances T.
 """
@@ -14,8 +14,6 @@ from torch import Tensor
 from saccade.engine.tiles.grouped_heads import add_at, take
 from saccade.plan import Tile
 
-__all__ = ["DenseTerm", "HidingTerm", "Term", "entry", "rows_of", "summed_to"]
-
 
 class Term(Protocol):
     """A matrix [B, H, L, S] that need not exist.
@@ -29,19 +27,19 @@ class Term(Protocol):
     is_written_out: bool
 
     def of(self, source: Tensor) -> Term:
-        """The same term read from another tensor of the same shape."""
+        """Return this term with another source of the same shape."""
         ...
 
     def in_order(self, rows: Tensor, kv_len: int) -> Term:
-        """The same term with its rows in another order: row i is what row ``rows[i]`` was, int64 ``[L]``."""
+        """Return the term with permuted rows: row i is the former row ``rows[i]``, int64 ``[L]``."""
         ...
 
     def read(self, tile: Tile) -> Tensor:
-        """The part that a tile needs, broadcasting to ``[batch, heads, rows, columns]``; differentiable."""
+        """Return the part that a tile needs, broadcasting to ``[batch, heads, rows, columns]``; differentiable."""
         ...
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """The term at indices of batch item, head, query and key, for kernels that ask pair by pair."""
+        """Return the term at indices of batch item, head, query and key, for kernels that read it pair by pair."""
         ...
 
     def collect(self, grad: Tensor, tile: Tile, grad_scores: Tensor) -> None:
@@ -84,7 +82,7 @@ class DenseTerm(Term):
             add_at(part, grad_scores, tile.spans, 3)
 
 
-class HidingTerm(Term):
+class MaskedTerm(Term):
     """A term, or nothing, with -inf at some queries and some keys.
 
     Args:
@@ -99,15 +97,15 @@ class HidingTerm(Term):
         self.term, self.queries, self.keys, self._nothing = term, queries, keys, nothing
         self.source = nothing if term is None else term.source
 
-    def of(self, source: Tensor) -> HidingTerm:
+    def of(self, source: Tensor) -> MaskedTerm:
         return self._around(None if self.term is None else self.term.of(source), self.queries)
 
-    def in_order(self, rows: Tensor, kv_len: int) -> HidingTerm:
+    def in_order(self, rows: Tensor, kv_len: int) -> MaskedTerm:
         term = None if self.term is None else self.term.in_order(rows, kv_len)
         return self._around(term, self.queries.index_select(2, rows))
 
-    def _around(self, term: Term | None, queries: Tensor) -> HidingTerm:
-        return HidingTerm(term, queries, self.keys, self._nothing)
+    def _around(self, term: Term | None, queries: Tensor) -> MaskedTerm:
+        return MaskedTerm(term, queries, self.keys, self._nothing)
 
     def read(self, tile: Tile) -> Tensor:
         inner = self._nothing if self.term is None else self.term.read(tile)
@@ -128,7 +126,7 @@ class HidingTerm(Term):
 
 
 def rows_of(x: Tensor, tile: Tile) -> Tensor:
-    """The part of ``x [B | 1, H | 1, L | 1, ...]`` for the rows of a tile."""
+    """Return the part of ``x [B | 1, H | 1, L | 1, ...]`` for the rows of a tile."""
     x = x[tile.batch] if x.shape[0] > 1 else x
     x = x[:, tile.heads] if x.shape[1] > 1 else x
     return take(x, (tile.rows,), 2) if x.shape[2] > 1 else x

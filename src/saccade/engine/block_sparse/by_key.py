@@ -1,88 +1,76 @@
-"""Key block by key block: each block of keys meets the queries that chose it. Exact, linear memory, any device."""
+"""ByBlock: each block of keys with the queries that selected it. Exact, linear memory, any device."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from saccade.engine import dropout
 from saccade.engine.block_sparse.index import (
-    RowsOfBlocks,
-    Unit,
-    chosen_pairs,
-    reasons_of,
-    rows_of_blocks,
-    units_of,
+    BlockSparseKernel,
+    HeadGroup,
+    QueriesByBlock,
+    cap_,
+    head_groups,
+    selected_blocks,
+    start_of_backward,
 )
-from saccade.engine.block_sparse.selected_blocks import Chosen
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Backward, KernelByHand, Tensors
+from saccade.engine.kernels.kernel import Backward, Tensors
 from saccade.engine.memory_accounting import Cost, Held
 
-__all__ = ["ByBlock"]
-
-_NEVER = -1e30  # a peak of nothing: exp of what lies below it is 0, and no difference of two is NaN
+_LOWEST = -1e30  # the peak of an empty row: finite, so that no difference of two peaks is NaN
 _ENTRIES = 1 << 19  # scores of a block at a time: 2 MB, which stays in a core's cache
 
 
-class ByBlock(KernelByHand):
-    """Exact attention to chosen blocks of keys: nothing is gathered but queries, and their sums are merged.
+class ByBlock(BlockSparseKernel):
+    """Exact attention to selected blocks of keys: queries are gathered for each block, and their sums merged.
 
-    Cost: time grows with the chosen pairs; memory beside inputs and outputs is that of the sums of one group of heads,
-    and of a place for each chosen block.
+    Cost: time grows with the selected pairs; memory beside inputs and outputs is that of the sums of one group of
+    heads, and an index entry for each selected block.
     """
 
     name = "by_block"
 
-    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
-        return reasons_of(inputs)
-
-    def pairs(self, inputs: AttentionInputs) -> int:
-        """Pairs in the chosen blocks."""
-        return chosen_pairs(inputs)
-
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """What the blocks compute and hold; nothing is run."""
+        """Return the FLOPs and bytes of the product; nothing is run."""
         batch, heads, q_len, _ = inputs.shape
-        wide, rule = inputs.compute_dtype.itemsize, cast("Chosen", inputs.rule)
+        wide, mask = inputs.compute_dtype.itemsize, selected_blocks(inputs)
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + wide)
-        together = heads // max(1, inputs.key.shape[1], rule.index.shape[1])
-        sums = together * q_len * (inputs.query.shape[3] + value_dim + 2) * wide
-        order = rule.index.numel() * 8
-        return Cost(rule.blocks, self.pairs(inputs), Held(results + sums + order + 4 * _ENTRIES * wide, results))
+        num_heads = heads // max(1, inputs.key.shape[1], mask.index.shape[1])
+        sums = num_heads * q_len * (inputs.query.shape[3] + value_dim + 2) * wide
+        order = mask.index.numel() * 8
+        return Cost(mask.blocks, self.pairs(inputs), Held(results + sums + order + 4 * _ENTRIES * wide, results))
 
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Output and lse."""
+        """Return output and lse."""
         batch, heads, q_len, _ = inputs.shape
         out = value.new_zeros(batch, heads, q_len, value.shape[3])
         lse = value.new_full((batch, heads, q_len), -math.inf, dtype=inputs.compute_dtype)
-        order = rows_of_blocks(inputs)
-        for unit in units_of(inputs):
-            query = unit.rows_of(inputs, inputs.query)
-            key, values = unit.keys_of(inputs, inputs.key), unit.keys_of(inputs, value)
-            sums = query.new_zeros(q_len, unit.together, value.shape[3] + 1)
-            peaks = query.new_full((q_len, unit.together), _NEVER)
-            for met in _met(inputs, unit, order, query * inputs.scale, key):
-                before = peaks.index_select(0, met.rows)
-                peak = torch.maximum(before, met.scores.amax(2))
-                weights = met.scores.sub_(peak[..., None]).exp_()
-                own = sums.index_select(0, met.rows).mul_(before.sub_(peak).exp_()[..., None])
-                own[..., -1] += weights.sum(2)
+        for group in head_groups(inputs):
+            query, key = group.of_queries(inputs, inputs.query) * inputs.scale, group.of_keys(inputs, inputs.key)
+            values = group.of_keys(inputs, value)
+            sums = query.new_zeros(q_len, group.num_heads, value.shape[3] + 1)  # of weighted values, and of weights
+            peaks = query.new_full((q_len, group.num_heads), _LOWEST)
+            for step in _steps(inputs, group, query, key):
+                before = peaks.index_select(0, step.rows)
+                peak = torch.maximum(before, step.scores.amax(2))
+                weights = step.scores.sub_(peak[..., None]).exp_()
+                total = sums.index_select(0, step.rows).mul_(before.sub_(peak).exp_()[..., None])
+                total[..., -1] += weights.sum(2)
                 if dropped is not None:
-                    weights *= _kept(inputs, unit, met, dropped)
-                own[..., :-1] += weights @ values[met.keys.start : met.keys.stop]
-                sums.index_copy_(0, met.rows, own)
-                peaks.index_copy_(0, met.rows, peak)
-            total = sums[..., -1:]
-            logs = (total.log() + peaks[..., None])[..., 0]  # a row of nothing has total 0
-            out[unit.item, unit.heads] = (sums[..., :-1] / total.masked_fill(total == 0.0, 1.0)).transpose(0, 1)
-            lse[unit.item, unit.heads] = logs.transpose(0, 1)
+                    weights *= group.dropout_factors(inputs, step.rows, step.columns, dropped)
+                total[..., :-1] += weights @ values[step.keys.start : step.keys.stop]
+                sums.index_copy_(0, step.rows, total)
+                peaks.index_copy_(0, step.rows, peak)
+            denominator = sums[..., -1:]  # 0 for a row that sees nothing
+            logs = (denominator.log() + peaks[..., None])[..., 0]
+            mean = sums[..., :-1] / denominator.masked_fill(denominator == 0.0, 1.0)
+            out[group.item, group.heads], lse[group.item, group.heads] = mean.transpose(0, 1), logs.transpose(0, 1)
         return out, lse
 
     def backward(
@@ -93,47 +81,45 @@ class ByBlock(KernelByHand):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Gradients of query, key and value."""
-        wide = inputs.compute_dtype
-        grads = [torch.zeros_like(x, dtype=wide) for x in (inputs.query, inputs.key, value)]
-        delta = (results.grad_out.to(wide) * results.out.to(wide)).sum(-1)
-        if results.grad_lse is not None:
-            delta = delta - results.grad_lse.to(wide)
-        order = rows_of_blocks(inputs)
-        for unit in units_of(inputs):
-            query = unit.rows_of(inputs, inputs.query)
-            key, values = unit.keys_of(inputs, inputs.key), unit.keys_of(inputs, value)
-            grad_out = unit.rows_of(inputs, results.grad_out)
-            taken, lse = (x[unit.item, unit.heads].transpose(0, 1).contiguous() for x in (delta, results.lse))
-            of_query, query = torch.zeros_like(query), query * inputs.scale
-            for met in _met(inputs, unit, order, query, key, slopes=True):
-                span = slice(met.keys.start, met.keys.stop)
-                weights = met.scores.sub_(lse.index_select(0, met.rows)[..., None]).exp_()
-                go = grad_out.index_select(0, met.rows)
-                kept = None if dropped is None else _kept(inputs, unit, met, dropped)
-                used = weights if kept is None else weights * kept
-                grads[2][unit.item, unit.group, span] += used.flatten(0, 1).mT @ go.flatten(0, 1)
-                grad_scores = go @ values[span].mT
-                grad_scores = grad_scores if kept is None else grad_scores.mul_(kept)
-                grad_scores = grad_scores.sub_(taken.index_select(0, met.rows)[..., None]).mul_(weights)
-                if met.slopes is not None:
-                    grad_scores *= met.slopes
-                of_query.index_add_(0, met.rows, grad_scores @ key[span], alpha=inputs.scale)
-                grads[1][unit.item, unit.group, span] += grad_scores.flatten(0, 1).mT @ met.query.flatten(0, 1)
-            grads[0][unit.item, unit.heads] = of_query.transpose(0, 1)
+        """Return the gradients of query, key and value."""
+        grads, delta = start_of_backward(inputs, value, results)
+        for group in head_groups(inputs):
+            query, key, values = (
+                group.of_queries(inputs, inputs.query),
+                group.of_keys(inputs, inputs.key),
+                group.of_keys(inputs, value),
+            )
+            grad_out = group.of_queries(inputs, results.grad_out)
+            row_delta, lse = (x[group.item, group.heads].transpose(0, 1).contiguous() for x in (delta, results.lse))
+            grad_query, query = torch.zeros_like(query), query * inputs.scale
+            for step in _steps(inputs, group, query, key, needs_slopes=True):
+                span = slice(step.keys.start, step.keys.stop)
+                weights = step.scores.sub_(lse.index_select(0, step.rows)[..., None]).exp_()
+                go = grad_out.index_select(0, step.rows)
+                grad_scores, used = go @ values[span].mT, weights
+                if dropped is not None:
+                    factors = group.dropout_factors(inputs, step.rows, step.columns, dropped)
+                    grad_scores, used = grad_scores.mul_(factors), weights * factors
+                grads[2][group.item, group.kv_head, span] += used.flatten(0, 1).mT @ go.flatten(0, 1)
+                grad_scores = grad_scores.sub_(row_delta.index_select(0, step.rows)[..., None]).mul_(weights)
+                if step.slopes is not None:
+                    grad_scores *= step.slopes
+                grad_query.index_add_(0, step.rows, grad_scores @ key[span], alpha=inputs.scale)
+                grads[1][group.item, group.kv_head, span] += grad_scores.flatten(0, 1).mT @ step.query.flatten(0, 1)
+            grads[0][group.item, group.heads] = grad_query.transpose(0, 1)
         others = (None,) * (len(wanted) - 3)
-        return (*(x if needed else None for x, needed in zip(grads, wanted, strict=False)), *others)
+        return (*(x if any_row else None for x, any_row in zip(grads, wanted, strict=False)), *others)
 
 
-class _Met(NamedTuple):
-    """A block of keys and queries that chose it.
+class _Step(NamedTuple):
+    """A block of keys and some of the queries that selected it.
 
     Attributes:
         keys: the block.
         rows: indices of queries, int64 ``[rows]``.
         query: scaled, ``[rows, heads, head_dim]``.
         scores: ``[rows, heads, keys]``, -inf at hidden pairs; may be changed.
-        slopes: of the softcap, where they are wanted and there is one.
+        slopes: of the softcap, if there is one and they are needed.
     """
 
     keys: range
@@ -142,30 +128,21 @@ class _Met(NamedTuple):
     scores: Tensor
     slopes: Tensor | None
 
+    @property
+    def columns(self) -> Tensor:
+        """The indices of the keys, int64 ``[1, keys]``."""
+        return torch.arange(self.keys.start, self.keys.stop, device=self.rows.device)[None]
 
-def _met(
-    inputs: AttentionInputs, unit: Unit, order: RowsOfBlocks, query: Tensor, key: Tensor, *, slopes: bool = False
-) -> Iterator[_Met]:
-    """All blocks, each with the queries that chose it, some at a time."""
-    rule = cast("Chosen", inputs.rule)
-    step = max(1, _ENTRIES // (rule.size * unit.together))
-    for number in range(rule.blocks):
-        keys = range(number * rule.size, min((number + 1) * rule.size, inputs.shape[3]))
-        for rows in order.rows(unit, number).split(step):
+
+def _steps(
+    inputs: AttentionInputs, group: HeadGroup, query: Tensor, key: Tensor, *, needs_slopes: bool = False
+) -> Iterator[_Step]:
+    """Yield all blocks with the queries that selected them, a limited number at a time."""
+    mask, by_block = selected_blocks(inputs), QueriesByBlock.of(inputs)
+    most = max(1, _ENTRIES // (mask.size * group.num_heads))
+    for block in range(mask.blocks):
+        keys = range(block * mask.size, min((block + 1) * mask.size, inputs.shape[3]))
+        for rows in by_block.rows(group, block).split(most):
             q = query.index_select(0, rows)
-            scores, slope = q @ key[keys.start : keys.stop].mT, None
-            if inputs.softcap is not None:
-                scores = scores.div_(inputs.softcap).tanh_()
-                slope = 1.0 - scores.square() if slopes else None
-                scores = scores.mul_(inputs.softcap)
-            yield _Met(keys, rows, q, order.hide_(inputs, scores, unit, rows, keys), slope)
-
-
-def _kept(inputs: AttentionInputs, unit: Unit, met: _Met, dropped: Dropped) -> Tensor:
-    """1 / (1 - p) where a weight is kept, else 0, ``[rows, heads, keys]``."""
-    columns = torch.arange(met.keys.start, met.keys.stop, device=met.rows.device)
-    q, kv = unit.positions(inputs, met.rows, columns)
-    heads = torch.arange(unit.heads.start, unit.heads.stop, device=q.device)[None, :, None]
-    item = torch.full_like(heads[:, :1], unit.item)
-    kept = dropout.keep(dropped.seed, dropped.items(item), heads, q[:, None, None], kv[None, None], dropped.p)
-    return kept.to(met.scores.dtype) / (1.0 - dropped.p)
+            scores, slopes = cap_(q @ key[keys.start : keys.stop].mT, inputs.softcap, needs_slopes=needs_slopes)
+            yield _Step(keys, rows, q, by_block.hide_(inputs, scores, group, rows, keys), slopes)

@@ -1,4 +1,4 @@
-"""Which queries chose a block of keys, and which of these see only a part of it."""
+"""The index of block-sparse kernels: heads that share a selection, queries of each block, and hidden pairs."""
 
 from __future__ import annotations
 
@@ -10,146 +10,205 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.engine.bias.term import HidingTerm
-from saccade.engine.block_sparse.selected_blocks import Chosen, at_positions
+from saccade.engine import dropout
+from saccade.engine.bias.term import MaskedTerm
+from saccade.engine.block_sparse.selected_blocks import SelectedBlocks, at_positions
+from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, reasons_of_dot_products
+from saccade.engine.kernels.kernel import (
+    NO_FORWARD_DERIVATIVES,
+    Backward,
+    KernelWithBackward,
+    Request,
+    Verdict,
+    reasons_of_dot_products,
+)
+from saccade.masks import Mask
 from saccade.plan import ALL, Groups
-from saccade.plan.key_ranges import Universe
+from saccade.plan.key_ranges import Bounds, KeyDomain
 from saccade.support.torch_modes import has_forward_derivatives, unobserved
 
-__all__ = ["RowsOfBlocks", "Unit", "chosen_pairs", "reasons_of", "rows_of_blocks", "sure_spans", "units_of"]
+
+class BlockSparseKernel(KernelWithBackward):
+    """A kernel that reads only selected blocks of keys."""
+
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
+        """Return why the kernel cannot run these inputs."""
+        why = []
+        if not isinstance(inputs.rule, SelectedBlocks):
+            why.append("its mask chooses no keys for each query")
+        why += reasons_of_dot_products(inputs)
+        if inputs.bias is not None and not (isinstance(inputs.bias, MaskedTerm) and inputs.bias.term is None):
+            why.append("it has no bias")
+        if has_forward_derivatives():
+            why.append(NO_FORWARD_DERIVATIVES)
+        return Verdict(tuple(why))
+
+    def pairs(self, inputs: AttentionInputs) -> int:
+        """Return the number of query-key pairs in the selected blocks, over batch and heads."""
+        mask, (batch, heads, _, kv_len) = selected_blocks(inputs), inputs.shape
+        beyond_end = int((mask.index == mask.blocks - 1).sum()) * (mask.blocks * mask.size - kv_len)
+        pairs = int((mask.index < mask.blocks).sum()) * mask.size - beyond_end
+        items, sharing = mask.index.shape[:2]
+        return pairs * (batch // max(1, items)) * (heads // max(1, sharing))
 
 
-def reasons_of(inputs: AttentionInputs) -> tuple[str, ...]:
-    """Why kernels that read chosen keys cannot run these inputs; empty if they can."""
-    why = []
-    if not isinstance(inputs.rule, Chosen):
-        why.append("its mask chooses no keys for each query")
-    why += reasons_of_dot_products(inputs)
-    if inputs.bias is not None and not (isinstance(inputs.bias, HidingTerm) and inputs.bias.term is None):
-        why.append("it has no bias")
-    if has_forward_derivatives():
-        why.append(NO_FORWARD_DERIVATIVES)
-    return tuple(why)
+def selected_blocks(inputs: AttentionInputs) -> SelectedBlocks:
+    """Return the mask of inputs that a `BlockSparseKernel` runs."""
+    return cast("SelectedBlocks", inputs.rule)
 
 
-def chosen_pairs(inputs: AttentionInputs) -> int:
-    """Query-key pairs in the chosen blocks, over batch and heads."""
-    rule, (batch, heads, _, kv_len) = cast("Chosen", inputs.rule), inputs.shape
-    short = int((rule.index == rule.blocks - 1).sum()) * (rule.blocks * rule.size - kv_len)
-    pairs = int((rule.index < rule.blocks).sum()) * rule.size - short
-    items, sharing = rule.index.shape[:2]
-    return pairs * (batch // max(1, items)) * (heads // max(1, sharing))
+def start_of_backward(inputs: AttentionInputs, value: Tensor, results: Backward) -> tuple[list[Tensor], Tensor]:
+    """Return zeros for the gradients of query, key and value, and the term that each row's gradients share."""
+    wide = inputs.compute_dtype
+    grads = [torch.zeros_like(x, dtype=wide) for x in (inputs.query, inputs.key, value)]
+    delta = (results.grad_out.to(wide) * results.out.to(wide)).sum(-1)
+    return grads, delta if results.grad_lse is None else delta - results.grad_lse.to(wide)
 
 
-class Unit(NamedTuple):
-    """Heads of one batch item that read the same keys and chose the same blocks.
+def cap_(scores: Tensor, softcap: float | None, *, needs_slopes: bool) -> tuple[Tensor, Tensor | None]:
+    """Apply the softcap in place; return the scores, and the slopes of the cap if a backward pass needs them."""
+    if softcap is None:
+        return scores, None
+    scores = scores.div_(softcap).tanh_()
+    slopes = 1.0 - scores.square() if needs_slopes else None
+    return scores.mul_(softcap), slopes
+
+
+class HeadGroup(NamedTuple):
+    """Heads of one batch item that read the same keys and selected the same blocks.
 
     Attributes:
         item: the batch item.
-        heads: neighbours.
-        group: their key head.
-        chosen: the head of the index that is theirs.
+        heads: a range of neighbouring heads.
+        kv_head: their key head.
+        index_head: their head of the index.
     """
 
     item: int
     heads: slice
-    group: int
-    chosen: int
+    kv_head: int
+    index_head: int
 
     @property
-    def together(self) -> int:
-        """How many heads."""
+    def num_heads(self) -> int:
+        """The number of heads."""
         return self.heads.stop - self.heads.start
 
-    def rows_of(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
-        """A copy of what there is for queries, ``[q_len, heads, width]`` in the compute dtype."""
+    def of_queries(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
+        """Return a copy of a tensor of queries, ``[q_len, heads, width]`` in the compute dtype."""
         return x[self.item, self.heads].transpose(0, 1).contiguous().to(inputs.compute_dtype)
 
-    def keys_of(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
-        """What there is for keys, ``[kv_len, width]`` in the compute dtype."""
-        return x[self.item, self.group].to(inputs.compute_dtype)
+    def of_keys(self, inputs: AttentionInputs, x: Tensor) -> Tensor:
+        """Return the part of a tensor of keys, ``[kv_len, width]`` in the compute dtype."""
+        return x[self.item, self.kv_head].to(inputs.compute_dtype)
 
-    def positions(self, inputs: AttentionInputs, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Where queries and keys with these indices stand, int64 of their shapes."""
-        placed = at_positions(inputs.rule)
-        if placed is not None:
-            return placed.positions(torch.full_like(rows[:1], self.item), rows, keys)
-        return rows + inputs.origin[0], keys + inputs.origin[1]
+    def allowed(self, mask: SelectedBlocks, rows: Tensor, keys: Tensor) -> Tensor:
+        """Return which pairs the inner mask allows, bool ``[rows, heads | 1, keys]``.
+
+        Args:
+            mask: whose inner mask is evaluated.
+            rows: indices of queries, int64 ``[rows]``.
+            keys: indices of keys, int64 ``[rows | 1, keys]``.
+        """
+        q_first, kv_first = mask.origin
+        b = torch.full((1, 1, 1, 1), self.item, device=rows.device)
+        h = torch.arange(self.heads.start, self.heads.stop, device=rows.device)[None, :, None, None]
+        allowed = mask.rule.allows(b, h, (rows + q_first)[None, None, :, None], keys[None, None] + kv_first)
+        return allowed.expand(1, -1, len(rows), keys.shape[1])[0].transpose(0, 1)
+
+    def dropout_factors(self, inputs: AttentionInputs, rows: Tensor, keys: Tensor, dropped: Dropped) -> Tensor:
+        """Return 1 / (1 - p) for weights that stay and 0 for those dropped, ``[rows, heads, keys]``.
+
+        Args:
+            inputs: the inputs.
+            rows: indices of queries, int64 ``[rows]``.
+            keys: indices of keys, int64 ``[rows | 1, keys]``.
+            dropped: the dropout of the call.
+        """
+        rows, at = rows[:, None], at_positions(inputs.rule)
+        if at is None:
+            q, kv = rows + inputs.origin[0], keys + inputs.origin[1]
+        else:
+            q, kv = at.positions(torch.full_like(rows[:1], self.item), rows, keys)
+        heads = torch.arange(self.heads.start, self.heads.stop, device=q.device)[None, :, None]
+        item = torch.full_like(heads[:, :1], self.item)
+        stays = dropout.keep(dropped.seed, dropped.items(item), heads, q[..., None, :], kv[:, None], dropped.p)
+        return stays.to(inputs.compute_dtype) / (1.0 - dropped.p)
 
 
-def units_of(inputs: AttentionInputs) -> Iterator[Unit]:
-    """All heads of all items, as many together as can be."""
+def head_groups(inputs: AttentionInputs) -> Iterator[HeadGroup]:
+    """Yield the groups of heads of all batch items, as large as they can be."""
     batch, heads, _, _ = inputs.shape
-    groups, sharing = inputs.key.shape[1], cast("Chosen", inputs.rule).index.shape[1]
-    count = max(groups, sharing)  # one divides the other
+    kv_heads, sharing = inputs.key.shape[1], selected_blocks(inputs).index.shape[1]
+    count = max(kv_heads, sharing)  # one divides the other
     for item in range(batch):
-        for number in range(count):
-            own = slice(number * heads // count, (number + 1) * heads // count)
-            yield Unit(item, own, number * groups // count, number * sharing // count)
+        for i in range(count):
+            of_group = slice(i * heads // count, (i + 1) * heads // count)
+            yield HeadGroup(item, of_group, i * kv_heads // count, i * sharing // count)
 
 
-class RowsOfBlocks:
-    """Which queries chose each block of keys.
+class QueriesByBlock:
+    """The queries that selected each block of keys.
 
-    Cost: 8 bytes for each chosen block, and 16 for each range of keys that a query surely sees.
+    Cost: 8 bytes for each selected block, and 16 for each range of keys that a query certainly sees.
     """
 
     def __init__(self, inputs: AttentionInputs):
-        self._rule = cast("Chosen", inputs.rule)
-        items, sharing, _, slots = self._rule.index.shape
+        self._mask = selected_blocks(inputs)
+        items, sharing, _, slots = self._mask.index.shape
         self._rows: dict[tuple[int, int], tuple[Tensor, ...]] = {}
         for item in range(items):
             for head in range(sharing):
-                blocks, order = self._rule.index[item, head].flatten().sort(stable=True)
-                edges = torch.arange(self._rule.blocks + 1, dtype=blocks.dtype, device=blocks.device)
+                blocks, order = self._mask.index[item, head].flatten().sort(stable=True)
+                edges = torch.arange(self._mask.blocks + 1, dtype=blocks.dtype, device=blocks.device)
                 counts = torch.searchsorted(blocks, edges).diff().tolist()
-                chosen = order[: sum(counts)].div_(max(1, slots), rounding_mode="floor")
-                self._rows[item, head] = chosen.split(counts)
-        self._sure = sure_spans(inputs, self._rule)
+                rows = order[: sum(counts)].div_(max(1, slots), rounding_mode="floor")
+                self._rows[item, head] = rows.split(counts)
+        self._visible = visible_ranges(inputs)
 
-    def rows(self, unit: Unit, block: int) -> Tensor:
-        """Queries that chose a block, int64 in ascending order."""
-        return self._rows[unit.item if len(self._rule.index) > 1 else 0, unit.chosen][block]
+    @classmethod
+    def of(cls, inputs: AttentionInputs) -> QueriesByBlock:
+        """Return the queries of each block; the plan stores them for the backward pass."""
+        memo = inputs.plan.memo
+        if "queries by block" not in memo:
+            with unobserved():
+                memo["queries by block"] = cls(inputs)
+        return cast("QueriesByBlock", memo["queries by block"])
 
-    def hide_(self, inputs: AttentionInputs, scores: Tensor, unit: Unit, rows: Tensor, keys: range) -> Tensor:
-        """Scores ``[rows, heads, keys]`` with -inf in place where not allowed."""
-        starts, ends = (x[unit.item if len(x) > 1 else 0, rows] for x in self._sure)
-        part = torch.nonzero(~((starts <= keys.start) & (ends >= keys.stop)).any(1))[:, 0]
-        if len(part):
-            allowed = self._allowed(unit, rows[part], keys)
-            scores[part] = scores[part].masked_fill(~allowed, -math.inf)
-        if isinstance(inputs.bias, HidingTerm):
-            hidden = inputs.bias.keys[unit.item, unit.heads, keys.start : keys.stop]
+    def rows(self, group: HeadGroup, block: int) -> Tensor:
+        """Return the queries that selected a block, int64 in ascending order."""
+        return self._rows[group.item if len(self._mask.index) > 1 else 0, group.index_head][block]
+
+    def hide_(self, inputs: AttentionInputs, scores: Tensor, group: HeadGroup, rows: Tensor, keys: range) -> Tensor:
+        """Write -inf into scores ``[rows, heads, keys]`` of hidden pairs."""
+        starts, ends = (x[group.item if len(x) > 1 else 0, rows] for x in self._visible)
+        partial = torch.nonzero(~((starts <= keys.start) & (ends >= keys.stop)).any(1))[:, 0]
+        if len(partial):
+            columns = torch.arange(keys.start, keys.stop, device=rows.device)[None]
+            allowed = group.allowed(self._mask, rows[partial], columns)
+            scores[partial] = scores[partial].masked_fill(~allowed, -math.inf)
+        if isinstance(inputs.bias, MaskedTerm):
+            hidden = inputs.bias.keys[group.item, group.heads, keys.start : keys.stop]
             scores.masked_fill_(hidden, -math.inf)
         return scores
 
-    def _allowed(self, unit: Unit, rows: Tensor, keys: range) -> Tensor:
-        """What the rule says of some queries, bool ``[rows, heads | 1, keys]``."""
-        q_first, kv_first = self._rule.origin
-        b = torch.full((1, 1, 1, 1), unit.item, device=rows.device)
-        h = torch.arange(unit.heads.start, unit.heads.stop, device=rows.device)[None, :, None, None]
-        kv = torch.arange(keys.start, keys.stop, device=rows.device) + kv_first
-        allowed = self._rule.rule.allows(b, h, (rows + q_first)[None, None, :, None], kv[None, None, None])
-        return allowed.expand(1, -1, len(rows), len(keys))[0].transpose(0, 1)
+
+def row_bounds(inputs: AttentionInputs, mask: Mask, rows: range) -> Bounds:
+    """Return the key bounds of each row, one row at a time; for each batch item if the mask distinguishes items."""
+    (batch, _, _, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
+    items = [ALL] if mask.shape[0] == 1 else list(range(batch))
+    row = np.tile(np.arange(rows.start + q_first, rows.stop + q_first, dtype=np.int64), len(items))
+    keys = KeyDomain(np.full_like(row, kv_first), np.full_like(row, kv_first + kv_len))
+    return mask.bounds(Groups(np.repeat(np.asarray(items, dtype=np.int64), len(rows)), row, row), keys)
 
 
-def rows_of_blocks(inputs: AttentionInputs) -> RowsOfBlocks:
-    """Those of a rule, kept with its plan for the backward pass."""
-    memo = inputs.plan.memo
-    if "rows of blocks" not in memo:
-        with unobserved():
-            memo["rows of blocks"] = RowsOfBlocks(inputs)
-    return cast("RowsOfBlocks", memo["rows of blocks"])
-
-
-def sure_spans(inputs: AttentionInputs, rule: Chosen) -> tuple[Tensor, Tensor]:
-    """Ranges of keys that each query surely sees, by their indices: two int64 ``[items | 1, q_len, ranges]``."""
-    (batch, _, q_len, kv_len), (q_first, kv_first) = inputs.shape, rule.origin
-    items = [ALL] if rule.rule.shape[0] == 1 else list(range(batch))
-    row = np.tile(np.arange(q_first, q_first + q_len, dtype=np.int64), len(items))
-    keys = Universe(np.full_like(row, kv_first), np.full_like(row, kv_first + kv_len))
-    sure = rule.rule.bounds(Groups(np.repeat(np.asarray(items, dtype=np.int64), q_len), row, row), keys).sure
-    own = (torch.from_numpy(x - kv_first).view(len(items), q_len, -1).to(inputs.device) for x in sure)
-    return tuple(own)  # type: ignore[return-value]  # two
+def visible_ranges(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    """Return starts and ends of index ranges that each query certainly sees, int64 ``[items | 1, q_len, ranges]``."""
+    mask, (batch, _, q_len, _) = selected_blocks(inputs), inputs.shape
+    all_rows, items = row_bounds(inputs, mask.rule, range(q_len)).all_rows, 1 if mask.rule.shape[0] == 1 else batch
+    starts, ends = (
+        torch.from_numpy(x - mask.origin[1]).view(items, q_len, -1).to(inputs.device)
+        for x in (all_rows.starts, all_rows.ends)
+    )
+    return starts, ends

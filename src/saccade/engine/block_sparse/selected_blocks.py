@@ -1,4 +1,4 @@
-"""Chosen: a rule of which each query sees the blocks of keys that were chosen for it, and nothing else."""
+"""SelectedBlocks: a mask that shows each query only the blocks of keys selected for it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,29 @@ from torch import Tensor
 from saccade.engine.positions.positioned_mask import PositionedMask
 from saccade.masks import Mask
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-
-__all__ = ["Chosen", "at_positions"]
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
 def at_positions(rule: Mask) -> PositionedMask | None:
     """The rule at given positions that a rule of ingredients is, or chooses from; None if tokens follow one by one."""
-    rule = rule.rule if isinstance(rule, Chosen) else rule
+    rule = rule.rule if isinstance(rule, SelectedBlocks) else rule
     return rule if isinstance(rule, PositionedMask) else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Chosen(Mask):
-    """What ``rule`` allows, in the blocks of keys that were chosen for each query.
+class SelectedBlocks(Mask):
+    """The pairs that ``rule`` allows, within the blocks of keys that were selected for each query.
 
     Args:
-        rule: as the ingredients hold it.
-        origin: what it calls the first query and the first key.
-        index: int32 ``[batch | 1, heads | groups of them, q_len, slots]``: blocks in ascending order, each once; slots
-            that are not used hold the number of blocks.
+        rule: the mask to restrict, as the checked inputs hold it.
+        origin: its positions of the first query and the first key.
+        index: int32 ``[batch | 1, heads | groups of them, q_len, slots]``: blocks in ascending order, each once;
+            unused slots hold the number of blocks.
         size: keys of a block.
-        heads: of the matrix; those that share an index are neighbours.
-        blocks: how many there are.
+        heads: of the matrix; heads that share an index are neighbours.
+        blocks: the number of blocks.
 
-    Cost: the index. To ask about R rows takes R times as many bools as there are blocks.
+    Cost: the index. Evaluating R rows takes R times as many bools as there are blocks.
     """
 
     rule: Mask
@@ -59,33 +57,33 @@ class Chosen(Mask):
         return self.rule.allows(b, h, q, kv) & self.holds(b, h, q - self.origin[0], kv - self.origin[1])
 
     def holds(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Whether the blocks of queries hold keys, all by their indices."""
+        """Return whether the blocks selected for queries hold keys; all are indices."""
         items, sharing, _, _ = self.index.shape
         item = b if items > 1 else torch.zeros_like(b)
         head = h // (self.heads // sharing) if sharing > 1 else torch.zeros_like(h)
         item, head, row = torch.broadcast_tensors(item, head, q)
-        own, block = self.index[item, head, row], kv // self.size
+        selected, block = self.index[item, head, row], kv // self.size
         if row.dim() and row.shape[-1] == 1 and kv.dim() and kv.numel() == kv.shape[-1]:
-            table = torch.zeros(*row.shape[:-1], self.blocks + 1, dtype=torch.bool, device=own.device)
-            table.scatter_(-1, own[..., 0, :].long(), True)
+            table = torch.zeros(*row.shape[:-1], self.blocks + 1, dtype=torch.bool, device=selected.device)
+            table.scatter_(-1, selected[..., 0, :].long(), True)
             return table[..., block.reshape(-1)]
-        return (own == block[..., None]).any(-1)
+        return (selected == block[..., None]).any(-1)
 
     def keys_read(self, groups: int, kv_len: int) -> int:
-        """How many keys of so many key heads some query reads, in all items of the index."""
+        """Return the number of keys that some query reads, over `groups` key heads and all items of the index."""
         items, sharing, _, _ = self.index.shape
         table = torch.zeros(items, sharing, self.blocks + 1, dtype=torch.bool, device=self.index.device)
         table = table.scatter_(-1, self.index.flatten(2).long(), True)[..., : self.blocks]
         if sharing > groups:
             table = table.unflatten(1, (groups, -1)).any(2)
-        left_out = table[..., -1].sum() * (self.blocks * self.size - kv_len)  # the last block may be short
-        return int(table.sum() * self.size - left_out) * (groups // table.shape[1])
+        beyond_end = table[..., -1].sum() * (self.blocks * self.size - kv_len)  # the last block may be short
+        return int(table.sum() * self.size - beyond_end) * (groups // table.shape[1])
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
-        return Bounds(self.rule.bounds(groups, keys).needed, Spans.nothing(keys))
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
+        return Bounds(self.rule.bounds(groups, keys).any_row, Spans.nothing(keys))
 
-    def residual(self, box: Box) -> bool | Hashable:
-        return False if self.rule.residual(box) is False else (id(self), box)
+    def partial(self, box: Box) -> bool | Hashable:
+        return False if self.rule.partial(box) is False else (id(self), box)
 
     def cuts(self, batch: int, rows: range) -> Ints:
         return self.rule.cuts(batch, rows)
@@ -95,5 +93,5 @@ class Chosen(Mask):
 
     def __repr__(self) -> str:
         _, _, _, slots = self.index.shape
-        what = "keys" if self.size == 1 else f"blocks of {self.size} keys"
-        return f"{self.rule}, at most {slots} {what} of each query"
+        unit = "keys" if self.size == 1 else f"blocks of {self.size} keys"
+        return f"{self.rule}, at most {slots} {unit} of each query"

@@ -13,17 +13,15 @@ from saccade.engine import autograd
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernel_check.reference_rows import Pick, Truth, picks_of, truth_of
 from saccade.engine.kernel_check.result import Compared, FirstUse
-from saccade.engine.kernels.kernel import Kernel
-
-__all__ = ["after_error", "look"]
+from saccade.engine.kernels.kernel import Kernel, Request
 
 _LIMITS = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Of the largest error, in units of what rounding could move: a few dozen roundings of the dtype."""
+"""Limits of the largest error, in units of what rounding could move: a few dozen roundings of the dtype."""
 _REDUCED = 1e-2  # of float32 where torch was told that products may be computed in fewer bits
 _FLOOR = 0.1  # a row of less than a tenth of the usual size is judged by that
 
 
-def look(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, gradients: bool) -> FirstUse:
+def check_kernel(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, gradients: bool) -> FirstUse:
     """Run a kernel, and compare some rows of some heads with the definition.
 
     Rows: the first, the last, those at both sides of a block's edge and of some tiles', and a few at random. Heads: the
@@ -54,7 +52,7 @@ def look(kernel: Kernel, inputs: AttentionInputs, value: Tensor, *, gradients: b
 
 
 def after_error(kernel: Kernel, inputs: AttentionInputs, value: Tensor, error: Exception) -> FirstUse:
-    """The same of a kernel that raised."""
+    """Return the result for a kernel that raised."""
     return _found(kernel, inputs, value, 0, 0.0, (), _told(error))
 
 
@@ -86,7 +84,7 @@ def _found(
 
 
 class _Answer(NamedTuple):
-    """What a kernel gives, and what is asked of it.
+    """Results of a kernel, and the gradients that its backward pass starts from.
 
     Attributes:
         out, lse: its results; None for an lse that it says it does not give.
@@ -100,18 +98,18 @@ class _Answer(NamedTuple):
 
     @classmethod
     def of(cls, kernel: Kernel, inputs: AttentionInputs, value: Tensor, picks: list[Pick]) -> _Answer:
-        if kernel.by_hand and autograd.is_recorded(inputs, value):
+        if kernel.has_backward and autograd.is_recorded(inputs, value):
             out, lse = autograd.differentiable(kernel, inputs, value, None)
         else:
             out, lse = kernel.forward(inputs, value, None)  # type: ignore[assignment]
-        gives_lse = not kernel.reasons_of_lse(inputs)
+        gives_lse = not kernel.verdict(inputs, Request(impl=kernel.name, needs_lse=True)).cannot
         drawn = torch.Generator().manual_seed(1)
         of_rows = [torch.randn(len(pick.rows), out.shape[3], generator=drawn).to(out) for pick in picks]
         of_lse = [torch.randn(len(pick.rows), generator=drawn).to(out) * gives_lse for pick in picks]
         return cls(out, lse if gives_lse else None, of_rows, of_lse)
 
     def gradients(self, picks: list[Pick], leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
-        """Of all leaves, from the rows that were picked alone."""
+        """Return gradients of all leaves, from the picked rows alone."""
         both = [(self.out, self.of_rows), (self.lse, self.of_lse)]
         parts = [(results, own) for results, own in both if results is not None and results.requires_grad]
         if not parts:
@@ -128,7 +126,7 @@ class _Answer(NamedTuple):
 def _compared(
     kernel: Kernel, inputs: AttentionInputs, value: Tensor, picks: list[Pick], gradients: bool
 ) -> tuple[Compared, ...]:
-    """The largest error of each quantity."""
+    """Return the largest error of each quantity."""
     sources = inputs.sources(value)
     known = len(sources) - len(inputs.captured)  # a function of scores reads its tensors itself
     wanted = [gradients and x is not None and x.requires_grad for x in sources[:known]]
@@ -197,7 +195,7 @@ def _of_gradients(
 
 
 def _worst(name: str, got: Tensor, want: Tensor, size: Tensor, pick: Pick, rows: list[int]) -> Compared:
-    """The row whose error is the largest part of its own size."""
+    """Return the row whose error is the largest part of its own size."""
     got = got.to(want.dtype)
     missed = torch.where(got == want, 0.0, (got - want).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     sizes = size.norm(dim=-1)

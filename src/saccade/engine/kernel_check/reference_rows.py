@@ -12,10 +12,8 @@ from torch import Tensor
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.tiles.grouped_heads import product
 from saccade.engine.tiles.tile_scores import allowed, normalised, visible_scores
-from saccade.plan import Strip, Tile
+from saccade.plan import ColumnRange, Tile
 from saccade.support.numerics import widest_dtype
-
-__all__ = ["Pick", "Truth", "picks_of", "truth_of"]
 
 _BLOCK, _RANDOM, _CUTS = 128, 4, 4  # rows that kernels take at once; rows at random, and at edges of tiles
 
@@ -61,7 +59,7 @@ class Truth(NamedTuple):
 def truth_of(
     inputs: AttentionInputs, value: Tensor, pick: Pick, of_rows: Tensor, of_lse: Tensor, *, gradients: bool
 ) -> Truth:
-    """The definition of the rows of a pick, in float64 where the device has it.
+    """Compute the rows of a pick by the definition, in float64 where the device has it.
 
     Args:
         inputs, value: of the product.
@@ -108,7 +106,7 @@ def _row(inputs: AttentionInputs, leaves: list[Tensor], pick: Pick, number: int)
     q, k, v = (x[None, None] for x in (leaves[0][number : number + 1], *leaves[1:]))
     row, kv_len = pick.rows[number], inputs.shape[3]
     one = (slice(pick.item, pick.item + 1), slice(pick.head, pick.head + 1))
-    tile = Tile(*one, range(row, row + 1), (Strip(range(kv_len), ("row", row)),), inputs.rule)
+    tile = Tile(*one, range(row, row + 1), (ColumnRange(range(kv_len), ("row", row)),), inputs.rule)
     scores = visible_scores(inputs, q, k, None if inputs.bias is None else inputs.bias.read(tile), tile)
     seen = allowed(inputs, tile)
     scores = scores if seen is None else scores.masked_fill(~seen, -math.inf)

@@ -22,14 +22,12 @@ from saccade.support.errors import value_error
 from saccade.support.numerics import is_finite
 from saccade.support.torch_modes import is_plain, unobserved
 
-__all__ = ["failed", "holds", "is_on", "reasons", "seen"]
-
 _VARIABLE, _CHOICES = "SACCADE_FIRST_USE", ("on", "off")
 _BLOCK = 128
 
 
 class _Kind(NamedTuple):
-    """What is compiled apart, as far as can be told from outside."""
+    """Properties of a product for which a compiler makes code of its own, as far as is known."""
 
     kernel: Kernel | str
     device: torch.device
@@ -42,7 +40,7 @@ class _Kind(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """What was seen of a kind: the last look, and the (value width, gradients) that looks have covered."""
+    """The last check of a kind, and the (value width, gradients) that checks have covered."""
 
     found: FirstUse
     covered: frozenset[tuple[int, bool]]
@@ -67,12 +65,12 @@ def holds(kernel: Kernel, inputs: AttentionInputs, value: Tensor, own: Attention
     if record is not None and (not record.found.ok or _covers(record, wanted)):
         return record.found.ok
     try:
-        from saccade.engine.kernel_check.compare import look  # noqa: PLC0415  no processor's kernel needs it
+        from saccade.engine.kernel_check.compare import check_kernel  # noqa: PLC0415  no processor's kernel needs it
 
         with unobserved():
             if not is_finite(inputs.query, inputs.key, value):
                 return True  # the definition of these rows is NaN; a later product will do
-            found = look(kernel, own, value, gradients=wanted[1])
+            found = check_kernel(kernel, own, value, gradients=wanted[1])
     except torch.OutOfMemoryError:
         return True  # the product may fit without a look; a smaller one of its kind will do
     _keep(kind, _Record(found, (frozenset() if record is None else record.covered) | {wanted}))
@@ -99,7 +97,7 @@ def reasons(kernel: Kernel, inputs: AttentionInputs) -> tuple[str, ...]:
 
 
 def seen(kernel: Kernel, inputs: AttentionInputs) -> str:
-    """What has been seen of a kernel for such a product, as `explain` tells it; empty for kernels without a check."""
+    """Return the recorded check of a kernel for such a product, for `explain`; empty for kernels without a check."""
     if not kernel.is_checked:
         return ""
     if not is_on(inputs):
@@ -125,7 +123,7 @@ def _wants_gradients(inputs: AttentionInputs, value: Tensor) -> bool:
 
 
 def _covers(record: _Record, wanted: tuple[int, bool]) -> bool:
-    """Who was looked at with gradients was looked at without."""
+    """Return whether a check covers a product; one with gradients also covers the forward pass."""
     return wanted in record.covered or (wanted[0], True) in record.covered
 
 
@@ -154,7 +152,7 @@ def _is_ours(kernel: Kernel) -> bool:
 
 
 def _structure(rule: Mask) -> tuple[object, ...]:
-    """The classes that a mask is made of: what a compiler tells apart, numbers aside."""
+    """Return the classes that a mask is made of: a compiler distinguishes these, numbers aside."""
     return (type(rule), *map(_structure, rule.made_of))
 
 

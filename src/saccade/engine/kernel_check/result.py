@@ -1,4 +1,4 @@
-"""What was seen when a kernel first ran: errors, and whether they are rounding."""
+"""Result of a kernel's first run: errors, and whether they are rounding."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import dataclasses
 from typing import NamedTuple
 
 import torch
-
-__all__ = ["Compared", "FirstUse"]
 
 
 class Compared(NamedTuple):
@@ -20,7 +18,7 @@ class Compared(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FirstUse:
-    """What was seen when some rows of a kernel's product were compared with the definition's.
+    """Result of comparing some rows of a kernel's product with the definition.
 
     Attributes:
         kernel: its name.
@@ -52,7 +50,7 @@ class FirstUse:
 
     @property
     def fault(self) -> str:
-        """What was wrong, in a sentence; empty if nothing was."""
+        """The error, in a sentence; empty if there was none."""
         if self.raised is not None:
             return f"a product for {self._kind} on {self.place} raised {self.raised}"
         worst = max(self.quantities, key=lambda one: one.error)
@@ -65,7 +63,7 @@ class FirstUse:
 
     @property
     def warning(self) -> str:
-        """What was wrong, what happens now, and lines that show it again."""
+        """The error, what happens now, and code that reproduces it."""
         kind = f"device={str(self.device)!r}, dtype={self.dtype}"
         shapes = zip(("query", "key", "value"), self.shapes, strict=True)
         lines = [

@@ -31,8 +31,6 @@ from saccade.engine.memory_accounting import Held, Ledger
 from saccade.support.numerics import wide_dtype
 from saccade.support.torch_modes import unobserved
 
-__all__ = ["backward", "bytes_of_backward", "forward", "held", "is_available", "pairs", "reads_groups"]
-
 _FEW = 64  # columns: more than any vector register holds
 _NOTHING = {x: torch.zeros(1, 1, 1, 1, dtype=x) for x in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
 _FOLDED = 32  # rows, the heads of a group included: the operation works on so many at a time
@@ -156,7 +154,7 @@ def held(
 
 
 def bytes_of_backward(rows: int, columns: int, item: int) -> int:
-    """What one of torch's threads holds on the way back: scores of a block and their gradients."""
+    """Return the bytes of one of torch's threads in the backward pass: scores of a block and their gradients."""
     height, span = _block(rows, columns)
     wide = max(item, 4)
     return 2 * height * span * (wide + (item if item < wide else 0))
@@ -182,7 +180,7 @@ def _folds(q: Sequence[int], kv_heads: int, causal: bool) -> bool:
 def _folded(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, empty: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The heads of a group as rows of one product: keys are then read once for the group, not once for each head.
+    """Run the heads of a group as rows of one product: keys are then read once a group, not once a head.
 
     One row for each head is what decoding asks for, and the operation is slow at it.
     """

@@ -9,9 +9,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from saccade.plan import ALL, Groups, Rule
-from saccade.plan.key_ranges import Ints, Spans, Universe
-
-__all__ = ["blocks_of"]
+from saccade.plan.key_ranges import Ints, KeyDomain, Spans
 
 
 def blocks_of(
@@ -21,7 +19,7 @@ def blocks_of(
     device: torch.device,
     block_size: tuple[int, int] = (128, 128),
 ) -> BlockMask:
-    """The BlockMask of a rule.
+    """Return the BlockMask of a rule.
 
     Args:
         rule: who may attend to whom.
@@ -38,13 +36,13 @@ def blocks_of(
     groups = Groups(
         np.repeat(items, len(starts)), np.tile(starts, len(items)) + q_first, np.tile(ends, len(items)) + q_first
     )
-    keys = Universe(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
+    keys = KeyDomain(np.full_like(groups.first, kv_first), np.full_like(groups.first, kv_first + kv_len))
     bounds = rule.bounds(groups, keys)
     columns = -(-kv_len // width)
     sizes = (len(items), len(starts), columns)
     edges = kv_first + np.minimum(np.arange(columns + 1) * width, kv_len)
-    some = (_overlap(bounds.needed, edges) > 0).reshape(sizes)
-    full = (_overlap(bounds.sure, edges) == np.diff(edges)).reshape(sizes)
+    some = (_overlap(bounds.any_row, edges) > 0).reshape(sizes)
+    full = (_overlap(bounds.all_rows, edges) == np.diff(edges)).reshape(sizes)
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         # FlexAttention counts indices, in 32 bits on a GPU; the rule positions, in 64.

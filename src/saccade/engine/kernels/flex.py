@@ -12,12 +12,9 @@ from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.gpu_setting import left_out
-from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict, left_out, reasons_of_dot_products
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.support.torch_modes import is_transformed, unobserved
-
-__all__ = ["Flex"]
 
 _NARROWEST = 16  # head width that torch compiles
 _FEW_PAIRS = 1 << 25  # reckoned, not measured: a thousandth of what is saved on more of them is a compiler's time
@@ -37,45 +34,38 @@ class Flex(Kernel):
     """
 
     name = "flex"
-    is_choosy = True
     is_checked = True
     has_second_derivatives = False
-    hides = False
+    supports_masked_rows = False
     devices: tuple[str, ...] = ("cuda",)
 
-    def suits(self, inputs: AttentionInputs, dropout_p: float) -> bool:
-        """Where it could run."""
-        return inputs.device.type in self.devices
-
-    def drawbacks(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Why ``impl="auto"`` passes it over: what is compiled has to be run often, or be large."""
-        why = list(left_out(inputs))
-        if not inputs.rule.is_value:
-            why.append("its mask is no value: nothing could be kept for the next call")
-        elif inputs.plan.pairs < _FEW_PAIRS:
-            why.append(f"{inputs.plan.pairs:,} pairs do not repay compiling (from {_FEW_PAIRS:,} on they do)")
-        return tuple(why)
-
-    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
+        """Return why it cannot run these inputs, or why a compiled graph would be used too little."""
         why = []
         if inputs.device.type not in self.devices:
             why.append(f"it runs on {' and '.join(self.devices)}, not on {inputs.device.type}")
+            if request.impl == "auto":
+                return Verdict(tuple(why))
         if inputs.query.dtype not in _DTYPES:
             why.append(f"it has no {str(inputs.query.dtype).removeprefix('torch.')}")
         if 0 in inputs.shape or inputs.query.shape[3] < _NARROWEST:
             why.append(f"it takes heads at least {_NARROWEST} wide, and no empty inputs")
-        if dropout_p > 0.0:
+        if request.dropout_p > 0.0:
             why.append("it has no dropout")
         why += reasons_of_dot_products(inputs)
         if inputs.rule.asks_functions:
             why.append("it compiles masks, and a user's function may not compile")
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
-        return tuple(why)
+        rather_not = left_out(inputs)
+        if not inputs.rule.is_value:
+            rather_not += ("its mask is no value: nothing could be kept for the next call",)
+        elif inputs.plan.pairs < _FEW_PAIRS:
+            rather_not += (f"{inputs.plan.pairs:,} pairs do not repay compiling (from {_FEW_PAIRS:,} on they do)",)
+        return Verdict(tuple(why), rather_not)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """The pairs of the plan, and the lists of blocks."""
+        """Return the pairs of the plan, and the bytes of the lists of blocks."""
         batch, heads, q_len, kv_len = inputs.shape
         results = batch * heads * q_len * (value_dim * inputs.query.dtype.itemsize + 4)
         blocks = 8 * batch * (q_len // 128 + 1) * (kv_len // 128 + 1)
@@ -131,7 +121,7 @@ def _with_room(compiled: Any) -> Any:
 
 
 def _blocks(inputs: AttentionInputs) -> Any:
-    """The blocks of the mask, kept with the plan."""
+    """Return the blocks of the mask, cached with the plan."""
     from saccade.engine.kernels.block_mask import blocks_of  # noqa: PLC0415  imports a compiler
 
     key, memo = ("blocks of flex", inputs.device), inputs.plan.memo
@@ -142,7 +132,7 @@ def _blocks(inputs: AttentionInputs) -> Any:
 
 
 def _modified(inputs: AttentionInputs) -> Any:
-    """What happens to a score before the mask, as FlexAttention asks for it: scale, softcap, then bias.
+    """Return the ``score_mod`` for FlexAttention: scale, softcap, then bias.
 
     Numbers go as tensors: those of Python are compiled in, a graph for each, and a softcap that changes not at all.
     """

@@ -11,15 +11,17 @@ from torch.nn import functional as F
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import aten_flash
-from saccade.engine.kernels.fused_bias import NOTHING, added
-from saccade.engine.kernels.fused_calls import Call, single_call
+from saccade.engine.kernels.fused_calls import NOTHING, Call, added, single_call
 from saccade.engine.kernels.fused_cost import bytes_of_backward, cost_of, pairs_of
 from saccade.engine.kernels.fused_threads import each_call
 from saccade.engine.kernels.kernel import (
+    CAN_RUN,
     NO_FORWARD_DERIVATIVES,
     Backward,
-    KernelByHand,
+    KernelWithBackward,
+    Request,
     Tensors,
+    Verdict,
     reasons_of_dot_products,
 )
 from saccade.engine.memory_accounting import Cost
@@ -27,53 +29,48 @@ from saccade.engine.tiles.grouped_heads import add_at, at, groups_of, take
 from saccade.plan import Plan
 from saccade.support.torch_modes import has_forward_derivatives, wants_gradient
 
-__all__ = ["Fused"]
-
 _TILE = 30_000  # pairs that a tile costs as much time as
 _PAIR_OF_ROWS = 3.0  # times as much time as one of ours
 
 
-class Fused(KernelByHand):
+class Fused(KernelWithBackward):
     """Exact attention by the operation behind ``F.scaled_dot_product_attention``, run on the tiles of a plan.
 
     Cost: time grows with the pairs in the tiles; memory beside inputs and outputs is that of one tile.
     """
 
     name = "fused"
-    adds_to_hidden = True
+    adds_to_masked = True
     leaves_to = "tiled"
 
-    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
-        why = []
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
+        """Return why it cannot run these inputs, or why complete rows are faster: a mask may have many small tiles."""
+        plan, why = inputs.plan, []
+        if request.impl == "auto" and plan.overlaps and _cost(plan, 1.0) > _cost(inputs.row_plan, _PAIR_OF_ROWS):
+            rows = len(inputs.row_plan)
+            return Verdict((), (f"its mask has steps: {len(plan)} tiles take more time than all pairs of {rows} do",))
         if not inputs.query.is_cpu:
             why.append(f"it runs on CPUs, not on {inputs.query.device.type}")
         elif not aten_flash.is_available():
             why.append(f"torch {torch.__version__} lacks the operation (or changed its arguments)")
-        if dropout_p > 0.0:
+        if request.dropout_p > 0.0:
             why.append("it has no dropout")
         if inputs.softcap is not None:
             why.append("it has no softcap")
-        why += reasons_of_dot_products(inputs)
+        if inputs.tile_function is not None or inputs.modification is not None:
+            why += reasons_of_dot_products(inputs)
         if inputs.bias is not None and wants_gradient(inputs.bias.source):
             why.append("it has no gradient for bias")
         if has_forward_derivatives():
             why.append(NO_FORWARD_DERIVATIVES)
-        return tuple(why)
-
-    def drawbacks(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Return why complete rows are faster: a mask with steps may have many small tiles."""
-        plan = inputs.plan
-        if not plan.overlaps or _price(plan, 1.0) <= _price(inputs.row_plan, _PAIR_OF_ROWS):
-            return ()
-        return (f"its mask has steps: {len(plan)} tiles take more time than all pairs of {len(inputs.row_plan)} do",)
+        return Verdict(tuple(why)) if why else CAN_RUN
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """What the calls of the operation compute and hold; nothing is run."""
+        """Return what the calls of the operation compute and hold, without running them."""
         return cost_of(inputs, value_dim)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """What the calls of the operation hold on the way back."""
+        """Return the bytes that the calls of the operation hold in the backward pass."""
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:
@@ -114,13 +111,13 @@ class Fused(KernelByHand):
         return (_narrow(of_query, width), _narrow(of_key, width), _narrow(of_value, value_dim), *others)
 
 
-def _price(plan: Plan, pair: float) -> float:
-    """Time of a plan, in pairs."""
+def _cost(plan: Plan, pair: float) -> float:
+    """Return the time of a plan, in pairs."""
     return pair * plan.pairs + _TILE * len(plan)
 
 
 def _ready(inputs: AttentionInputs, value: Tensor) -> tuple[AttentionInputs, Tensor]:
-    """Inputs as the operation wants them: of one width, with stride 1, and a scale above 0."""
+    """Return inputs of one width, with stride 1, and a scale above 0, as the operation requires."""
     query, key = inputs.query, inputs.key
     if query.shape[3] == value.shape[3] and inputs.scale > 0.0:
         is_whole = query.is_contiguous() and key.is_contiguous() and value.is_contiguous()  # told faster than strides
@@ -143,7 +140,7 @@ def _narrow(x: Tensor, width: int) -> Tensor:
 
 
 def _sign(inputs: AttentionInputs) -> float | None:
-    """What the query is multiplied with instead of a scale that is not above 0."""
+    """Return the factor of the query that replaces a scale not above 0."""
     return None if inputs.scale > 0.0 else -1.0 if inputs.scale < 0.0 else 0.0
 
 
@@ -180,7 +177,7 @@ def _forward_of_tiles(inputs: AttentionInputs, value: Tensor) -> tuple[Tensor, T
 
 
 def _rows(x: Tensor, call: Call) -> Tensor:
-    """The part of ``x [batch, heads, q_len, ...]`` for the rows of a call, as a view."""
+    """Return the part of ``x [batch, heads, q_len, ...]`` for the rows of a call, as a view."""
     return at(x[call.tile.batch, call.tile.heads], call.tile.rows, 2)
 
 

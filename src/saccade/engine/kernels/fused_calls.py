@@ -1,18 +1,23 @@
-"""The calls of torch's flash operation that a product is made of; what runs them and what prices them read the same."""
+"""The calls of torch's flash operation for a product, and the terms that each adds to its scores."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import aten_flash
 from saccade.engine.tiles.grouped_heads import joined
+from saccade.engine.tiles.tile_scores import allowed
 from saccade.engine.tiles.tile_splitting import pieces
-from saccade.plan import Ranges, Strip, Tile, Triangle
-
-__all__ = ["Call", "calls_of", "single_call", "tiles_of"]
+from saccade.plan import ColumnRange, Ranges, Tile, Triangle
+from saccade.support.torch_modes import unobserved
 
 # A tile whose sure columns are many is run in two parts, which saves adding zeros to most of its scores.
 _WIDE = 2048
@@ -48,14 +53,14 @@ class Call(NamedTuple):
 
 
 def calls_of(inputs: AttentionInputs, tile: Tile) -> Iterator[Call]:
-    """The calls of one tile; over all of them, each of its columns is taken once."""
+    """Yield the calls of one tile, which together take each of its columns once."""
     for number, (columns, is_triangle) in enumerate(_parts(tile)):
         causal, is_sure = is_triangle and inputs.bias is None, not is_triangle and _all_sure(columns)
         yield Call(tile._replace(columns=columns), causal, is_sure, number == 0)
 
 
 def single_call(inputs: AttentionInputs) -> Call | None:
-    """The one call that takes every row, if there is one: its result is the product's.
+    """Return the one call that takes every row, whose result is the product's; None if there is none.
 
     It takes all columns; without a bias, one range of them will do, whose keys are a view.
     """
@@ -66,7 +71,7 @@ def single_call(inputs: AttentionInputs) -> Call | None:
     found, shape = None, plan.shape
     if plan.count == 1 and key[2]:  # a plan of one tile has all rows in it
         (tile,) = plan.tiles
-        if len(tile.columns) == 1 and tile.columns[0].residual is True:  # most steps of decoding
+        if len(tile.columns) == 1 and tile.columns[0].partial is True:  # most steps of decoding
             is_whole = len(tile.columns[0].keys) == shape[3]
             found = Call(tile, False, True) if is_whole or bias is None else None
         else:
@@ -78,7 +83,7 @@ def single_call(inputs: AttentionInputs) -> Call | None:
 
 
 def tiles_of(inputs: AttentionInputs) -> Iterable[Tile]:
-    """The tiles of the plan, cut where reading the bias of a whole one would take much memory."""
+    """Return the tiles of the plan, cut where reading the bias of a whole one would take much memory."""
     if inputs.bias is None or inputs.bias.is_written_out:
         return inputs.plan.tiles
     share = inputs.query.shape[1] // inputs.key.shape[1] if inputs.key.shape[1] else 1
@@ -86,34 +91,34 @@ def tiles_of(inputs: AttentionInputs) -> Iterable[Tile]:
     return itertools.chain.from_iterable(cut)
 
 
-def _parts(tile: Tile) -> Iterator[tuple[tuple[Strip, ...], bool]]:
-    """The columns of each call, and whether they are a causal square."""
+def _parts(tile: Tile) -> Iterator[tuple[tuple[ColumnRange, ...], bool]]:
+    """Yield the columns of each call, and whether they are a causal square."""
     if not tile.columns:
         yield (), False
         return
-    sure = tuple(strip for strip in tile.columns if strip.residual is True)
-    unsure = tuple(strip for strip in tile.columns if strip.residual is not True)
-    if len(unsure) == 1 and isinstance(unsure[0].residual, Triangle) and unsure[0].residual.is_square:
-        width = sum(len(strip.keys) for strip in sure)
-        if not sure or width >= min(_WIDE, tile.height):
-            if sure:
-                yield sure, False
+    all_rows = tuple(strip for strip in tile.columns if strip.partial is True)
+    unsure = tuple(strip for strip in tile.columns if strip.partial is not True)
+    if len(unsure) == 1 and isinstance(unsure[0].partial, Triangle) and unsure[0].partial.is_square:
+        width = sum(len(strip.keys) for strip in all_rows)
+        if not all_rows or width >= min(_WIDE, tile.height):
+            if all_rows:
+                yield all_rows, False
             yield unsure, True
             return
-    if unsure and sum(len(strip.keys) for strip in sure) >= _WIDE:
-        yield sure, False
+    if unsure and sum(len(strip.keys) for strip in all_rows) >= _WIDE:
+        yield all_rows, False
         yield unsure, False
     elif tile.height <= _FEW_ROWS and not unsure:
-        for columns in _runs(sure):
+        for columns in _runs(all_rows):
             yield columns, False
     else:
         yield tile.columns, False
 
 
-def _runs(sure: tuple[Strip, ...]) -> Iterator[tuple[Strip, ...]]:
+def _runs(all_rows: tuple[ColumnRange, ...]) -> Iterator[tuple[ColumnRange, ...]]:
     """Long ranges one by one, as views: a few rows are computed faster than the keys of a range are copied."""
     short = []
-    for strip in sure:
+    for strip in all_rows:
         if len(strip.keys) >= _LONG:
             yield (strip,)
         else:
@@ -122,5 +127,87 @@ def _runs(sure: tuple[Strip, ...]) -> Iterator[tuple[Strip, ...]]:
         yield tuple(short)
 
 
-def _all_sure(strips: tuple[Strip, ...]) -> bool:
-    return all(strip.residual is True for strip in strips)
+def _all_sure(strips: tuple[ColumnRange, ...]) -> bool:
+    return all(strip.partial is True for strip in strips)
+
+
+_MEMO_ENTRIES = 1 << 22  # entries of residual tensors that a plan may keep: 16 MB in float32
+
+
+class Added(NamedTuple):
+    """Terms added to the scores of a call, and the rows that these leave without a key."""
+
+    terms: Tensor | None
+    empty: Tensor | None
+
+    @classmethod
+    def of(cls, terms: Tensor) -> Added:
+        """Look for empty rows once, where the terms are made."""
+        empty = (terms == -math.inf).all(-1)
+        return cls(terms, empty if bool(empty.any()) else None)
+
+
+NOTHING = Added(None, None)
+
+
+def added(inputs: AttentionInputs, call: Call) -> Added:
+    """Bias, and -inf at hidden pairs, for the rows and columns of a call."""
+    hidden = NOTHING if call.causal or call.is_sure else _hidden(inputs, call)
+    return hidden if inputs.bias is None or not call.tile.columns else with_bias(inputs, call.tile, hidden.terms)
+
+
+def with_bias(inputs: AttentionInputs, piece: Tile, hidden: Tensor | None) -> Added:
+    """Return the bias of a tile, and -inf where the other terms, if there are any, are -inf."""
+    assert inputs.bias is not None  # who calls has looked
+    bias = inputs.bias.read(piece)
+    bias = bias if bias.dtype == torch.float32 else bias.to(inputs.query.dtype)  # the operation takes these two
+    bias = bias if bias.stride(3) in (0, 1) else bias.contiguous()  # the operation would do it in each call
+    # Filled, not added: a NaN in the bias at a hidden pair is hidden too.
+    terms = bias if hidden is None else bias.masked_fill(hidden == -math.inf, -math.inf)
+    return Added.of(terms.expand(*terms.shape[:2], piece.height, piece.width))
+
+
+def hidden_key(inputs: AttentionInputs, call: Call) -> Hashable:
+    """Return a key: calls with equal keys hide the same pairs."""
+    piece = call.tile
+    return (
+        inputs.query.dtype,
+        inputs.device,
+        piece.height,
+        *((piece.batch.start, piece.batch.stop) if inputs.rule.shape[0] > 1 else ()),
+        *((piece.heads.start, piece.heads.stop) if inputs.rule.shape[1] > 1 else ()),
+        *((len(strip.keys), strip.partial) for strip in piece.columns),
+    )
+
+
+def is_kept(entries: int, held: int) -> bool:
+    """Whether residual terms may stay with their plan, which holds so many entries of them already."""
+    return entries + held <= _MEMO_ENTRIES
+
+
+def _hidden(inputs: AttentionInputs, call: Call) -> Added:
+    """0 where allowed and -inf elsewhere, in the query's dtype; kept with the plan where the rule is a value."""
+    key = hidden_key(inputs, call)
+    memo = inputs.plan.memo if inputs.rule.is_value else {}
+    kept = memo.get(key)
+    if isinstance(kept, Added):
+        return kept
+    with unobserved() if inputs.rule.is_value else nullcontext():
+        found = made(inputs, call.tile)
+    held = sum(x.terms.numel() for x in list(memo.values()) if isinstance(x, Added) and x.terms is not None)
+    if found.terms is not None and is_kept(found.terms.numel(), held):
+        memo[key] = found
+    return found
+
+
+def made(inputs: AttentionInputs, piece: Tile) -> Added:
+    """Compute the hidden pairs of a tile, without the cache."""
+    seen = allowed(inputs, piece)
+    assert seen is not None  # some strip is unsure
+    if inputs.rule.is_value:  # what is kept is for all items and heads that the rule does not tell apart
+        items, heads = inputs.rule.shape
+        seen = seen[: 1 if items == 1 else None, : 1 if heads == 1 else None]
+    terms = torch.full(seen.shape, -math.inf, dtype=inputs.query.dtype, device=inputs.device)
+    terms.masked_fill_(seen, 0.0)
+    empty = ~seen.any(-1)
+    return Added(terms, empty if bool(empty.any()) else None)

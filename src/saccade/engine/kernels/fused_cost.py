@@ -1,4 +1,4 @@
-"""What the calls of the fused kernel compute and hold, told from their route before anything is run."""
+"""Cost of the calls of the fused kernel, computed before anything is run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ import torch
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels import aten_flash
-from saccade.engine.kernels.fused_bias import Added, hidden_key, is_kept, made, with_bias
-from saccade.engine.kernels.fused_calls import Call, calls_of, single_call, tiles_of
+from saccade.engine.kernels.fused_calls import (
+    Added,
+    Call,
+    calls_of,
+    hidden_key,
+    is_kept,
+    made,
+    single_call,
+    tiles_of,
+    with_bias,
+)
 from saccade.engine.kernels.fused_threads import threads_for
 from saccade.engine.kernels.memory_probe import Probe
 from saccade.engine.memory_accounting import Cost, Held, Ledger
 from saccade.engine.tiles.grouped_heads import groups_of
 from saccade.plan import Tile
-
-__all__ = ["bytes_of_backward", "cost_of", "pairs_of"]
 
 
 def pairs_of(inputs: AttentionInputs) -> int:
@@ -28,7 +35,7 @@ def pairs_of(inputs: AttentionInputs) -> int:
 
 
 def cost_of(inputs: AttentionInputs, value_dim: int) -> Cost:
-    """What a forward product costs."""
+    """Return the cost of a forward product."""
     batch, heads, q_len, _ = inputs.shape
     copies, width = _prepared(inputs, value_dim)
     rows, single = batch * heads * q_len, single_call(inputs)
@@ -76,7 +83,7 @@ def bytes_of_backward(inputs: AttentionInputs, value_dim: int) -> int:
 
 
 def _prepared(inputs: AttentionInputs, value_dim: int) -> tuple[Held, int]:
-    """Copies of query, key and value as the operation wants them, and their width."""
+    """Return the bytes of the copies of query, key and value for the operation, and their width."""
     (batch, heads, q_len, _), query, key = inputs.shape, inputs.query, inputs.key
     is_straight = query.stride(3) == key.stride(3) == 1
     if query.shape[3] == value_dim and inputs.scale > 0.0 and is_straight:
@@ -93,7 +100,7 @@ def _prepared(inputs: AttentionInputs, value_dim: int) -> tuple[Held, int]:
 
 
 class _Run:
-    """What `saccade.engine.kernels.fused` takes and gives back, call by call.
+    """Memory that `saccade.engine.kernels.fused` takes and releases, call by call.
 
     Attributes:
         ledger: of all threads; what is kept, and calls as a whole, each thread at work on one.
@@ -115,11 +122,11 @@ class _Run:
         groups = groups_of(tile.heads, inputs.shape[1], inputs.key.shape[1])
         kv_heads, columns, item = groups.stop - groups.start, call.columns, inputs.query.dtype.itemsize
         copies = 2 * items * kv_heads * tile.width * self._width * item if len(columns) > 1 else 0
-        terms, told_apart = self._added(call)
+        terms, num_distinct = self._added(call)
         with own.holding(terms + copies):
             shape = (items, heads, tile.height, self._width)
             of_torch = torch.get_num_threads() if self._threads == 1 else 1
-            held = aten_flash.held(shape, kv_heads, tile.width, inputs.query.dtype, call.causal, told_apart, of_torch)
+            held = aten_flash.held(shape, kv_heads, tile.width, inputs.query.dtype, call.causal, num_distinct, of_torch)
             own.touch(held.most)
         if inputs.plan.overlaps or not call.is_first:
             # Half precision is merged in float32: both sides are copied, and the result is.
@@ -130,25 +137,27 @@ class _Run:
 
     def _added(self, call: Call) -> tuple[int, tuple[int, int] | None]:
         """Bytes that the added terms hold until the call has been made, and the items and heads they tell apart."""
-        hidden, told_apart = (0, None) if call.causal else self._hidden(call)
+        hidden, num_distinct = (0, None) if call.causal else self._hidden(call)
         bias = self._given.bias
         if bias is None:
-            return hidden, told_apart
+            return hidden, num_distinct
 
         def read(inputs: AttentionInputs, piece: Tile) -> Added:
-            likewise = None if told_apart is None else torch.zeros(()).expand(*told_apart, piece.height, piece.width)
+            likewise = (
+                None if num_distinct is None else torch.zeros(()).expand(*num_distinct, piece.height, piece.width)
+            )
             return with_bias(inputs, piece, likewise)
 
         with self._own.holding(hidden):
             held = self._probe.held("bias", call.tile, read)
             self._own.touch(held.most)
-        own = told_apart or (1, 1)
+        own = num_distinct or (1, 1)
         return held.left, (max(own[0], bias.source.shape[0]), max(own[1], bias.source.shape[1]))
 
     def _hidden(self, call: Call) -> tuple[int, tuple[int, int] | None]:
-        """The same of -inf at hidden pairs alone; what is kept with the plan stays on the ledger."""
+        """Like `_added`, for -inf at hidden pairs alone; terms cached with the plan stay on the ledger."""
         inputs, tile = self._given, call.tile
-        if all(strip.residual is True for strip in tile.columns):
+        if all(strip.partial is True for strip in tile.columns):
             return 0, None
         key = hidden_key(inputs, call)
         if key in self._kept:
@@ -157,16 +166,16 @@ class _Run:
         self.ledger.touch(self._threads * making.most)
         entries = making.left // inputs.query.dtype.itemsize
         items, heads = (span.stop - span.start for span in (tile.batch, tile.heads))
-        told_apart = _told_apart(entries // (tile.height * tile.width), items, heads, inputs.rule.shape[1])
+        num_distinct = _num_distinct(entries // (tile.height * tile.width), items, heads, inputs.rule.shape[1])
         if inputs.rule.is_value and is_kept(entries, self._entries):
             self._entries += entries
-            self._kept[key] = told_apart
+            self._kept[key] = num_distinct
             self.ledger.take(making.left)
-            return 0, told_apart
-        return making.left, told_apart
+            return 0, num_distinct
+        return making.left, num_distinct
 
 
-def _told_apart(copies: int, items: int, heads: int, own_heads: int) -> tuple[int, int]:
+def _num_distinct(copies: int, items: int, heads: int, own_heads: int) -> tuple[int, int]:
     """Batch items and heads that so many copies of the hidden pairs are for."""
     apart = heads if own_heads > 1 or copies > items else 1
     return max(1, copies // apart), apart

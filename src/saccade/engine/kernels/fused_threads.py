@@ -34,8 +34,6 @@ try:
 except ImportError:  # on Windows, which does not count what is asked for here
     resource = None  # type: ignore[assignment]
 
-__all__ = ["each_call", "threads_for"]
-
 _LEAST = 1 << 20  # pairs times width of a call: about as long as Python takes to make it
 _ENOUGH = 1 << 26  # pairs times width of all calls of a thread: less is over before the threads of OpenMP are asleep
 _AHEAD = 6  # calls that may be ready before one that is not, beside those that are being run
@@ -84,7 +82,7 @@ def threads_for(inputs: AttentionInputs) -> int:
 
 
 def _cut(inputs: AttentionInputs, tile: Tile, threads: int) -> Iterator[Tile]:
-    """A tile, in parts of some heads each if it is a good part of all."""
+    """Cut a tile into parts of some heads each if it is a large part of the product."""
     size = inputs.shape[1] // _parts(inputs, threads)
     if 4 * threads * _pairs(tile) <= inputs.plan.pairs:
         size = inputs.shape[1]
@@ -236,7 +234,7 @@ def _leave_torch_one() -> None:
 
 
 def _forget() -> None:
-    """The threads of a process are not in its fork."""
+    """Forget the threads: a forked process has none of them."""
     global _starting, _pool, _size
     _starting, _pool, _size = threading.Lock(), None, 0
 

@@ -1,7 +1,8 @@
-"""Kernel: how a product is run. A kernel knows ingredients and plans, never masks or scores by class, nor NaN."""
+"""Base classes of kernels. A kernel knows ingredients and plans, never masks or scores by class, nor NaN."""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
@@ -10,18 +11,50 @@ from torch import Tensor
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.memory_accounting import Cost
-from saccade.support.errors import unsupported
+from saccade.support.errors import unsupported, value_error
 
-__all__ = ["NO_FORWARD_DERIVATIVES", "Backward", "Kernel", "KernelByHand", "Tensors", "reasons_of_dot_products"]
-
+_VARIABLE, _CHOICES = "SACCADE_GPU", ("auto", "tiled")
 NO_FORWARD_DERIVATIVES = "its derivatives are taken backwards, and here they are taken forwards"
 
 Tensors = tuple[Tensor | None, ...]
 """Query, key, value, the bias's source and the score's parameters, or their gradients."""
 
 
+class Request(NamedTuple):
+    """Options of one product, and what it must return.
+
+    Attributes:
+        dropout_p: probability that a weight is dropped.
+        impl: "auto", the name of a kernel, or a kernel.
+        seed: of the dropout; drawn from torch's generator when None.
+        needs_lse: whether the lse is used; a sink uses it.
+        needs_backward: whether only kernels with a backward pass of their own may run.
+    """
+
+    dropout_p: float = 0.0
+    impl: str | Kernel = "auto"
+    seed: int | None = None
+    needs_lse: bool = False
+    needs_backward: bool = False
+
+
+class Verdict(NamedTuple):
+    """Answer of a kernel to a request.
+
+    Attributes:
+        cannot: every reason why it cannot run these inputs exactly; empty if it can.
+        rather_not: why ``impl="auto"`` should pass it over, though it can run them.
+    """
+
+    cannot: tuple[str, ...] = ()
+    rather_not: tuple[str, ...] = ()
+
+
+CAN_RUN = Verdict()
+
+
 class Backward(NamedTuple):
-    """What a backward pass starts from; the lse is +inf where a row sees nothing, so that its weights are 0."""
+    """Inputs of a backward pass; the lse of a row that sees nothing is +inf, so that its weights are 0."""
 
     out: Tensor
     lse: Tensor
@@ -30,7 +63,7 @@ class Backward(NamedTuple):
 
 
 def reasons_of_dot_products(inputs: AttentionInputs) -> list[str]:
-    """Why a kernel that computes dot products, and nothing else of scores, cannot run these inputs."""
+    """Return why a kernel that computes dot products, and no other scores, cannot run these inputs."""
     why = []
     if inputs.tile_function is not None:
         why.append("it has dot products only, and maps that end in one")
@@ -39,80 +72,82 @@ def reasons_of_dot_products(inputs: AttentionInputs) -> list[str]:
     return why
 
 
-class Kernel(ABC):
-    """How a product is run. `saccade.engine.dispatch` chooses one, and keeps NaN where it may be seen.
+def left_out(inputs: AttentionInputs) -> tuple[str, ...]:
+    """Return why ``impl="auto"`` passes over all kernels but `tiled` on a GPU: ``SACCADE_GPU=tiled`` says so.
 
-    A subclass must define `forward`. Autograd goes back through what it computes, unless it is a `KernelByHand`.
+    Raises:
+        ValueError: the variable is neither "auto" nor "tiled".
+    """
+    setting = os.environ.get(_VARIABLE, "auto")
+    if setting not in _CHOICES:
+        raise value_error(_VARIABLE, f"be {' or '.join(_CHOICES)} in the environment", repr(setting))
+    return (f"{_VARIABLE}=tiled leaves it out",) if setting == "tiled" else ()
+
+
+class Kernel(ABC):
+    """One way to run a product. `saccade.engine.dispatch` chooses a kernel, and contains NaN and inf.
+
+    A subclass must define `forward`. Autograd differentiates what it computes, unless it is a `KernelWithBackward`.
 
     Attributes:
-        name: what ``impl=`` and `explain` call it.
-        by_hand: whether it computes its gradients itself.
-        has_second_derivatives: whether autograd can go back through its backward pass too. Otherwise, and for kernels
-            that compute gradients themselves, `saccade.engine.second_order` has them.
-        is_choosy: whether ``impl="auto"`` asks `suits` before it asks for reasons.
-        leaves_to: name of the kernel that is faster where it has `drawbacks`, if it is one in particular: where that
-            one cannot run, ``impl="auto"`` does not pass it over.
-        hides: whether it leaves out the queries and keys that a term of the bias hides. Instead of one that does not,
-            `tiled` runs where NaN or inf could pass.
-        adds_to_hidden: whether it computes the scores of hidden pairs too and adds -inf to them: one that overflows
-            becomes NaN, and `tiled` runs instead.
+        name: for ``impl=`` and `explain`.
+        has_backward: whether it computes its gradients itself.
+        has_second_derivatives: whether autograd can differentiate its backward pass. Otherwise, and for kernels with a
+            backward pass of their own, `saccade.engine.second_order` computes second derivatives.
+        leaves_to: name of the kernel that is faster where this one's `verdict` says "rather not", if it is one in
+            particular: where that one cannot run, ``impl="auto"`` takes this one.
+        supports_masked_rows: whether it leaves out queries and keys that a term of the bias masks. Where it does not,
+            `tiled` runs instead if NaN or inf could spread. A kernel that may return no lse must set this to False.
+        adds_to_masked: whether it computes the scores of masked pairs too and adds -inf to them. A score that
+            overflows becomes NaN then, and `tiled` runs instead.
         is_checked: whether its first run of each kind is compared with the definition (`saccade.engine.kernel_check`).
     """
 
     name: str
-    by_hand = False
+    has_backward = False
     has_second_derivatives = True
-    is_choosy = False
     leaves_to = ""
-    hides = True
-    adds_to_hidden = False
+    supports_masked_rows = True
+    adds_to_masked = False
     is_checked = False
 
-    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs exactly; an empty tuple, the default, means that it can."""
-        return ()
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
+        """Return why it cannot run these inputs, and why ``impl="auto"`` should rather pass it over.
 
-    def suits(self, inputs: AttentionInputs, dropout_p: float) -> bool:
-        """Whether it belongs here at all: `explain` does not name it otherwise."""
-        return True
-
-    def drawbacks(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Why ``impl="auto"`` passes it over, though it could run these inputs; empty if it does not."""
-        return ()
-
-    def reasons_of_lse(self, inputs: AttentionInputs) -> tuple[str, ...]:
-        """Why it cannot give the lse, where that is asked for; empty if it can."""
-        return ()
+        Where ``request.impl`` is "auto" and a reason of either kind is known, the other reasons may be left out: they
+        are requested once more, by the kernel's name, before it runs or an error names them. By default, it can run.
+        """
+        return CAN_RUN
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Query-key pairs whose scores the forward product computes, over batch and heads."""
+        """Return the number of query-key pairs whose scores the forward product computes, over batch and heads."""
         return inputs.plan.pairs
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """What the forward product computes and holds; nothing is run."""
+        """Return what the forward product computes and holds, without running it."""
         reason = "it does not say what it costs: define Kernel.cost"
         raise unsupported(f'impl="{self.name}"', [reason])
 
     @abstractmethod
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor | None]:
-        """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``.
+        """Return the output ``[batch, heads, q_len, value_dim]`` and the lse ``[batch, heads, q_len]``.
 
-        The lse may be None only where `reasons_of_lse` says why.
+        The lse may be None only if `verdict` refuses requests that need it, and `supports_masked_rows` is False.
         """
 
 
-class KernelByHand(Kernel):
+class KernelWithBackward(Kernel):
     """A kernel that computes its gradients itself."""
 
-    by_hand = True
+    has_backward = True
 
     @abstractmethod
     def forward(self, inputs: AttentionInputs, value: Tensor, dropped: Dropped | None) -> tuple[Tensor, Tensor]:
-        """Output ``[batch, heads, q_len, value_dim]`` and lse ``[batch, heads, q_len]``."""
+        """Return the output ``[batch, heads, q_len, value_dim]`` and the lse ``[batch, heads, q_len]``."""
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """Most bytes that the backward pass holds beside what the forward pass keeps, gradients included."""
-        reason = "it does not say what its backward pass holds: define KernelByHand.backward_bytes"
+        """Return the most bytes that the backward pass holds beside what the forward pass keeps, gradients included."""
+        reason = "it does not say what its backward pass holds: define KernelWithBackward.backward_bytes"
         raise unsupported(f'impl="{self.name}"', [reason])
 
     @abstractmethod
@@ -124,4 +159,4 @@ class KernelByHand(Kernel):
         results: Backward,
         wanted: tuple[bool, ...],
     ) -> Tensors:
-        """Gradients of query, key, value, the bias's source and the score's parameters; None where not wanted."""
+        """Return gradients of query, key, value, the bias's source and the score's parameters; None if not wanted."""

@@ -1,4 +1,4 @@
-"""What rules and biases hold per pair: counted on a few pairs of a tile, since only running them tells."""
+"""Memory of rules and biases per pair, measured by running them on a few pairs of a tile."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.memory_accounting import Held, counted
-from saccade.plan import Plan, Strip, Tile
-
-__all__ = ["Probe"]
+from saccade.plan import ColumnRange, Plan, Tile
 
 _SIDE, _ENTRIES = 256, 1 << 18  # rows and columns of what is run, and its pairs over batch and heads
 _SHARES = 8  # tiles are taken for alike whose unsure columns are the same share of all, to such a part
@@ -33,7 +31,7 @@ class Probe:
         self._found: dict[Hashable, tuple[float, float]] = {}
 
     def held(self, name: str, tile: Tile, run: Callable[[AttentionInputs, Tile], object]) -> Held:
-        """What ``run`` holds for a tile, if that grows with its pairs; what is of one name is run once for all."""
+        """Return the bytes that ``run`` holds for a tile, assumed to grow with its pairs; each name is run once."""
         if tile.height * tile.width == 0:
             return Held(0, 0)
         copies = (tile.batch.stop - tile.batch.start, tile.heads.stop - tile.heads.start)
@@ -52,7 +50,7 @@ class Probe:
 
 
 def _stand_in(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
-    """The same score matrix of zeros, which is on the CPU where there is no memory behind the true one."""
+    """Return the score matrix with zeros as inputs, on the CPU if the true ones have no memory."""
 
     def zeros(x: Tensor, width: int | None = None) -> Tensor:
         shape = x.shape if width is None else (*x.shape[:-1], width)
@@ -69,17 +67,19 @@ def _stand_in(inputs: AttentionInputs, width: int | None) -> AttentionInputs:
 
 def _kind(tile: Tile) -> Hashable:
     """Alike for tiles that hold about the same per pair: what matters is the share of what is asked, and the steps."""
-    unsure = [len(strip.keys) for strip in tile.columns if strip.residual is not True]
+    unsure = [len(strip.keys) for strip in tile.columns if strip.partial is not True]
     shares = (-(-_SHARES * size // tile.width) for size in (sum(unsure), max(unsure, default=0)))
     return (tile.rows.step, tile.columns[0].keys.step, min(len(tile.columns), 2), *shares)
 
 
 def _part(tile: Tile, copies: int) -> Tile:
-    """Some rows of a tile, and of each strip as many columns as its share in all of them."""
+    """Return some rows of a tile, and of each column range its share of columns."""
     side = max(16, min(_SIDE, math.isqrt(_ENTRIES // copies)))
     share = min(1.0, side / tile.width)
     columns = tuple(
-        Strip(strip.keys[: math.ceil(share * len(strip.keys))], strip.residual if strip.residual is True else "some")
+        ColumnRange(
+            strip.keys[: math.ceil(share * len(strip.keys))], strip.partial if strip.partial is True else "some"
+        )
         for strip in tile.columns
     )
     return tile._replace(rows=tile.rows[:side], columns=columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -11,22 +11,30 @@ import torch
 from torch import Tensor
 
 from saccade.engine.bias.relative import DistanceTerm
-from saccade.engine.bias.term import DenseTerm, HidingTerm, Term, summed_to
+from saccade.engine.bias.term import DenseTerm, MaskedTerm, Term, summed_to
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import (
+    CAN_RUN,
     NO_FORWARD_DERIVATIVES,
     Backward,
-    KernelByHand,
+    KernelWithBackward,
+    Request,
     Tensors,
+    Verdict,
     reasons_of_dot_products,
 )
-from saccade.engine.kernels.native_arguments import Call, bytes_of_backward, chunks_of, cost_of, prepared
-from saccade.engine.kernels.native_plan import kept_plan, known_plan
+from saccade.engine.kernels.native_arguments import (
+    Call,
+    bytes_of_backward,
+    cached_plan,
+    chunks_of,
+    cost_of,
+    known_plan,
+    prepared,
+)
 from saccade.engine.memory_accounting import Cost
 from saccade.support.torch_modes import has_forward_derivatives, unobserved, wants_gradient
-
-__all__ = ["HALF", "Native", "abilities", "is_on", "reads"]
 
 _FEW_KEYS = 40  # below which, and below so many pairs in all heads, other kernels start sooner
 _FEW_PAIRS = {torch.float32: 8192, torch.bfloat16: 1024}
@@ -39,7 +47,7 @@ HALF = 3
 
 @cache
 def abilities() -> int | None:
-    """What the compiled kernel may use: 0 plain, 1 AVX2, 2 AVX-512, 3 its bfloat16, 4 AMX; None: not installed."""
+    """Return the kernel's level: 0 plain, 1 AVX2, 2 AVX-512, 3 its bfloat16, 4 AMX; None: not installed."""
     try:
         library: Any = import_module("saccade_cpu")
     except ImportError:
@@ -59,7 +67,12 @@ def reads(dtype: torch.dtype) -> bool:
     return dtype is torch.float32 or (dtype is torch.bfloat16 and (abilities() or 0) >= HALF)
 
 
-class Native(KernelByHand):
+_MISSING = Verdict(("saccade-cpu is not installed: pip install 'saccade-attention[cpu]'",))
+_OFF = Verdict(("SACCADE_CPU=off leaves it out",))
+_STEPS = Verdict((), ("its mask has steps, and it would compute the pairs between them",))
+
+
+class Native(KernelWithBackward):
     """Exact attention by compiled code: a few rows and all keys that they see at a time.
 
     Cost: time grows with the pairs that the mask allows, dropout, softcaps and biases included; memory beside inputs
@@ -67,58 +80,32 @@ class Native(KernelByHand):
     """
 
     name = "native"
-    is_choosy = True
     leaves_to = "fused"
 
-    def suits(self, inputs: AttentionInputs, dropout_p: float) -> bool:
-        """Return whether the kernel is installed and switched on."""
-        return is_on()
-
-    def drawbacks(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Return why another kernel is faster: there are few keys, or the mask has a step.
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
+        """Return why it cannot run these inputs, or why `fused` is faster: there are few keys, or the mask has a step.
 
         For a mask with a step this kernel reads all keys, with a bit per pair; `fused` gathers the keys of each step.
         """
-        batch, heads, q_len, kv_len = inputs.shape
-        pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(inputs.query.dtype, 0)
-        if kv_len < _FEW_KEYS:
-            return (f"{kv_len} keys do not repay packing them (from {_FEW_KEYS} on they do)",)
-        if pairs < enough:
-            return (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",)
-        bits, width = q_len * kv_len, inputs.query.shape[3]
-        is_half = inputs.query.dtype is torch.bfloat16
-        is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS
-        if is_few or dropout_p > 0.0 or all(step == 1 for step, _ in inputs.rule.terms()):
-            return ()
-        return ("its mask has steps, and it would compute the pairs between them",)
-
-    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
-        if abilities() is None:
-            return ("saccade-cpu is not installed: pip install saccade-cpu",)
-        why = []
-        dtype = inputs.query.dtype
-        if not inputs.query.is_cpu:
-            why.append(f"it runs on CPUs, not on {inputs.query.device.type}")
-        if not reads(dtype):
-            why.append(f"it has no {str(dtype).removeprefix('torch.')} on this processor")
-        why += reasons_of_dot_products(inputs)
-        if inputs.rule.asks_functions:
-            why.append("its mask calls a function")
-        if inputs.bias is not None:
-            why += _reasons_of_bias(inputs.bias, inputs.shape)
-        if has_forward_derivatives():
-            why.append(NO_FORWARD_DERIVATIVES)
-        if not why and kept_plan(inputs) is None:
-            why.append("its mask says nothing exact about its rows, and a bit for each pair is too much")
-        return tuple(why)
+        if request.impl == "auto":
+            if not is_on():
+                return _MISSING if abilities() is None else _OFF
+            batch, heads, q_len, kv_len = inputs.shape
+            pairs, enough = batch * heads * q_len * kv_len, _FEW_PAIRS.get(inputs.query.dtype, 0)
+            if kv_len < _FEW_KEYS:
+                return _few_keys(kv_len)
+            if pairs < enough:
+                return Verdict((), (f"{pairs:,} pairs do not repay packing keys (from {enough:,} on they do)",))
+            if request.dropout_p == 0.0 and _has_steps(inputs):
+                return _STEPS
+        return _MISSING if abilities() is None else _verdict_of_inputs(inputs)
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """What the blocks compute and hold; nothing is run."""
+        """Return what the blocks compute and hold, without running them."""
         return cost_of(inputs, value_dim, dropout_p)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """What the backward pass holds: sums over the keys in parts, and the sum of the parts."""
+        """Return the bytes of the backward pass: sums over the keys in parts, and the sum of the parts."""
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:
@@ -130,7 +117,7 @@ class Native(KernelByHand):
         call = Call.of(inputs, value, dropped)
         out, lse = torch.ops.saccade_cpu.forward(*call.arguments)
         out = out if out.shape[3] == value.shape[3] else out[..., : value.shape[3]]
-        if isinstance(inputs.bias, HidingTerm):
+        if isinstance(inputs.bias, MaskedTerm):
             out = out.masked_fill(inputs.bias.queries[..., None], 0.0)
             lse = lse.masked_fill(inputs.bias.queries, -torch.inf)
         return out, lse
@@ -166,9 +153,42 @@ class Native(KernelByHand):
         )
 
 
+def _verdict_of_inputs(inputs: AttentionInputs) -> Verdict:
+    """Return why the kernel cannot run these inputs."""
+    query, why = inputs.query, []
+    if not query.is_cpu:
+        why.append(f"it runs on CPUs, not on {query.device.type}")
+    if not reads(query.dtype):
+        why.append(f"it has no {str(query.dtype).removeprefix('torch.')} on this processor")
+    if inputs.tile_function is not None or inputs.modification is not None:
+        why += reasons_of_dot_products(inputs)
+    if inputs.rule.asks_functions:
+        why.append("its mask calls a function")
+    if inputs.bias is not None:
+        why += _reasons_of_bias(inputs.bias, inputs.shape)
+    if has_forward_derivatives():
+        why.append(NO_FORWARD_DERIVATIVES)
+    if not why and cached_plan(inputs) is None:
+        why.append("its mask says nothing exact about its rows, and a bit for each pair is too much")
+    return Verdict(tuple(why)) if why else CAN_RUN
+
+
+@lru_cache
+def _few_keys(count: int) -> Verdict:
+    return Verdict((), (f"{count} keys do not repay packing them (from {_FEW_KEYS} on they do)",))
+
+
+def _has_steps(inputs: AttentionInputs) -> bool:
+    """Return whether a mask has a step, over so many pairs that `fused` is faster."""
+    bits, width = inputs.shape[2] * inputs.shape[3], inputs.query.shape[3]
+    is_half = inputs.query.dtype is torch.bfloat16
+    is_few = bits < _MANY_BITS if is_half else bits * width < _MANY_PRODUCTS
+    return not is_few and any(step != 1 for step, _ in inputs.rule.terms())
+
+
 def _reasons_of_bias(bias: Term, shape: tuple[int, int, int, int]) -> list[str]:
     """Why a bias cannot be read row by row, or its gradient not be taken."""
-    if isinstance(bias, HidingTerm):
+    if isinstance(bias, MaskedTerm):
         return [] if bias.term is None else _reasons_of_bias(bias.term, shape)
     source, wants_grad = bias.source, wants_gradient(bias.source)
     if isinstance(bias, DistanceTerm):
@@ -187,7 +207,7 @@ def _grad_of_bias(bias: Term, found: Tensor, call: Call) -> Tensor:
     """Gradient of a bias's source from that of its rows, or of the numbers that all rows share."""
     if not found.numel() or not bias.source.numel():  # of no pairs
         return torch.zeros_like(bias.source)
-    bias = bias.term if isinstance(bias, HidingTerm) and bias.term is not None else bias
+    bias = bias.term if isinstance(bias, MaskedTerm) and bias.term is not None else bias
     if call.table:
         found = found.sum(0)[:, :, None]
     found = summed_to(found, bias.source)

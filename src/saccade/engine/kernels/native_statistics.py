@@ -7,18 +7,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from saccade.engine.bias.term import HidingTerm
+from saccade.engine.bias.term import MaskedTerm
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import Kernel
+from saccade.engine.kernels.kernel import Kernel, Request
 from saccade.engine.kernels.native import HALF, Native, abilities, is_on
 from saccade.engine.kernels.native_arguments import Call, chunks_of
 from saccade.engine.nonfinite import is_clean
 from saccade.support.torch_modes import is_plain
 
-__all__ = ["NUMBERS", "Band", "Looked", "can_look", "look"]
-
 NUMBERS = ("largest_logit", "largest_weight", "held", "entropy", "squares", "variance", "distance")
-"""Of each row, in this order; the same stand in native/src/problem.h."""
+"""Numbers of each row, in this order; native/src/problem.h has the same list."""
 _FAR = 1 << 30
 
 
@@ -30,8 +28,8 @@ class Band(NamedTuple):
     stop: int
 
 
-class Looked(NamedTuple):
-    """What was found.
+class Sweep(NamedTuple):
+    """Results of a sweep.
 
     Attributes:
         rows: float32 ``[NUMBERS and bands, batch, heads, q_len]``: of each row the numbers, and its sums in the bands.
@@ -42,7 +40,7 @@ class Looked(NamedTuple):
     received: Tensor
 
 
-def can_look(inputs: AttentionInputs, impl: str | Kernel) -> bool:
+def can_sweep(inputs: AttentionInputs, impl: str | Kernel) -> bool:
     """Whether the compiled kernel is asked for, or allowed, and can look at these ingredients."""
     is_named = impl == "native" or isinstance(impl, Native)
     if not is_named and not (impl == "auto" and is_on()):
@@ -50,17 +48,18 @@ def can_look(inputs: AttentionInputs, impl: str | Kernel) -> bool:
     if (
         not (is_plain(inputs.query) and is_plain(inputs.key))
         or 0 in inputs.shape
-        or isinstance(inputs.bias, HidingTerm)
+        or isinstance(inputs.bias, MaskedTerm)
     ):
         return False
-    return not Native().reasons(_readable(inputs), 0.0) and is_clean(inputs, inputs.query, inputs.key)
+    request = Request(impl="native")
+    return not Native().verdict(_readable(inputs), request).cannot and is_clean(inputs, inputs.query, inputs.key)
 
 
-def look(inputs: AttentionInputs, bands: list[Band], ahead: int) -> Looked:
+def sweep_statistics(inputs: AttentionInputs, bands: list[Band], ahead: int) -> Sweep:
     """One sweep.
 
     Args:
-        inputs: what `can_look` has said yes to.
+        inputs: what `can_sweep` has said yes to.
         bands: whose sums are wanted.
         ahead: by how many positions query i stands before key i, for distances.
 
@@ -74,7 +73,7 @@ def look(inputs: AttentionInputs, bands: list[Band], ahead: int) -> Looked:
     rows, received = torch.ops.saccade_cpu.look(
         *Call.of(wide, wide.key, None).of_scores, sinks, ranges, ahead, chunks_of(inputs)
     )
-    return Looked(rows, received.sum(0))
+    return Sweep(rows, received.sum(0))
 
 
 def _readable(inputs: AttentionInputs) -> AttentionInputs:

@@ -16,8 +16,6 @@ from saccade.engine.tiles.grouped_heads import product
 from saccade.engine.tiles.tile_scores import index_of, normalised, positions, scores_of
 from saccade.plan import Tile
 
-__all__ = ["Reference", "weighted"]
-
 
 class Reference(Kernel):
     """Softmax of the whole score matrix times the values, in plain torch operations.

@@ -7,13 +7,10 @@ from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.gpu_setting import left_out
-from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict, left_out, reasons_of_dot_products
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.plan import ALL, Box, Triangle
 from saccade.support.torch_modes import is_transformed
-
-__all__ = ["Sdpa"]
 
 
 class Sdpa(Kernel):
@@ -27,21 +24,14 @@ class Sdpa(Kernel):
     """
 
     name = "sdpa"
-    is_choosy = True
     has_second_derivatives = False
-    hides = False
+    supports_masked_rows = False
     is_checked = True
 
-    def suits(self, inputs: AttentionInputs, dropout_p: float) -> bool:
-        """On every device but CPUs, which have kernels of their own; tensors without memory are taken for theirs."""
-        return inputs.device.type not in ("cpu", "meta")
-
-    def drawbacks(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Why ``impl="auto"`` passes it over."""
-        return left_out(inputs)
-
-    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
+        """Return why it cannot run these inputs, or why ``impl="auto"`` should rather pass it over."""
+        if request.impl == "auto" and inputs.device.type in ("cpu", "meta"):
+            return Verdict((), ("on CPUs the other kernels are faster",))
         why = []
         if 0 in inputs.shape:
             why.append("it takes no empty inputs")
@@ -49,7 +39,7 @@ class Sdpa(Kernel):
             why.append("it takes full masks, and causal ones of as many rows as keys")
         if not inputs.scale > 0.0:
             why.append("it takes scales above 0")
-        if dropout_p > 0.0:
+        if request.dropout_p > 0.0:
             why.append("its dropout is not a function of positions")
         if inputs.softcap is not None:
             why.append("it has no softcap")
@@ -58,11 +48,9 @@ class Sdpa(Kernel):
         why += reasons_of_dot_products(inputs)
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
-        return tuple(why)
-
-    def reasons_of_lse(self, inputs: AttentionInputs) -> tuple[str, ...]:
-        """It never gives one."""
-        return ("it gives no lse, and the lse is asked for",)
+        if request.needs_lse:
+            why.append("it gives no lse, and the lse is asked for")
+        return Verdict(tuple(why), left_out(inputs))
 
     def pairs(self, inputs: AttentionInputs) -> int:
         """All of them, or a little more than half."""
@@ -85,12 +73,12 @@ class Sdpa(Kernel):
 
 
 def _shape_of_mask(inputs: AttentionInputs) -> str | None:
-    """Whether a mask is "full" or "causal"; None for any other."""
+    """Return "full" or "causal" for these masks; None for any other."""
     if inputs.plan.is_full:
         return "full"
     (_, _, q_len, kv_len), (q_first, kv_first) = inputs.shape, inputs.origin
     if inputs.row_positions is not None:
         return None
     box = Box(ALL, range(q_first, q_first + q_len), range(kv_first, kv_first + kv_len))
-    residual = inputs.rule.residual(box)
-    return "causal" if isinstance(residual, Triangle) and residual.is_square else None
+    partial = inputs.rule.partial(box)
+    return "causal" if isinstance(partial, Triangle) and partial.is_square else None

@@ -12,21 +12,26 @@ from torch import Tensor
 from saccade.engine import dropout
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.kernel import NO_FORWARD_DERIVATIVES, Backward, KernelByHand, Tensors
-from saccade.engine.kernels.tiled_blocks import blocks_of
-from saccade.engine.kernels.tiled_cost import bytes_of_backward, cost_of, pairs_of
+from saccade.engine.kernels.kernel import (
+    CAN_RUN,
+    NO_FORWARD_DERIVATIVES,
+    Backward,
+    KernelWithBackward,
+    Request,
+    Tensors,
+    Verdict,
+)
+from saccade.engine.kernels.tiled_cost import blocks_of, bytes_of_backward, cost_of, pairs_of
 from saccade.engine.memory_accounting import Cost
 from saccade.engine.tiles.grouped_heads import add_at, at, folded, groups_of, joined, product, take, transposed_product
-from saccade.engine.tiles.tile_scores import biased, capped, compared, hide_, index_of, modified, place_of, positions
+from saccade.engine.tiles.tile_scores import biased, capped, compared, index_of, mask_, modified, place_of, positions
 from saccade.plan import Tile
 from saccade.support.torch_modes import has_forward_derivatives
-
-__all__ = ["Tiled"]
 
 _LARGEST = 40.0  # of scores whose exponentials are summed as they are: e^40 times a million keys is far from overflow
 
 
-class Tiled(KernelByHand):
+class Tiled(KernelWithBackward):
     """Softmax of complete rows, a block at a time; the backward pass computes the weights again.
 
     It runs what torch's own operation does not: dropout, gradients of the bias, softcaps, scores other than dot
@@ -37,16 +42,16 @@ class Tiled(KernelByHand):
 
     name = "tiled"
 
-    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
-        return (NO_FORWARD_DERIVATIVES,) if has_forward_derivatives() else ()
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
+        """Return why it cannot run these inputs."""
+        return Verdict((NO_FORWARD_DERIVATIVES,)) if has_forward_derivatives() else CAN_RUN
 
     def cost(self, inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-        """What the blocks compute and hold; nothing is run."""
+        """Return what the blocks compute and hold, without running them."""
         return cost_of(inputs, value_dim, dropout_p)
 
     def backward_bytes(self, inputs: AttentionInputs, value_dim: int) -> int:
-        """What the blocks hold on the way back."""
+        """Return the bytes that the blocks hold in the backward pass."""
         return bytes_of_backward(inputs, value_dim)
 
     def pairs(self, inputs: AttentionInputs) -> int:
@@ -101,8 +106,8 @@ def _backward(
 ) -> Tensors:
     wide, bias = inputs.compute_dtype, inputs.bias
     grads = [
-        torch.zeros(x.shape, dtype=wide, device=x.device) if x is not None and needed else None
-        for x, needed in zip(inputs.sources(value), wanted, strict=True)
+        torch.zeros(x.shape, dtype=wide, device=x.device) if x is not None and any_row else None
+        for x, any_row in zip(inputs.sources(value), wanted, strict=True)
     ]
     gq, gk, gv, gb, *gp = grads
     grad_out, lse = results.grad_out, results.lse
@@ -185,7 +190,7 @@ def _backward_of_scores(
 
 
 def _gradients_of_tile(inputs: AttentionInputs, block: _Block, grad: Tensor) -> Sequence[Tensor | None]:
-    """Those of a block's query, its key and the parameters, by the score's own rule or else by autograd."""
+    """Return gradients of a block's query, key and parameters, by the score's own rule or else by autograd."""
     function, groups = inputs.tile_function, block.key.shape[1]
     assert function is not None  # who calls has looked
     q, grad = folded(block.query, groups), folded(grad, groups)
@@ -213,7 +218,7 @@ class _Block(NamedTuple):
     groups: slice
 
     def rows(self, x: Tensor) -> Tensor:
-        """The part of ``x [batch, heads, q_len, ...]`` for the rows of the block, as a view."""
+        """Return the part of ``x [batch, heads, q_len, ...]`` for the rows of the block, as a view."""
         return at(x[self.tile.batch, self.tile.heads], self.tile.rows, 2)
 
     def add_transposed(self, total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -258,7 +263,7 @@ def _words(inputs: AttentionInputs, dropped: Dropped | None) -> dropout.Words | 
 
 
 def _made(inputs: AttentionInputs, value: Tensor, piece: Tile, scratch: _Scratch, *, slopes: bool = False) -> _Block:
-    """A block of the score matrix, -inf where not allowed, which may be changed until the next one is made."""
+    """Compute a block of scores, -inf where not allowed; its memory is used again for the next one."""
     groups = groups_of(piece.heads, inputs.shape[1], inputs.key.shape[1])
     columns = joined(piece.spans)
     wide = inputs.compute_dtype
@@ -270,7 +275,7 @@ def _made(inputs: AttentionInputs, value: Tensor, piece: Tile, scratch: _Scratch
     slope = 1.0 - (made / inputs.softcap).square_() if slopes and inputs.softcap is not None else None
     before = made.clone() if slopes and inputs.modification is not None else None
     bias = None if inputs.bias is None else inputs.bias.read(piece)
-    made = hide_(inputs, biased(inputs, modified(inputs, made, piece), bias), piece)
+    made = mask_(inputs, biased(inputs, modified(inputs, made, piece), bias), piece)
     return _Block(piece, q, k, v, made, before, slope, groups)
 
 

@@ -1,20 +1,62 @@
-"""What the blocks of the tiled kernel compute and hold, told before anything is run."""
+"""The blocks of rows that the tiled kernel works through, and what they compute and hold."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
 
 from torch import Tensor
 
 from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.memory_probe import Probe
-from saccade.engine.kernels.tiled_blocks import cuts_of
 from saccade.engine.memory_accounting import Cost, Held, Ledger, bytes_widened
 from saccade.engine.tiles.grouped_heads import at, groups_of, joined, take
 from saccade.engine.tiles.tile_scores import ROOM_FOR_HIDDEN, compared, hidden, keeps_hidden, key_of_hidden, modified
+from saccade.engine.tiles.tile_splitting import Cut, cut, few_rows
 from saccade.plan import Tile
 
-__all__ = ["bytes_of_backward", "cost_of", "pairs_of"]
+_ROWS = 128
+_ENTRIES = 1 << 20  # scores of a block: 4 MB in float32, four heads of 128 rows at 2,048 keys
+_NARROW = 2048  # keys
+
+
+class Blocks(NamedTuple):
+    """A tile and how it is cut."""
+
+    tile: Tile
+    cut: Cut
+
+    def rows(self) -> Iterator[Tile]:
+        """Yield the blocks of all batch items and heads at once, from the first rows to the last."""
+        for start, stop in self.cut.rows:
+            piece = few_rows(self.tile, start, stop)
+            if piece.width:  # the first rows of a triangle may see nothing
+                yield piece
+
+    @property
+    def pairs(self) -> int:
+        """Query-key pairs of all blocks."""
+        items, heads = (span.stop - span.start for span in (self.tile.batch, self.tile.heads))
+        return items * heads * sum(piece.height * piece.width for piece in self.rows())
+
+
+def cuts_of(inputs: AttentionInputs) -> Iterator[Blocks]:
+    """Yield the tiles that have columns, each with its cut."""
+    share = inputs.shape[1] // inputs.key.shape[1] if inputs.key.shape[1] else 1
+    for tile in inputs.row_plan.tiles:
+        if tile.width:
+            # Long rows are taken twice as many at a time: products of more rows are faster, and caches are left anyway.
+            times = 1 if tile.width <= _NARROW else 2
+            yield Blocks(tile, cut(tile, share=share, rows=times * _ROWS, entries=times * _ENTRIES))
+
+
+def blocks_of(inputs: AttentionInputs) -> Iterator[Tile]:
+    """Yield the blocks, one by one."""
+    for blocks in cuts_of(inputs):
+        for batch in blocks.cut.batch:
+            for heads in blocks.cut.heads:
+                for piece in blocks.rows():
+                    yield piece._replace(batch=batch, heads=heads)
 
 
 def pairs_of(inputs: AttentionInputs) -> int:
@@ -23,7 +65,7 @@ def pairs_of(inputs: AttentionInputs) -> int:
 
 
 def cost_of(inputs: AttentionInputs, value_dim: int, dropout_p: float) -> Cost:
-    """What a forward product costs."""
+    """Return the cost of a forward product."""
     run = _Run(inputs, value_dim, has_dropout=dropout_p > 0.0)
     run.start()
     for blocks in cuts_of(inputs):
@@ -69,7 +111,7 @@ def _of_function(inputs: AttentionInputs, pairs: int) -> int:
 
 
 class _Run:
-    """What `saccade.engine.kernels.tiled` takes and gives back, block by block."""
+    """Memory that `saccade.engine.kernels.tiled` takes and releases, block by block."""
 
     def __init__(self, inputs: AttentionInputs, value_dim: int, *, has_dropout: bool):
         self.ledger = Ledger()
@@ -122,7 +164,7 @@ class _Run:
                 if inputs.bias is not None:
                     ledger.touch(self._probe.held("bias", piece, _bias).most)
                 for strip in piece.columns:
-                    if strip.residual is not True:
+                    if strip.partial is not True:
                         self._hide(piece._replace(columns=(strip,)))
                 if self._has_dropout:
                     self._buffer(3, entries * 4)

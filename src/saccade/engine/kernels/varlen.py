@@ -13,15 +13,12 @@ from torch.nn import functional as F
 
 from saccade.engine.dropout import Dropped
 from saccade.engine.inputs import AttentionInputs
-from saccade.engine.kernels.gpu_setting import left_out
-from saccade.engine.kernels.kernel import Kernel, reasons_of_dot_products
+from saccade.engine.kernels.kernel import Kernel, Request, Verdict, left_out, reasons_of_dot_products
 from saccade.engine.memory_accounting import Cost, Held
 from saccade.support.torch_modes import is_transformed, unobserved
 
 if TYPE_CHECKING:
-    from saccade.masks.convert.varlen import Packed
-
-__all__ = ["Varlen"]
+    from saccade.masks.convert.patterns import Packed
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _WIDEST, _EVEN = 256, 8  # head width that flash kernels take, and of what they are a multiple
@@ -35,25 +32,18 @@ class Varlen(Kernel):
     """
 
     name = "varlen"
-    is_choosy = True
     is_checked = True
     has_second_derivatives = False
-    hides = False
+    supports_masked_rows = False
     devices: tuple[str, ...] = ("cuda",)
 
-    def suits(self, inputs: AttentionInputs, dropout_p: float) -> bool:
-        """Where it could run."""
-        return inputs.device.type in self.devices
-
-    def drawbacks(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Why ``impl="auto"`` passes it over."""
-        return left_out(inputs)
-
-    def reasons(self, inputs: AttentionInputs, dropout_p: float) -> tuple[str, ...]:
-        """Why it cannot run these inputs; empty if it can."""
+    def verdict(self, inputs: AttentionInputs, request: Request) -> Verdict:
+        """Return why it cannot run these inputs, or why ``impl="auto"`` should rather pass it over."""
         why = []
         if inputs.device.type not in self.devices:
             why.append(f"it runs on {' and '.join(self.devices)}, not on {inputs.device.type}")
+            if request.impl == "auto":
+                return Verdict(tuple(why))
         if inputs.query.dtype not in _DTYPES:
             why.append(f"it has no {str(inputs.query.dtype).removeprefix('torch.')}")
         if 0 in inputs.shape or inputs.query.shape[3] > _WIDEST:
@@ -62,21 +52,19 @@ class Varlen(Kernel):
             why.append("it takes windows of whole texts, in Documents or alone, over as many rows as keys")
         if not inputs.scale > 0.0:
             why.append("it takes scales above 0")
-        if dropout_p > 0.0:
+        if request.dropout_p > 0.0:
             why.append("it has no dropout")
         if inputs.softcap is not None or inputs.bias is not None:
             why.append("it has no softcap and no bias")
         why += reasons_of_dot_products(inputs)
         if is_transformed():
             why.append("it is not run inside transforms of torch.func")
-        return tuple(why)
-
-    def reasons_of_lse(self, inputs: AttentionInputs) -> tuple[str, ...]:
-        """Of a gradient through the lse torch keeps nothing, and says nothing."""
-        return ("its lse has no gradient",) if torch.is_grad_enabled() else ()
+        if request.needs_lse and torch.is_grad_enabled():  # torch silently drops a gradient through the lse
+            why.append("its lse has no gradient")
+        return Verdict(tuple(why), left_out(inputs))
 
     def pairs(self, inputs: AttentionInputs) -> int:
-        """Those in the windows."""
+        """Return the number of pairs in the windows."""
         packed, heads = _packed(inputs), inputs.shape[1]
         assert packed is not None  # `reasons` has looked
         items = packed.lengths * (inputs.shape[0] if len(packed.lengths) == 1 else 1)
@@ -150,8 +138,8 @@ class _Texts(NamedTuple):
 
 
 def _packed(inputs: AttentionInputs) -> Packed | None:
-    """The lengths of a mask's texts, and their window; None if it is no mask of texts with windows."""
-    from saccade.masks.convert.varlen import packed_of  # noqa: PLC0415  knows masks that a product need not
+    """Return the lengths and the window of a mask of packed sequences; None for any other mask."""
+    from saccade.masks.convert.patterns import packed_of  # noqa: PLC0415  knows masks that a product need not
 
     _, _, q_len, kv_len = inputs.shape
     is_square = q_len == kv_len and inputs.origin == (0, 0) and inputs.row_positions is None
@@ -159,7 +147,7 @@ def _packed(inputs: AttentionInputs) -> Packed | None:
 
 
 def _texts(inputs: AttentionInputs) -> _Texts:
-    """The texts on the device, kept with the plan."""
+    """Return the sequences on the device, cached with the plan."""
     key, memo = ("texts of varlen", inputs.device), inputs.plan.memo
     if key not in memo:
         packed = _packed(inputs)

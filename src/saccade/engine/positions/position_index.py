@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-
-__all__ = ["Among", "TokenOrder"]
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 _FARTHEST = 1 << 40  # larger positions, times the batch items, may overflow int64
 _MOST_RUNS = 16  # most runs of neighbouring tokens in an item for which every hole is excluded
@@ -71,10 +69,10 @@ class TokenOrder:
         """Number of batch items that the table distinguishes."""
         return len(self._begins) - 1
 
-    def universe(self, item: Ints) -> Universe:
+    def universe(self, item: Ints) -> KeyDomain:
         """Return the positions from the first token of an item to its last one."""
         low, high = self._begins[item], self._begins[item + 1]
-        return Universe(*self._ends(low, high, 1))
+        return KeyDomain(*self._ends(low, high, 1))
 
     def among(self, item: Ints, first: Ints, last: Ints) -> Among:
         """Describe the tokens in the rows ``first`` to ``last`` (inclusive)."""
@@ -82,7 +80,7 @@ class TokenOrder:
         low, high = np.searchsorted(self._seats, (offset + first, offset + last + 1))
         return Among(*self._ends(low, high, 0), low < high, high - low == last - first + 1)
 
-    def columns(self, item: Ints, positions: Spans, keys: Universe) -> Bounds:
+    def columns(self, item: Ints, positions: Spans, keys: KeyDomain) -> Bounds:
         """Return the columns of the tokens at these positions; exact unless tokens and padding alternate too often."""
         if not len(self._seats):
             return Bounds.exactly(Spans.nothing(keys))

@@ -12,13 +12,11 @@ from torch import Tensor
 
 from saccade.engine.positions.position_index import TokenOrder
 from saccade.masks import Mask
-from saccade.masks.domain import EVERYWHERE
+from saccade.masks.mask import EVERYWHERE
 from saccade.plan import ALL, Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.positions.token_positions import GivenPositions, Positions
 from saccade.support.errors import value_error
-
-__all__ = ["PositionedMask", "check_domain", "checked_positions", "resolve_positions"]
 
 _FEW_GAPS = 4  # most positions per row for which the cuts of the mask are listed
 _FEW_ROWS = 16
@@ -139,7 +137,7 @@ class PositionedMask(Mask):
         is_token = (q_position >= 0) & (kv_position >= 0)
         return is_token & self.mask.allows(b, h, q_position, kv_position)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         is_shared = groups.batch == ALL
         if self._orders is None or (self._items > 1 and is_shared.any() and not is_shared.all()):
             return Bounds.unknown(keys)
@@ -148,17 +146,17 @@ class PositionedMask(Mask):
         # Needed: the keys that any item needs. Sure: the keys that all items are sure of.
         count, items = len(groups.first), self._items
         first, last, *universe = (edge.repeat(items) for edge in (groups.first, groups.last, *keys))
-        each = Universe(*universe)
+        each = KeyDomain(*universe)
         bounds = self._bounds(Groups(np.tile(np.arange(items), count), first, last), each)
         if (groups.rows <= _FEW_ROWS).all():
             return _one_range(bounds, items, keys)
-        missing = bounds.sure.complement(each)
-        needed, missing = (
-            Spans.of(x.starts.reshape(count, -1), x.ends.reshape(count, -1), keys) for x in (bounds.needed, missing)
+        missing = bounds.all_rows.complement(each)
+        any_row, missing = (
+            Spans.of(x.starts.reshape(count, -1), x.ends.reshape(count, -1), keys) for x in (bounds.any_row, missing)
         )
-        return Bounds(needed, missing.complement(keys))
+        return Bounds(any_row, missing.complement(keys))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         unknown = (id(self), box)
         if self._orders is None or (self._items > 1 and box.batch == ALL):
             return unknown
@@ -171,7 +169,7 @@ class PositionedMask(Mask):
             return unknown
         # A user's function may depend on the item, although the shape of its mask does not say so.
         is_alike = self.mask.shape[0] == 1 and not self.mask.asks_functions
-        return self.mask.residual(Box(ALL if is_alike else box.batch, rows, columns))
+        return self.mask.partial(Box(ALL if is_alike else box.batch, rows, columns))
 
     def cuts(self, batch: int, rows: range) -> Ints:
         if self._orders is None or len(rows) <= 1:
@@ -205,7 +203,7 @@ class PositionedMask(Mask):
         """Number of batch items that the tables distinguish."""
         return max(len(self.q_positions), len(self.kv_positions))
 
-    def _bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def _bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         """Return the bounds of groups of one item each, or of all items if the tables do not distinguish them."""
         assert self._orders is not None  # callers have checked
         q, kv = self._orders
@@ -213,25 +211,25 @@ class PositionedMask(Mask):
         rows = q.among(q_item, groups.first, groups.last)
         batch = np.full_like(groups.batch, ALL) if self.mask.shape[0] == 1 else groups.batch
         inner = self.mask.bounds(Groups(batch, rows.first, rows.last), kv.universe(kv_item))
-        columns = kv.columns(kv_item, inner.needed, keys)
+        columns = kv.columns(kv_item, inner.any_row, keys)
         nothing = Spans.nothing(keys)
-        needed = columns.needed.where(rows.some, nothing)
+        any_row = columns.any_row.where(rows.some, nothing)
         if inner.is_exact and columns.is_exact and bool((rows.every == rows.some).all()):
-            return Bounds.exactly(needed)
-        sure = columns.sure if inner.is_exact else kv.columns(kv_item, inner.sure, keys).sure
-        return Bounds(needed, sure.where(rows.every & rows.some, nothing))
+            return Bounds.exactly(any_row)
+        all_rows = columns.all_rows if inner.is_exact else kv.columns(kv_item, inner.all_rows, keys).all_rows
+        return Bounds(any_row, all_rows.where(rows.every & rows.some, nothing))
 
 
-def _one_range(bounds: Bounds, items: int, keys: Universe) -> Bounds:
+def _one_range(bounds: Bounds, items: int, keys: KeyDomain) -> Bounds:
     """Return bounds for all items at once, with a single range of keys each.
 
     One range of keys is one view. For a few rows, gathering keys costs more than computing some that are not needed.
     """
-    needed, sure = bounds
-    first = np.where(needed.starts < needed.ends, needed.starts, _NOWHERE)[:, 0]  # empty slots come last
-    stop = np.where(needed.starts < needed.ends, needed.ends, 0).max(axis=1)
-    slot = (sure.ends - sure.starts).argmax(axis=1)[:, None]
-    sure_first, sure_stop = (np.take_along_axis(edge, slot, 1).reshape(-1, items) for edge in sure)
+    any_row, all_rows = bounds
+    first = np.where(any_row.starts < any_row.ends, any_row.starts, _NOWHERE)[:, 0]  # empty slots come last
+    stop = np.where(any_row.starts < any_row.ends, any_row.ends, 0).max(axis=1)
+    slot = (all_rows.ends - all_rows.starts).argmax(axis=1)[:, None]
+    sure_first, sure_stop = (np.take_along_axis(edge, slot, 1).reshape(-1, items) for edge in all_rows)
     return Bounds(
         Spans.within(keys, first.reshape(-1, items).min(axis=1), stop.reshape(-1, items).max(axis=1)),
         Spans.within(keys, sure_first.max(axis=1), sure_stop.min(axis=1)),

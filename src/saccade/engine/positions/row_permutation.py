@@ -11,8 +11,6 @@ from saccade.engine.inputs import AttentionInputs
 from saccade.engine.kernels.kernel import Kernel
 from saccade.masks.grid.row_order import in_order, wanted_order
 
-__all__ = ["FEWEST", "Reordered", "reordered"]
-
 # Relative cost of a pair in square tiles (they are lower, and their keys are gathered), and of a tile, in pairs.
 _PAIR, _TILE = 2.0, 30_000
 FEWEST = 128  # with fewer rows a permutation gains nothing

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from saccade.plan import Ranges
 
-__all__ = ["add_at", "at", "folded", "grouped", "groups_of", "joined", "product", "take", "transposed_product"]
-
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """``left [B, H, R, C] @ right [B, G, C, D] -> [B, H, R, D]``, each head with its group."""
@@ -39,7 +37,7 @@ def folded(x: Tensor, groups: int) -> Tensor:
 
 
 def groups_of(heads: slice, num_heads: int, num_kv_heads: int) -> slice:
-    """The groups that a slice of heads reads; the slice holds one head, or whole groups."""
+    """Return the groups that a slice of heads reads; the slice holds one head, or whole groups."""
     if num_kv_heads == 0:
         return slice(0, 0)
     share = num_heads // num_kv_heads
@@ -50,14 +48,14 @@ _SEVERAL = 4  # ranges from which on it pays to look for regularity
 
 
 def at(x: Tensor, span: range, dim: int) -> Tensor:
-    """The part of ``x`` at one range along ``dim``, as a view."""
+    """Return the part of ``x`` at one range along ``dim``, as a view."""
     if span.step == 1:
         return x.narrow(dim, span.start, len(span))
     return x[(slice(None),) * dim + (slice(span.start, span.stop, span.step),)]
 
 
 def take(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
-    """The part of ``x`` at ``ranges`` along ``dim``: a view if there is one range, else a copy."""
+    """Return the part of ``x`` at ``ranges`` along ``dim``: a view if there is one range, else a copy."""
     if len(ranges) == 1:
         return at(x, ranges[0], dim)
     if len(ranges) >= _SEVERAL and _is_regular(ranges):
@@ -77,7 +75,7 @@ def add_at(total: Tensor, part: Tensor, ranges: Ranges, dim: int) -> None:
 
 
 def joined(columns: Ranges) -> Ranges:
-    """The same columns in as few ranges as can be: one range of keys is a view, several are a copy."""
+    """Join columns into as few ranges as possible: one range of keys is a view, several are a copy."""
     spans: list[range] = []
     for span in columns:
         last = spans[-1] if spans else None

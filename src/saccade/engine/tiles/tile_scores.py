@@ -20,27 +20,6 @@ from saccade.plan import Ranges, Tile
 from saccade.support.called_function import called_function
 from saccade.support.torch_modes import is_transformed, unobserved
 
-__all__ = [
-    "ROOM_FOR_HIDDEN",
-    "Rows",
-    "allowed",
-    "biased",
-    "capped",
-    "compared",
-    "hidden",
-    "hide_",
-    "index_of",
-    "keeps_hidden",
-    "key_of_hidden",
-    "modified",
-    "normalised",
-    "place_of",
-    "positions",
-    "scores_of",
-    "softmax_rows",
-    "visible_scores",
-]
-
 ROOM_FOR_HIDDEN = 1 << 23  # entries of hidden pairs that a plan may keep: 8 MB
 _NEVER = -1000.0  # exp of it is 0 in every dtype, and 0 times it is 0: unlike -inf, it needs no special case
 
@@ -52,7 +31,7 @@ def scores_of(inputs: AttentionInputs, tile: Tile) -> Tensor:
     k = take(inputs.key[tile.batch, groups], joined(tile.spans), 2).to(inputs.compute_dtype)
     scores = visible_scores(inputs, q, k, None if inputs.bias is None else inputs.bias.read(tile), tile)
     if _can_write(scores):
-        return hide_(inputs, scores, tile)
+        return mask_(inputs, scores, tile)
     seen = allowed(inputs, tile)
     return scores if seen is None else scores.masked_fill(~seen, -math.inf)
 
@@ -92,7 +71,7 @@ def modified(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
 
 
 def place_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What a function of scores is told of a tile: batch items, heads, positions; 0 where no token stands."""
+    """Return the arguments of a function of scores for a tile: batch items, heads, positions; 0 for padding."""
     b, h, _ = index_of(inputs, tile)
     q, kv = positions(inputs, tile)
     return (b, h, q, kv) if at_positions(inputs.rule) is None else (b, h, q.clamp_min(0), kv.clamp_min(0))
@@ -106,12 +85,12 @@ def biased(inputs: AttentionInputs, scores: Tensor, bias: Tensor | None) -> Tens
     return scores.add_(bias) if _can_write(scores) and not bias.requires_grad else scores + bias
 
 
-def hide_(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
+def mask_(inputs: AttentionInputs, scores: Tensor, tile: Tile) -> Tensor:
     """-inf where not allowed, in place: most strips have nothing to hide, and to mask them all is dear."""
     start = 0
     for strip in tile.columns:
         stop = start + len(strip.keys)
-        if strip.residual is not True:
+        if strip.partial is not True:
             own = _kept_hidden(inputs, tile._replace(columns=(strip,)))
             scores[..., start:stop].masked_fill_(own, -math.inf)
         start = stop
@@ -124,13 +103,13 @@ def keeps_hidden(inputs: AttentionInputs) -> bool:
 
 
 def key_of_hidden(inputs: AttentionInputs, tile: Tile) -> Hashable:
-    """Of a tile of one strip: where keys are equal, the same pairs are hidden."""
+    """Return a key for a tile of one column range: equal keys hide the same pairs."""
     (strip,) = tile.columns
-    return ("hidden", inputs.device, tile.height, len(strip.keys), strip.residual)
+    return ("hidden", inputs.device, tile.height, len(strip.keys), strip.partial)
 
 
 def _kept_hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
-    """The pairs of one strip that are not allowed; kept with the plan where the rule is a value."""
+    """Return the pairs of one column range that are not allowed; cached with the plan if the rule is a value."""
     if not keeps_hidden(inputs):
         return hidden(inputs, tile)
     key, memo = key_of_hidden(inputs, tile), inputs.plan.memo
@@ -146,20 +125,20 @@ def _kept_hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
 
 
 def hidden(inputs: AttentionInputs, tile: Tile) -> Tensor:
-    """The pairs of some unsure strips that are not allowed, bool ``[batch | 1, heads | 1, rows, columns]``."""
+    """Return the pairs of unsure column ranges that are not allowed, bool ``[batch | 1, heads | 1, rows, columns]``."""
     seen = allowed(inputs, tile)
     assert seen is not None  # a strip is unsure
     return ~(seen[:1, :1] if keeps_hidden(inputs) else seen)  # a rule that tells none apart may answer for each
 
 
 def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
-    """Which pairs of a tile are allowed, bool ``[batch | 1, heads | 1, rows, columns]``; None if all are."""
-    if all(strip.residual is True for strip in tile.columns):
+    """Return the allowed pairs of a tile, bool ``[batch | 1, heads | 1, rows, columns]``; None if all are."""
+    if all(strip.partial is True for strip in tile.columns):
         return None
     b, h, q = index_of(inputs, tile)
     parts = []
     for strip in tile.columns:
-        if strip.residual is True:
+        if strip.partial is True:
             parts.append(torch.ones(1, 1, 1, len(strip.keys), dtype=torch.bool, device=inputs.device))
         else:
             parts.append(tile.rule.allows(b, h, q, _columns_of(inputs, (strip.keys,))))
@@ -172,19 +151,19 @@ def allowed(inputs: AttentionInputs, tile: Tile) -> Tensor | None:
 
 
 def index_of(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-    """What the rule calls the batch items, heads and rows of a tile: int64, each along its own axis of four."""
+    """Return batch items, heads and rows of a tile as the rule counts them: int64, each along its own axis."""
     b, h = (torch.arange(own.start, own.stop, device=inputs.device) for own in (tile.batch, tile.heads))
     q = _counted((tile.rows,), inputs.origin[0], inputs.device)
     return b[:, None, None, None], h[None, :, None, None], q[None, None, :, None]
 
 
 def _columns_of(inputs: AttentionInputs, spans: Ranges) -> Tensor:
-    """What the rule calls some columns, int64 ``[1, 1, 1, columns]``."""
+    """Return some columns as the rule counts them, int64 ``[1, 1, 1, columns]``."""
     return _counted(spans, inputs.origin[1], inputs.device)[None, None, None, :]
 
 
 def positions(inputs: AttentionInputs, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Where rows and columns of a tile stand, int64 ``[batch | 1, 1, rows, 1]``, ``[batch | 1, 1, 1, columns]``."""
+    """Return positions of a tile, int64 ``[batch | 1, 1, rows, 1]`` and ``[batch | 1, 1, 1, columns]``."""
     b, _, q = index_of(inputs, tile)
     kv = _columns_of(inputs, tile.spans)
     placed = at_positions(inputs.rule)

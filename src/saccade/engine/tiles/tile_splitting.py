@@ -7,9 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from saccade.plan import Strip, Tile, Triangle
-
-__all__ = ["Cut", "cut", "few_rows", "part_of", "pieces"]
+from saccade.plan import ColumnRange, Tile, Triangle
 
 _BLOCK_ENTRIES = 1 << 18  # of weights that are read: about a megabyte, which stays in a core's L2 cache
 _FEWEST_ROWS = 16  # of a piece that is cut: fewer make a poor matrix product
@@ -38,7 +36,7 @@ def pieces(tile: Tile, *, share: int, rows: int, entries: int) -> Iterator[Tile]
 
 
 def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
-    """Where a tile is cut.
+    """Places where a tile is cut.
 
     Args:
         tile: any tile.
@@ -61,34 +59,34 @@ def cut(tile: Tile, *, share: int, rows: int, entries: int) -> Cut:
 
 
 def few_rows(tile: Tile, start: int, stop: int) -> Tile:
-    """Some rows of a tile, by their place in it, with the columns that these rows need of a triangle."""
+    """Return some rows of a tile, by their place in it, with the columns of a triangle that they need."""
     if stop - start == tile.height:
         return tile
-    columns: list[Strip] = []
+    columns: list[ColumnRange] = []
     for strip in tile.columns:
         columns.extend(_cut(strip, start, stop))
     return tile._replace(rows=tile.rows[start:stop], columns=tuple(columns))
 
 
-def _cut(strip: Strip, start: int, stop: int) -> Iterator[Strip]:
-    """A strip of some rows of its tile: a residual key says what the rows of the whole tile hold."""
-    residual = strip.residual
-    if residual is True:
+def _cut(strip: ColumnRange, start: int, stop: int) -> Iterator[ColumnRange]:
+    """Cut a column range to some rows of its tile: a residual key describes the rows of the whole tile."""
+    partial = strip.partial
+    if partial is True:
         yield strip
-    elif isinstance(residual, Triangle):
+    elif isinstance(partial, Triangle):
         # The first of these rows sees the columns that all of them see, the last one all that any of them sees.
-        sure, needed = (min(max(0, end + residual.offset), len(strip.keys)) for end in (start + 1, stop))
-        if sure:
-            yield Strip(strip.keys[:sure], True)
-        if sure < needed:
-            edge = Triangle(stop - start, needed - sure, residual.offset + start - sure)
-            yield Strip(strip.keys[sure:needed], edge)
+        all_rows, any_row = (min(max(0, end + partial.offset), len(strip.keys)) for end in (start + 1, stop))
+        if all_rows:
+            yield ColumnRange(strip.keys[:all_rows], True)
+        if all_rows < any_row:
+            edge = Triangle(stop - start, any_row - all_rows, partial.offset + start - all_rows)
+            yield ColumnRange(strip.keys[all_rows:any_row], edge)
     else:
-        yield Strip(strip.keys, ("rows", start, stop - start, residual))
+        yield ColumnRange(strip.keys, ("rows", start, stop - start, partial))
 
 
 def part_of(tile: Tile, batch: int | None, head: int | None, rows: range | None) -> Iterator[Tile]:
-    """The part of a tile for a batch item, a head and some rows (None: all), in pieces of about a megabyte.
+    """Yield the part of a tile for a batch item, a head and some rows (None: all), in pieces of about a megabyte.
 
     One piece if it is small, else one head of one batch item and a few rows at a time.
     """

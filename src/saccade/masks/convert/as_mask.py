@@ -1,25 +1,27 @@
-"""What users hand over as a mask, made into a `Mask`."""
+"""as_mask(): a `Mask` from the mask argument of a user."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from saccade.masks.convert.causal_bias import from_causal_bias
 from saccade.masks.mask import Mask
+from saccade.masks.rules.causal import Causal
 from saccade.masks.rules.dense import NO_BOOL, Dense
 from saccade.masks.rules.full import Full
 from saccade.masks.rules.predicate import Predicate
+from saccade.masks.rules.window import Window
 from saccade.support.errors import kind, shown, type_error, value_error
+from saccade.support.torch_modes import is_tracing
 from saccade.support.validation import is_causal_bias
-
-__all__ = ["as_mask", "check_told_apart"]
 
 _FULL = Full()
 
 
 def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
-    """A `Mask` from anything that is accepted as one.
+    """Return a `Mask` for any accepted value.
 
     Args:
         mask: None, a `Mask`, a bool tensor, a function ``(b, h, q, kv) -> bool``, or torch's ``causal_lower_right``
@@ -27,7 +29,7 @@ def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
         shape: (batch, heads, q_len, kv_len) that it must fit.
 
     Raises:
-        TypeError: a float or integer tensor, or something else altogether; a shape that is no tuple of four.
+        TypeError: a float or integer tensor, or a value of another kind; a shape that is no tuple of four.
         ValueError: a shape that does not fit.
     """
     if not isinstance(shape, tuple) or len(shape) != 4:
@@ -35,8 +37,8 @@ def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
     if mask is None:
         return _FULL
     if isinstance(mask, Mask):
-        # Sizes may be symbols while a program is traced, which a comparison would fix; what then runs looks itself.
-        if not torch.compiler.is_compiling():
+        # While a program is traced, a comparison would specialise symbolic sizes; the traced program checks them.
+        if not is_tracing():
             check_told_apart(mask, shape)
         return mask
     if is_causal_bias(mask):
@@ -50,7 +52,7 @@ def as_mask(mask: object, shape: tuple[int, int, int, int]) -> Mask:
 
 
 def _hint_for_words(mask: object) -> str | None:
-    """What to write instead of a mask's text, or of its class."""
+    """Return a hint for a mask's text or class."""
     if isinstance(mask, str):
         return "masks.parse(...) reads one: masks.parse('causal & window(4, 0)')"
     if isinstance(mask, type) and issubclass(mask, Mask):
@@ -59,12 +61,12 @@ def _hint_for_words(mask: object) -> str | None:
 
 
 def check_told_apart(mask: Mask, shape: tuple[int, int, int, int]) -> None:
-    """Raise unless a mask tells apart as many batch items and heads as there are, or none."""
+    """Raise unless a mask distinguishes all batch items and heads, or none."""
     if mask.shape == (1, 1):
         return
-    for own, size, name in zip(mask.shape, shape, ("batch items", "heads"), strict=False):
-        if own not in (1, size):
-            raise value_error("mask", f"tell apart 1 or {size} {name}", own, facts=[f"mask   {mask}"])
+    for count, size, name in zip(mask.shape, shape, ("batch items", "heads"), strict=False):
+        if count not in (1, size):
+            raise value_error("mask", f"tell apart 1 or {size} {name}", count, facts=[f"mask   {mask}"])
 
 
 def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int]) -> Mask:
@@ -74,17 +76,52 @@ def _from_tensor(mask: Tensor, shape: tuple[int, int, int, int]) -> Mask:
         raise type_error("mask", "be bool, True = may attend", got, hint=hint)
     dense = Dense(mask)
     pairs = zip(dense.allowed.shape, shape, strict=True)
-    if any(own not in (1, expected) for own, expected in pairs):
+    if any(size not in (1, expected) for size, expected in pairs):
         batch, _, q_len, kv_len = shape
         rule = f"have shape [{q_len}, {kv_len}], [{batch}, {q_len}, {kv_len}] or broadcast to {list(shape)}"
         raise value_error("mask", rule, list(mask.shape), hint=_hint_for_keys(mask, shape))
-    # One column for all keys: written out as a view, since rows are counted from the last column.
+    # Expand a single column, since row positions count from the last column.
     return dense if dense.allowed.shape[3] == shape[3] else Dense(dense.allowed.expand(-1, -1, -1, shape[3]))
 
 
 def _hint_for_keys(mask: Tensor, shape: tuple[int, int, int, int], cast: str = "") -> str | None:
-    """What to write instead of a mask that says of each item's keys which are tokens."""
+    """Return a hint for a mask of keys, ``[batch, kv_len]``, or None for other shapes."""
     batch, _, _, kv_len = shape
     if mask.shape != (batch, kv_len) or mask.is_floating_point():
         return None
     return f"a mask of keys for each item, [batch, kv_len], is mask{cast}[:, None, None, :], with True at tokens"
+
+
+def starts_at_first_key(bias: Any) -> bool:
+    """Return whether query 0 sees key 0 and no other key, as with ``is_causal=True``."""
+    return bias.seq_len_q == bias.seq_len_kv or bias.variant.name == "UPPER_LEFT"
+
+
+def from_causal_bias(bias: Any, q_len: int, kv_len: int, name: str) -> Mask:
+    """Return the mask of torch's ``CausalBias``, on default positions.
+
+    Args:
+        bias: a result of ``causal_upper_left`` or ``causal_lower_right``.
+        q_len, kv_len: lengths that it must be made for.
+        where, name: the function and its argument, for the error.
+
+    Raises:
+        ValueError: it is made for other lengths, or is the result of an operation on one.
+
+    >>> from torch.nn.attention.bias import causal_upper_left
+    >>> print(from_causal_bias(causal_upper_left(2, 4), 2, 4, "mask").picture(2, 4))
+    1 . . .
+    1 1 . .
+    """
+    if not hasattr(bias, "variant"):
+        rule = "be what causal_lower_right or causal_upper_left returns"
+        raise value_error(name, rule, "the result of an operation on it", hint="mask=masks.Causal()")
+    lengths = (bias.seq_len_q, bias.seq_len_kv)
+    if lengths != (q_len, kv_len):
+        got = f"causal_{bias.variant.name.lower()}({lengths[0]}, {lengths[1]})"
+        raise value_error(name, f"be made for {q_len} queries and {kv_len} keys", got)
+    later = kv_len - q_len  # position of the first query
+    if bias.variant.name == "LOWER_RIGHT" or later == 0:
+        return Causal()
+    # Query i is at position i + later and sees the keys up to i.
+    return Window(None, -later) if later < 0 else ~Window(later - 1, None)

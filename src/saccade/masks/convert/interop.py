@@ -1,4 +1,4 @@
-"""Masks from what other libraries hand over: attention masks, lengths of packed texts, windows, block masks."""
+"""Masks from other libraries: attention masks, lengths of packed documents, windows, block masks."""
 
 from __future__ import annotations
 
@@ -20,25 +20,16 @@ from saccade.masks.validation import check_readable
 from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import check_int, check_type, is_integer
 
-__all__ = [
-    "from_attention_mask",
-    "from_block_mask",
-    "from_cu_seqlens",
-    "from_key_padding_mask",
-    "from_position_ids",
-    "from_sliding_window",
-]
-
 
 def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
-    """The mask for a ``key_padding_mask`` of ``nn.MultiheadAttention``, where True means *ignore this key*.
+    """Return the mask for a ``key_padding_mask`` of ``nn.MultiheadAttention``, where True means *ignore this key*.
 
     Args:
         key_padding_mask: bool ``[batch, kv_len]``, True at padding. Elsewhere in saccade True means *may attend*;
             the inversion happens here and nowhere else.
 
     Returns:
-        A `Padding` where the tokens of every item stand together at one side, else a `Dense` mask.
+        A `Padding` if the tokens of every item are contiguous at one side, else a `Dense` mask.
 
     Raises:
         TypeError: not a bool tensor.
@@ -56,21 +47,21 @@ def from_key_padding_mask(key_padding_mask: Tensor) -> Mask:
 
 
 def from_attention_mask(attention_mask: Tensor) -> Mask:
-    """The mask for an ``attention_mask`` of transformers: 1 at tokens, 0 at padding.
+    """Return the mask for an ``attention_mask`` of transformers: 1 at tokens, 0 at padding.
 
-    It says which *keys* are tokens, and nothing about order: join it with the pattern of the model,
+    It hides *keys* only: join it with the pattern of the model,
     ``Causal() & from_attention_mask(attention_mask)``.
 
     >>> print(from_attention_mask(torch.tensor([[0, 1, 1], [1, 1, 1]])))
     Padding(lengths=(2, 3), side='left', padded_len=3)
 
     Args:
-        attention_mask: ``[batch, kv_len]`` of any dtype with values 0 and 1; or what a model makes of it,
+        attention_mask: ``[batch, kv_len]`` of any dtype with values 0 and 1; or the expanded mask of a model,
             ``[batch | 1, heads | 1, q_len, kv_len]``: bool with True = may attend, or float with 0 at visible pairs
             and the lowest number of the dtype, or -inf, at the others.
 
     Returns:
-        `Padding` where the tokens of every item stand together at one side; else, and for four dimensions, `Dense`.
+        `Padding` if the tokens of every item are contiguous at one side; else, and for four dimensions, `Dense`.
 
     Raises:
         TypeError: no tensor.
@@ -99,7 +90,7 @@ def from_attention_mask(attention_mask: Tensor) -> Mask:
 
 
 def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents:
-    """The mask for texts packed one behind another, told as FlashAttention tells them: by where each begins.
+    """Return the mask for packed documents from their cumulative lengths, as FlashAttention takes them.
 
     >>> print(from_cu_seqlens(torch.tensor([0, 1, 3]), Causal()).picture(3))
     1 . .
@@ -107,12 +98,12 @@ def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents:
     . 1 1
 
     Args:
-        cu_seqlens: whole numbers ``[texts + 1]``: 0, then where each text ends.
-        rule: who may attend to whom inside a text, on positions of the text; everyone when None.
+        cu_seqlens: whole numbers ``[documents + 1]``: 0, then the end of each document.
+        rule: the mask within a document, on positions of the document; full when None.
 
     Raises:
         TypeError: no whole numbers, or a rule that is not a mask.
-        ValueError: not one dimension, not from 0 upwards.
+        ValueError: not one dimension, or not increasing from 0.
     """
     name = "cu_seqlens"
     ends = _whole_numbers(name, cu_seqlens)
@@ -123,24 +114,24 @@ def from_cu_seqlens(cu_seqlens: Tensor, rule: Mask | None = None) -> Documents:
 
 
 def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documents:
-    """The mask for texts packed one behind another, told by positions that begin anew at 0 with each text.
+    """Return the mask for packed documents from positions that restart at 0 with each document.
 
     >>> from_position_ids(torch.tensor([[0, 1, 0, 1, 2]])).lengths
     ((2, 3),)
 
     Args:
         position_ids: whole numbers ``[len]`` or ``[batch, len]``.
-        rule: who may attend to whom inside a text, on positions of the text; everyone when None.
+        rule: the mask within a document, on positions of the document; full when None.
 
     Raises:
         TypeError: no whole numbers, or a rule that is not a mask.
-        ValueError: positions that do not count from 0 up within each text.
+        ValueError: positions that do not count from 0 within each document.
     """
     name = "position_ids"
-    given = _whole_numbers(name, position_ids)
-    if given.dim() not in (1, 2) or not given.numel():
-        raise value_error(name, "have shape [len] or [batch, len]", list(given.shape))
-    table = given.reshape(-1, given.shape[-1])
+    ids = _whole_numbers(name, position_ids)
+    if ids.dim() not in (1, 2) or not ids.numel():
+        raise value_error(name, "have shape [len] or [batch, len]", list(ids.shape))
+    table = ids.reshape(-1, ids.shape[-1])
     begins = table == 0
     goes_on = torch.ones_like(begins)
     goes_on[:, 1:] = table.diff(dim=1) == 1
@@ -153,14 +144,14 @@ def from_position_ids(position_ids: Tensor, rule: Mask | None = None) -> Documen
 
 
 def from_sliding_window(sliding_window: int | tuple[int, int] | None) -> Mask:
-    """The causal mask for a ``sliding_window`` of transformers, or the mask for a ``window_size`` of FlashAttention.
+    """Return the mask for a ``sliding_window`` of transformers or a ``window_size`` of FlashAttention.
 
     >>> from_sliding_window(4), from_sliding_window((3, -1))
     (Window(left=3, right=0), Window(left=3, right=None))
 
     Args:
-        sliding_window: a number of keys, the query's own among them, none of them later (transformers); or keys before
-            and behind the query besides its own, -1 = no limit (FlashAttention); or None, no window: `Causal`.
+        sliding_window: a number of keys up to and including the query's position (transformers); or (keys before, keys
+            after) the query, -1 = no limit (FlashAttention); or None: `Causal`.
 
     Raises:
         TypeError: something else.
@@ -180,11 +171,11 @@ def from_sliding_window(sliding_window: int | tuple[int, int] | None) -> Mask:
 
 
 def from_block_mask(block_mask: Any) -> Mask:
-    """The mask for a ``BlockMask`` of FlexAttention: its function, asked in the blocks that it names.
+    """Return the mask for a ``BlockMask`` of FlexAttention: its function, restricted to its blocks.
 
     Args:
-        block_mask: what ``create_block_mask`` returns. Its function counts queries from 0; here the last query stands
-            at the last key.
+        block_mask: a result of ``create_block_mask``. Its function counts queries from 0; here the last query is at the
+            position of the last key.
 
     Raises:
         TypeError: something else.
@@ -195,16 +186,16 @@ def from_block_mask(block_mask: Any) -> Mask:
     function, (q_len, kv_len) = block_mask.mask_mod, block_mask.seq_lengths
     ahead = kv_len - q_len
 
-    def moved(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        found: Tensor = function(b, h, q - ahead, kv)
-        return found
+    def shifted(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        allowed: Tensor = function(b, h, q - ahead, kv)
+        return allowed
 
-    rule = Predicate(function if ahead == 0 else moved)
+    mask = Predicate(function if ahead == 0 else shifted)
     blocks, (rows, columns) = block_mask.to_dense().bool(), block_mask.BLOCK_SIZE
-    # Blocks of one item, in squares that queries and keys share, are known beforehand; others are found by asking.
+    # Square blocks of a single item restrict the mask; for all others the function decides alone.
     if ahead or rows != columns or blocks.shape[0] != 1 or bool(blocks.all()):
-        return rule
-    return Blocks(blocks[0], rows) & rule
+        return mask
+    return Blocks(blocks[0], rows) & mask
 
 
 def _checked(rule: Mask | None) -> Mask | None:
@@ -212,7 +203,7 @@ def _checked(rule: Mask | None) -> Mask | None:
 
 
 def _of_tokens(is_token: Tensor) -> Mask:
-    """The rule that hides all keys but tokens, bool ``[batch, kv_len]``."""
+    """Return the mask that hides all keys except tokens, bool ``[batch, kv_len]``."""
     kv_len = is_token.shape[1]
     lengths = is_token.sum(1)
     index = torch.arange(kv_len, device=is_token.device)
@@ -224,15 +215,16 @@ def _of_tokens(is_token: Tensor) -> Mask:
 
 
 def _whole_numbers(name: str, given: object) -> Tensor:
-    """A readable tensor of whole numbers, or of a list of them."""
-    found = given
+    """Return a readable tensor of whole numbers, from a tensor or a list."""
+    numbers = given
     if isinstance(given, list | tuple) and all(is_integer(x) and abs(int(x)) < 1 << 62 for x in given):
-        found = torch.tensor([int(x) for x in given], device="cpu")
-    if not isinstance(found, Tensor) or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        got = str(found.dtype) if isinstance(found, Tensor) else kind(given)
+        numbers = torch.tensor([int(x) for x in given], device="cpu")
+    is_whole = isinstance(numbers, Tensor) and not (numbers.is_floating_point() or numbers.is_complex())
+    if not isinstance(numbers, Tensor) or not is_whole or numbers.dtype == torch.bool:
+        got = str(numbers.dtype) if isinstance(numbers, Tensor) else kind(given)
         raise type_error(name, "be a tensor of whole numbers", got)
-    check_readable(name, found)
-    return found.long()
+    check_readable(name, numbers)
+    return numbers.long()
 
 
 def _odd(mask: Tensor, known: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Texts of different lengths in one line, without padding: packed, and taken apart again."""
+"""Packing of sequences of different lengths, without padding, and unpacking of results."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import torch
 from torch import Tensor
 
 from saccade.masks import Documents, Mask
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.validation import check_type
 
-__all__ = ["Packed", "pack"]
-
 
 class Packed(NamedTuple):
-    """Texts one behind another, as one batch item.
+    """Sequences packed one after another as one batch item.
 
     Attributes:
-        tokens: ``[1, total, ...]``: what was packed, and the input of layers.
-        lengths: of the texts.
+        tokens: the packed tensors ``[1, total, ...]``, the input of layers.
+        lengths: of the sequences.
     """
 
     tokens: Tensor
@@ -29,21 +27,21 @@ class Packed(NamedTuple):
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """0, then where each text ends, int32 ``[texts + 1]``, as FlashAttention takes them."""
+        """0, then the end of each sequence, int32 ``[sequences + 1]``, as FlashAttention takes them."""
         ends = torch.tensor((0, *self.lengths)).cumsum(0)
         return ends.to(self.tokens.device, torch.int32)
 
     @property
     def position_ids(self) -> Tensor:
-        """Places in the own text, int64 ``[1, total]``, for tables of positions; masks count for themselves."""
+        """Positions within each sequence, int64 ``[1, total]``, for position tables; masks count on their own."""
         return torch.cat([torch.arange(length) for length in self.lengths])[None].to(self.tokens.device)
 
     def mask(self, rule: Mask | None = None) -> Documents:
-        """Tokens attend within their own text, to whom the rule allows, on positions of the text."""
+        """Return the mask in which tokens attend within their own sequence, restricted by ``rule`` on its positions."""
         return Documents(self.lengths, rule)
 
     def unpack(self, packed: Tensor, dim: int = 1) -> tuple[Tensor, ...]:
-        """The texts' parts of a result, ``[length, ...]`` each.
+        """Split a result into the parts of the sequences, ``[length, ...]`` each.
 
         Args:
             packed: ``[1, total, ...]``, or ``[1, heads, total, ...]`` with ``dim=2``.
@@ -57,16 +55,16 @@ class Packed(NamedTuple):
         return tuple(part[0] for part in packed.split(self.lengths, dim))
 
 
-@answers({}, texts="a list of tensors [length, ...]")
+@argument_hints({}, texts="a list of tensors [length, ...]")
 def pack(texts: Sequence[Tensor]) -> Packed:
-    """Put texts one behind another, so that no time is spent on padding.
+    """Concatenate sequences, so that no time is spent on padding.
 
-    ``attention(q, k, v, packed.mask(Causal()))``, and layers given ``mask=packed.mask()``, attend within each text as
-    if it were alone: a pattern that a layer owns counts positions from the start of each text, as does a rule that is
-    given to ``packed.mask``. (What is joined to it by ``&`` counts from the start of the line.)
+    ``attention(q, k, v, packed.mask(Causal()))``, and layers called with ``mask=packed.mask()``, attend within each
+    sequence as if it were alone: the pattern of a layer, and a mask passed to ``packed.mask``, count positions from the
+    start of each sequence. (A mask joined by ``&`` counts from the start of the packed row.)
 
     Args:
-        texts: tensors ``[length, ...]``, alike but for their lengths.
+        texts: tensors ``[length, ...]`` that differ in their lengths only.
 
     Raises:
         TypeError: no list of tensors.

@@ -1,4 +1,4 @@
-"""Masks read from text, as one writes them on a command line: ``causal & window(128, 0)``."""
+"""Masks parsed from text, as on a command line: ``causal & window(128, 0)``."""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ from saccade.masks.rules.window import Window
 from saccade.support.errors import escaped, value_error
 from saccade.support.validation import check_type
 
-__all__ = ["parse"]
-
 _TOKEN = re.compile(r"[0-9]+|[^\W\d]\w*|\S")
-_MOST_DIGITS = 19  # as many as 2**62 has; Python itself refuses to read some thousands
-_MOST_BRACKETS = 64  # one inside the other, each a call of its own
-_SHOWN = 32  # characters on either side of the place that an error points at
+_MOST_DIGITS = 19  # the number of digits of 2**62; Python refuses to convert thousands
+_MOST_BRACKETS = 64  # nested brackets, each a recursive call
+_SHOWN = 32  # characters on either side of the place of an error
 
 
 class _Name(NamedTuple):
-    """A name of the grammar: how it is written, and what makes its mask of the numbers in its brackets."""
+    """A name of the grammar: its form, and the function that makes a mask from its numbers."""
 
     form: str
     of: Callable[..., Mask]
@@ -60,10 +58,10 @@ _NAMES: Mapping[str, _Name] = {
 
 
 def parse(text: str) -> Mask:
-    """The mask that a text describes, without running it as a program.
+    """Return the mask that a text describes; the text is not executed.
 
     Names are joined by ``&`` (both), ``|`` (either) and ``~`` (not) and grouped by brackets; ``~`` binds closest, then
-    ``&``, then ``|``, as in Python. Numbers are whole, and mean what they mean in the masks' own constructors:
+    ``&``, then ``|``, as in Python. Numbers are whole, and mean the same as in the constructors of the masks:
 
     ====================================  =========================================================
     ``causal``, ``full``                  ``Causal()``, ``Full()``
@@ -88,16 +86,16 @@ def parse(text: str) -> Mask:
         Hint: it knows causal, full, window, sliding, documents, padding, prefix, global, strided, streaming, longformer
 
     Raises:
-        TypeError: no text.
-        ValueError: text of another form, or numbers that a mask refuses; the sentence points at the place.
+        TypeError: no string.
+        ValueError: text of another form, or numbers that a mask refuses; the message points at the place.
 
-    Cost: O(len(text)), and that of the masks.
+    Cost: O(len(text)), plus the cost of the masks.
     """
     return _Reader(check_type("text", text, str, "be a string")).read()
 
 
 class _Reader:
-    """Reads a text from left to right, a method for each level of binding."""
+    """A recursive-descent parser with one method for each level of binding."""
 
     def __init__(self, text: str):
         self.text = text
@@ -116,10 +114,10 @@ class _Reader:
         return self.tokens[self.at][0]
 
     def takes(self, word: str) -> bool:
-        """Whether the next word is this one; then it is read."""
-        found = self.word == word
-        self.at += found
-        return found
+        """Consume the next word if it equals ``word``; return whether it did."""
+        is_next = self.word == word
+        self.at += is_next
+        return is_next
 
     def either(self) -> Mask:
         place, parts = self.at, [self.both()]
@@ -136,7 +134,7 @@ class _Reader:
     def joined(self, kind: type[And | Or], parts: list[Mask], place: int) -> Mask:
         try:
             return kind(tuple(parts)) if len(parts) > 1 else parts[0]
-        except ValueError as error:  # other numbers of batch items
+        except ValueError as error:  # masks of different numbers of batch items
             raise self.refused("join masks that go together", place, cause=error) from error
 
     def inverted(self) -> Mask:
@@ -173,7 +171,7 @@ class _Reader:
             ) from error
 
     def numbers(self) -> list[int]:
-        """What stands between brackets, the first of which is read."""
+        """Read the numbers in brackets; the opening bracket is already consumed."""
         numbers: list[int] = []
         if self.takes(")"):
             return numbers
@@ -192,7 +190,7 @@ class _Reader:
     def refused(
         self, rule: str, place: int | None = None, *, cause: Exception | None = None, hint: str | None = None
     ) -> ValueError:
-        """The sentence, with the text around the place of a token (the next one when None) and a mark below it."""
+        """Return the error, with the text around a token (the next one when None) and a mark below it."""
         word, start = self.tokens[self.at if place is None else place]
         before = ("..." if start > _SHOWN else "") + escaped(self.text[max(start - _SHOWN, 0) : start])
         behind = self.text[start : start + _SHOWN] + ("..." if len(self.text) > start + _SHOWN else "")

@@ -1,7 +1,7 @@
-"""A mask, or a score's function, as integers and tensors: nothing else crosses into a compiled or exported program.
+"""Serialisation of masks and score functions as integers and tensors, for compiled and exported programs.
 
-A value is written as the name of its class and its fields, one after another. The name is looked up among the classes
-that were written in this process, and then in the module that it names. Nothing is imported for it.
+A value is written as the name of its class and its fields. The name is looked up among the classes that this process
+has written, and then in the module that it names; nothing is imported for it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ from saccade import masks
 from saccade.masks.mask import Mask
 from saccade.support.errors import unsupported
 
-__all__ = ["decode", "encode"]
-
 _NOTHING, _BOOL, _INT, _FLOAT, _TEXT, _TUPLE, _TENSOR, _VALUE, _FUNCTION = range(9)
-_LETTERS = 7  # bytes of a text in one integer
+_LETTERS = 7  # bytes of a string in one integer
 
 _written: dict[str, Any] = {}
 
 
 def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
-    """The program of a mask or a function, and the tensors in it; None if it cannot be written.
+    """Return the program of a mask or a function and its tensors, or None if it cannot be written.
 
-    What can: functions without variables of their own, and frozen dataclasses of numbers, texts, tensors, tuples, None
-    and one another. A mask that calls functions cannot, since these may answer otherwise in another call.
+    Functions without closure variables can be written, and frozen dataclasses of numbers, strings, tensors, tuples,
+    None and one another. A mask that calls functions cannot: they may return other results in another call.
 
     Example:
         >>> program, tensors = encode(masks.Causal() & masks.Window(2, 0))
@@ -46,16 +44,16 @@ def encode(thing: object) -> tuple[list[int], list[Tensor]] | None:
 
 
 def decode(program: Sequence[int], tensors: Sequence[Tensor]) -> Any:
-    """What was encoded.
+    """Return the value of a program.
 
     Raises:
         UnsupportedError: a class or function that is not defined in this process.
     """
-    return _read(iter(program), tensors) if tensors else _kept(tuple(program))
+    return _read(iter(program), tensors) if tensors else _cached(tuple(program))
 
 
 @lru_cache(maxsize=64)
-def _kept(program: tuple[int, ...]) -> Any:
+def _cached(program: tuple[int, ...]) -> Any:
     return _read(iter(program), ())
 
 
@@ -96,7 +94,7 @@ def _read(program: Iterator[int], tensors: Sequence[Tensor]) -> Any:
         text = _unpacked(program)
         return text if tag == _TEXT else float(text)
     if tag in (_VALUE, _FUNCTION):
-        thing, *names = _found(_unpacked(program))
+        thing, *names = _lookup(_unpacked(program))
         return thing if tag == _FUNCTION else thing(**{name: _read(program, tensors) for name in names})
     if tag == _NOTHING:
         return None
@@ -105,23 +103,23 @@ def _read(program: Iterator[int], tensors: Sequence[Tensor]) -> Any:
 
 
 def _address(thing: Any) -> tuple[str, ...] | None:
-    """A name for a class or a function, and a class's fields; None for what cannot be made again from a name."""
+    """Return a name for a class or a function, and the fields of a class; None if it cannot be created from a name."""
     fields = _fields(thing)
     if fields is None:
         return None
     is_ours = getattr(masks, thing.__name__, None) is thing
     name = thing.__name__ if is_ours else f"{thing.__module__}:{thing.__qualname__}"
-    while _written.setdefault(name, thing) is not thing:  # defined once more, as by a cell of a notebook
+    while _written.setdefault(name, thing) is not thing:  # defined again, as by a notebook cell
         name += "'"
     return name, *fields
 
 
-# To a compiler that traces, the answer is a constant. The decorator that says so would import the compiler.
+# Mark as constant for Dynamo by hand: the decorator would import torch._dynamo.
 _address._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _fields(thing: Any) -> tuple[str, ...] | None:
-    """The fields of a frozen dataclass, none of a function; None for anything else."""
+    """Return the fields of a frozen dataclass, none for a function, and None for anything else."""
     if isinstance(thing, FunctionType):
         return ()
     parameters = getattr(thing, "__dataclass_params__", None)
@@ -129,8 +127,8 @@ def _fields(thing: Any) -> tuple[str, ...] | None:
     return tuple(field.name for field in dataclasses.fields(thing) if field.init) if is_frozen else None
 
 
-def _found(name: str) -> tuple[Any, ...]:
-    """The class of a name and its fields, or the function."""
+def _lookup(name: str) -> tuple[Any, ...]:
+    """Return the class of a name and its fields, or the function."""
     module, _, path = name.rpartition(":")
     thing = _written.get(name)
     if thing is None:
@@ -144,13 +142,14 @@ def _found(name: str) -> tuple[Any, ...]:
 
 
 def _packed(text: str) -> list[int]:
-    """The number of integers, and a text in them."""
+    """Return the number of integers, and a string in them."""
     letters = text.encode()
     parts = [letters[start : start + _LETTERS] for start in range(0, len(letters), _LETTERS)]
-    # A leading 1 keeps zeros in front.
+    # A leading 1 preserves zeros in front.
     return [len(parts), *(int.from_bytes(b"\x01" + part, "big") for part in parts)]
 
 
 def _unpacked(program: Iterator[int]) -> str:
+    """Read the string that `_packed` wrote."""
     parts = [next(program) for _ in range(next(program))]
     return b"".join(part.to_bytes(8, "big").lstrip(b"\x00")[1:] for part in parts).decode()

@@ -1,3 +1,3 @@
-"""Masks on tokens that stand in a grid: windows, rows and columns, neighbourhoods."""
+"""Masks on tokens in a grid: windows, rows and columns, neighbourhoods."""
 
 __all__: list[str] = []

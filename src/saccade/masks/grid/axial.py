@@ -1,4 +1,4 @@
-"""Axial: the row and the column of a grid that a cell stands in."""
+"""Axial: the row and the column of a cell in a grid."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from saccade.masks.mask import Mask
 from saccade.plan.key_ranges import Ints
 from saccade.support.validation import check_choice
 
-__all__ = ["Axial"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Axial(Grid):
-    r"""A cell of a grid sees its own row, its own column, or both.
+    r"""A cell of a grid sees its row, its column, or both.
 
-    Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys alike; a position that
-    is not on the grid sees nothing and is not seen. Whom the cell in the middle of 3 rows of 5 sees:
+    Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys; positions outside of
+    the grid neither see nor are seen. The cells that the middle of 3 rows of 5 sees:
 
     >>> for axis in ("rows", "columns", "both"):
     ...     seen = Axial(3, 5, axis).to_dense(15)[0, 0, 7].view(3, 5).tolist()
@@ -46,8 +44,8 @@ class Axial(Grid):
     Raises:
         ValueError: anything else.
 
-    Cost: ``width``, ``height`` or ``height + width - 1`` keys per query. Columns are run on every width-th row and key,
-    as views without copies, and merged with rows by the lse.
+    Cost: ``width``, ``height`` or ``height + width - 1`` keys per query. Columns run on every width-th row and key, as
+    views without copies, and are merged with rows by the lse.
 
     Reference: Ho et al. 2019, arXiv:1912.12180, section 3 (rows and columns in turn); Huang et al. 2019, "CCNet",
     arXiv:1811.11721, section 3.2 (criss-cross: both at once).
@@ -67,9 +65,9 @@ class Axial(Grid):
         return Squares(8, 8) if self.axis == "both" else None
 
     def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
-        own_row = Rectangle(y, y + 1, x - x, x - x + self.width)
-        own_column = Rectangle(y - y, y - y + self.height, x, x + 1)
-        return {"rows": [own_row], "columns": [own_column], "both": [own_row, own_column]}[self.axis]
+        row = Rectangle(y, y + 1, x - x, x - x + self.width)
+        column = Rectangle(y - y, y - y + self.height, x, x + 1)
+        return {"rows": [row], "columns": [column], "both": [row, column]}[self.axis]
 
     def cuts(self, batch: int, rows: range) -> Ints:
         cells = self.height * self.width
@@ -81,5 +79,5 @@ class Axial(Grid):
         columns = dataclasses.replace(self, axis="columns")
         if self.axis == "columns":
             return [(self.width, columns)]
-        own_row = dataclasses.replace(self, axis="rows")
-        return [(1, own_row), (self.width, columns & ~own_row)]
+        rows = dataclasses.replace(self, axis="rows")
+        return [(1, rows), (self.width, columns & ~rows)]

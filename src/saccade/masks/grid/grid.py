@@ -1,4 +1,4 @@
-"""Grid: rules on the cells of a grid, of which positions are the numbers, row by row."""
+"""Grid: masks on the cells of a grid, whose positions number the cells row by row."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from saccade.masks.domain import Domain
-from saccade.masks.mask import Mask
+from saccade.masks.mask import Domain, Mask
 from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.errors import value_error
 
-__all__ = ["Cells", "Grid", "Hulls", "Rectangle", "Squares", "check_grid"]
-
-_MOST_RANGES = 1 << 22  # over all groups; beyond it, each group's keys are one range
+_MOST_RANGES = 1 << 22  # over all groups; with more, the keys of each group are one range
 
 
 class Rectangle(NamedTuple):
-    """Cells of rows ``top <= y < bottom`` and columns ``left <= x < right``: ints, or arrays or tensors of them."""
+    """Cells of rows ``top <= y < bottom`` and columns ``left <= x < right``: ints, arrays or tensors."""
 
     top: Any
     bottom: Any
@@ -34,7 +31,7 @@ class Rectangle(NamedTuple):
 class Hulls(NamedTuple):
     """Smallest and largest rows and columns of groups of cells, int64 ``[groups]``, both ends included.
 
-    ``some`` says which groups have a cell at all, ``all`` which have nothing but cells of the grid.
+    ``some`` marks groups with at least one cell of the grid, ``all`` groups with cells of the grid only.
     """
 
     @property
@@ -56,11 +53,11 @@ class Cells(NamedTuple):
     """The rows of one box.
 
     Attributes:
-        ends: top, bottom, left and right of those on the grid, both ends included; None if there is none.
-        all: whether all are on the grid.
-        first: row and column of the first one.
-        pattern: equal patterns mean the same displacements from the first one.
-        place: equal places mean the same cells.
+        ends: top, bottom, left and right of the cells on the grid, both ends included; None if there are none.
+        all: whether all rows are on the grid.
+        first: row and column of the first cell.
+        pattern: equal patterns mean equal displacements from the first cell.
+        place: equal places mean equal cells.
     """
 
     ends: tuple[int, int, int, int] | None
@@ -71,7 +68,7 @@ class Cells(NamedTuple):
 
 
 class Squares(NamedTuple):
-    """A grid cut into rectangles: row y is in the ``(y - top) // height``-th of them, column x alike."""
+    """A division of a grid into rectangles: row y is in number ``(y - top) // height``, columns likewise."""
 
     height: int
     width: int
@@ -80,10 +77,10 @@ class Squares(NamedTuple):
 
 
 class Grid(Mask):
-    """A rule on cells: position p is the cell in row ``p // width`` and column ``p % width``.
+    """A mask on cells: position p is the cell in row ``p // width`` and column ``p % width``.
 
-    A subclass says in `_sight` which rectangles of keys a cell sees; everything else follows. Queries and keys stand on
-    the same grid, and a position that is not on it sees nothing and is seen by nothing.
+    A subclass defines in `_sight` the rectangles of keys that a cell sees; everything else follows. Queries and keys
+    are on the same grid; positions outside of it neither see nor are seen.
     """
 
     height: int
@@ -91,19 +88,19 @@ class Grid(Mask):
 
     @abstractmethod
     def _sight(self, y: Any, x: Any) -> Sequence[Rectangle]:
-        """The rectangles that the cell (y, x) sees; for ints, arrays and tensors.
+        """Return the rectangles that the cell (y, x) sees; for ints, arrays and tensors.
 
-        They may reach beyond the grid. Each edge must never decrease where y or x grows.
+        They may reach beyond the grid. Each edge must be nondecreasing in y and x.
         """
 
     @property
     @abstractmethod
     def depends_on_displacement(self) -> bool:
-        """True if whether one cell of the grid sees another depends on nothing but how they lie to each other."""
+        """True if one cell sees another depending on their displacement alone."""
 
     @property
     def squares(self) -> Squares | None:
-        """Rectangles whose cells see nearly the same keys, if such rows are not next to one another anyway."""
+        """Rectangles whose cells see nearly the same keys, unless adjacent rows do so anyway."""
         return None
 
     @property
@@ -114,42 +111,42 @@ class Grid(Mask):
         cells, width = self.height * self.width, self.width
         here = (q >= 0) & (q < cells) & (kv >= 0) & (kv < cells)
         y, x = kv.div(width, rounding_mode="floor"), kv % width
-        seen = q != q
+        allowed = q != q
         for top, bottom, left, right in self._sight(q.div(width, rounding_mode="floor"), q % width):
-            seen = seen | ((y >= top) & (y < bottom) & (x >= left) & (x < right))
-        return seen & here
+            allowed = allowed | ((y >= top) & (y < bottom) & (x >= left) & (x < right))
+        return allowed & here
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         return self.bounds_of(self._hulls(groups.first, groups.last), keys)
 
-    def bounds_of(self, hulls: Hulls, keys: Universe) -> Bounds:
-        """Same as `bounds`, for groups of any cells."""
+    def bounds_of(self, hulls: Hulls, keys: KeyDomain) -> Bounds:
+        """Return the `bounds` of groups of any cells."""
         bounds = Bounds.exactly(Spans.nothing(keys))
         on_or_off = bool((hulls.all | ~hulls.some).all())
         for low, high in self._ends(hulls):
             some = Rectangle(low.top, high.bottom, low.left, high.right)
             every = Rectangle(high.top, low.bottom, high.left, low.right)
-            needed, sure = self._spans(some, hulls.some, keys), Spans.nothing(keys)
-            if needed is None:
-                needed = self._one_range(some, hulls.some, keys)
+            any_row, all_rows = self._spans(some, hulls.some, keys), Spans.nothing(keys)
+            if any_row is None:
+                any_row = self._one_range(some, hulls.some, keys)
             elif on_or_off and all(np.array_equal(a, b) for a, b in zip(some, every, strict=True)):
-                sure = needed
+                all_rows = any_row
             else:
-                sure = self._spans(every, hulls.all, keys) or sure
-            bounds = bounds.either(Bounds(needed, sure), keys)
+                all_rows = self._spans(every, hulls.all, keys) or all_rows
+            bounds = bounds.either(Bounds(any_row, all_rows), keys)
         return bounds
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         rows = box.rows
         hull = self._hulls(np.asarray([rows[0]]), np.asarray([rows[-1]]))
         y, x = divmod(rows[0], self.width)
-        # Where rows go on in the next row of the grid depends on the column they start in.
+        # The start column decides where rows continue in the next row of the grid.
         goes_on = rows[-1] // self.width != y
         pattern = (rows.step, len(rows), x if goes_on else None)
         return self.residual_of(Cells(hull.first_ends, bool(hull.all[0]), (y, x), pattern, rows), box.keys)
 
     def residual_of(self, cells: Cells, keys: range) -> bool | Hashable:
-        """Same as `residual`, for any cells."""
+        """Return the `partial` of any cells."""
         least, most = max(keys[0], 0), min(keys[-1], self.height * self.width - 1)
         if least > most or cells.ends is None:
             return False
@@ -172,7 +169,7 @@ class Grid(Mask):
         return (self, cells.pattern, displacement, keys.step, len(keys), goes_on)
 
     def _ends(self, hulls: Hulls) -> list[tuple[Rectangle, Rectangle]]:
-        """What the first and the last corner of each hull see, cut to the grid."""
+        """Return the rectangles of the first and the last corner of each hull, cut to the grid."""
         firsts, lasts = self._sight(hulls.top, hulls.left), self._sight(hulls.bottom, hulls.right)
         return [(self._clipped(low), self._clipped(high)) for low, high in zip(firsts, lasts, strict=True)]
 
@@ -182,7 +179,7 @@ class Grid(Mask):
         return Rectangle(top, bottom, left, right)
 
     def _hulls(self, first: Ints, last: Ints) -> Hulls:
-        """Of the positions between two, both included."""
+        """Return the hulls of the positions from ``first`` to ``last``, both included."""
         cells = self.height * self.width
         start, stop = np.maximum(first, 0), np.minimum(last, cells - 1)
         some = start <= stop
@@ -193,8 +190,8 @@ class Grid(Mask):
         right = np.where(together, stop % self.width, self.width - 1)
         return Hulls(top, bottom, left, right, some, (first >= 0) & (last < cells))
 
-    def _spans(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: Universe) -> Spans | None:
-        """The keys in a rectangle per group, where ``which`` is true, a range for each row of it; None if too many."""
+    def _spans(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans | None:
+        """Return the keys of a rectangle per group, a range for each row of it, if ``which``; None if too many."""
         count = np.where(which & (r.left < r.right), np.maximum(r.bottom - r.top, 0), 0)
         is_wide = (r.left == 0) & (r.right == self.width)
         ranges = np.where(is_wide, np.minimum(count, 1), count)
@@ -206,14 +203,14 @@ class Grid(Mask):
         ends = np.where(is_wide[:, None], r.bottom[:, None] * self.width, row * self.width + r.right[:, None])
         return Spans.of(starts, np.where(np.arange(max(most, 1)) < ranges[:, None], ends, starts), keys)
 
-    def _one_range(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: Universe) -> Spans:
-        """From the first to the last key in a rectangle per group, where ``which`` is true."""
+    def _one_range(self, r: Rectangle, which: npt.NDArray[np.bool_], keys: KeyDomain) -> Spans:
+        """Return the range from the first to the last key of a rectangle per group, if ``which``."""
         start, stop = r.top * self.width + r.left, (r.bottom - 1) * self.width + r.right
         return Spans.within(keys, start, np.where(which & (r.left < r.right) & (r.top < r.bottom), stop, 0))
 
 
 def check_grid(grid: Grid) -> None:
-    """Accept only a height and a width that are ints of at least 1 and make fewer than 2**40 cells.
+    """Accept only a height and a width of at least 1 that make fewer than 2**40 cells.
 
     Raises:
         ValueError: anything else.

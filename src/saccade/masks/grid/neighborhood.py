@@ -1,4 +1,4 @@
-"""Neighborhood: cells near the query's own."""
+"""Neighborhood: cells near the query."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from saccade.masks.validation import SIZE_BITS
 from saccade.support.errors import shown, value_error
 from saccade.support.validation import check_int
 
-__all__ = ["Neighborhood", "radii_of"]
-
 _UNLIMITED = 1 << SIZE_BITS  # wider than any grid: sums of coordinates and radii must stay within int64
 
 
@@ -20,10 +18,10 @@ _UNLIMITED = 1 << SIZE_BITS  # wider than any grid: sums of coordinates and radi
 class Neighborhood(Grid):
     r"""A cell of a grid sees the cells at most ``radius`` rows and columns away, itself included.
 
-    Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys alike. A position that
-    is not on the grid sees nothing and is not seen: ``Neighborhood(...).after(1)`` makes room for a class token.
+    Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys. Positions outside of
+    the grid neither see nor are seen: ``Neighborhood(...).after(1)`` leaves room for a class token.
 
-    Whom the cell in the middle of 3 rows of 5 sees, and whom the one in the corner:
+    The cells that the middle of 3 rows of 5 sees, and those that the corner sees:
 
     >>> seen = Neighborhood(3, 5, 1).to_dense(15)[0, 0]
     >>> print("\n".join(" ".join(".1"[see] for see in row) for row in seen[7].view(3, 5).tolist()))
@@ -35,18 +33,18 @@ class Neighborhood(Grid):
     1 1 . . .
     . . . . .
 
-    At the border a neighbourhood is cut off, as if the grid were padded with cells that nobody sees; the matrix stays
-    symmetric. NATTEN moves the neighbourhood inwards instead, so that every cell sees equally many.
+    A neighbourhood is cut off at the border, as if the grid were padded with hidden cells; the matrix is symmetric.
+    NATTEN shifts the neighbourhood inwards instead, so that every cell sees the same number of cells.
 
     Args:
         height, width: rows and columns of the grid, ints of at least 1.
-        radius: rows above and below, and columns left and right, that a cell sees besides its own; an int of at least
+        radius: visible rows above and below, and columns left and right, besides those of the cell; an int of at least
             0, or (vertical, horizontal). A convolution's ``kernel_size`` is ``2 * radius + 1``.
 
     Raises:
         ValueError: anything else.
 
-    Cost: products take their rows in squares of 8 x 8 cells where that is cheaper, and compute about
+    Cost: products process rows in squares of 8 x 8 cells if that is cheaper, and compute about
     ``(2 * radius + 8) ** 2`` keys for each; see the page on grids.
 
     Reference: Parmar et al. 2018, arXiv:1802.05751, section 3.3; Hassani et al. 2023, arXiv:2204.07143, section 3.1.
@@ -70,7 +68,7 @@ class Neighborhood(Grid):
 
 
 def radii_of(radius: int | tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns that a cell sees on each side, checked."""
+    """Return the checked numbers of rows and columns on each side."""
     both = radius if isinstance(radius, tuple | list) else (radius, radius)
     if len(both) != 2:
         raise value_error("radius", "be one int, or (vertical, horizontal)", shown(radius))

@@ -15,13 +15,11 @@ from saccade.masks.algebra import After
 from saccade.masks.grid.grid import Cells, Grid, Hulls, Squares
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-
-__all__ = ["InOrder", "RowOrder", "in_order", "wanted_order"]
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
 class Grounds(NamedTuple):
-    """Where a grid lies: its size, and how many positions stand before its first cell."""
+    """The size of a grid, and the number of positions before its first cell."""
 
     height: int
     width: int
@@ -30,12 +28,12 @@ class Grounds(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RowOrder:
-    """An order of rows in which the cells of a square follow one another; what is not on the grid stays at the ends.
+    """An order of rows in which the cells of a square are adjacent; rows outside of the grid stay at the ends.
 
     Args:
         grounds: the grid.
-        squares: how it is cut.
-        q_first: position of the first row; the others follow one by one.
+        squares: its division.
+        q_first: position of the first row; the others follow.
         q_len: number of rows.
     """
 
@@ -46,35 +44,36 @@ class RowOrder:
 
     @property
     def rows(self) -> Ints:
-        """Which row comes when, int64 ``[q_len]``."""
-        return _made(self).rows
+        """The row at each place, int64 ``[q_len]``."""
+        return _tables(self).rows
 
     @property
     def places(self) -> Ints:
-        """Where each row went, int64 ``[q_len]``."""
-        return _made(self).places
+        """The place of each row, int64 ``[q_len]``."""
+        return _tables(self).places
 
 
-class _Made(NamedTuple):
-    """What follows from an order, by the new number of a row."""
+class _Tables(NamedTuple):
+    """Tables of an order, by place."""
 
     positions: Ints
     rows: Ints
     places: Ints
     top: Ints
-    """Row of the grid, or a number beyond it where there is no cell; for minima."""
+    """Row of the grid, or a number beyond it for no cell; for minima."""
     bottom: Ints
-    """Row of the grid, or -1 where there is no cell; for maxima."""
+    """Row of the grid, or -1 for no cell; for maxima."""
     left: Ints
     right: Ints
     edges: Ints
-    """Numbers at which squares begin."""
+    """Places at which squares begin."""
     shapes: tuple[bytes, ...]
-    """For each of them, how its cells lie to its first one; bytes, since these keep their hash."""
+    """Displacements of the cells of each square from its first one; bytes, which cache their hash."""
 
 
 @lru_cache(maxsize=64)
-def _made(order: RowOrder) -> _Made:
+def _tables(order: RowOrder) -> _Tables:
+    """Return the tables of an order."""
     (height, width, before), squares = order.grounds, order.squares
     positions = np.arange(order.q_first, order.q_first + order.q_len)
     cell = positions - before
@@ -94,7 +93,7 @@ def _made(order: RowOrder) -> _Made:
         shapes.append(known.setdefault(shape, shape))
     far = np.where(on_grid, 0, height + width)
     near = np.where(on_grid, 0, -1)
-    return _Made(
+    return _Tables(
         positions,
         order_of_rows,
         np.argsort(order_of_rows),
@@ -109,11 +108,11 @@ def _made(order: RowOrder) -> _Made:
 
 @dataclasses.dataclass(frozen=True)
 class InOrder(Mask):
-    """A mask whose queries are counted in another order, from 0; keys keep their positions.
+    """A mask whose queries are numbered in another order, from 0; keys are at their positions.
 
     Args:
-        mask: on positions.
-        order: of the rows.
+        mask: the mask on positions.
+        order: the order of the rows.
     """
 
     mask: Mask
@@ -124,82 +123,83 @@ class InOrder(Mask):
         return (self.mask,)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        positions = torch.as_tensor(_made(self.order).positions, device=q.device)
+        positions = torch.as_tensor(_tables(self.order).positions, device=q.device)
         return self.mask.allows(b, h, positions[q], kv)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
-        made = _made(self.order)
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
+        tables = _tables(self.order)
         grid = self._grid()
         if grid is None:
-            first = _reduced(np.minimum, made.positions, groups.first, groups.last)
-            last = _reduced(np.maximum, made.positions, groups.first, groups.last)
+            first = _reduced(np.minimum, tables.positions, groups.first, groups.last)
+            last = _reduced(np.maximum, tables.positions, groups.first, groups.last)
             return self.mask.bounds(Groups(groups.batch, first, last), keys)
         before = self.order.grounds.before
-        own = Universe(*(np.maximum(edge - before, 0) for edge in keys))
-        inner = grid.bounds_of(_hulls(_made(self.order), groups.first, groups.last), own)
+        local = KeyDomain(*(np.maximum(edge - before, 0) for edge in keys))
+        inner = grid.bounds_of(_hulls(_tables(self.order), groups.first, groups.last), local)
         offset = np.full_like(groups.first, before)
-        needed = inner.needed.shifted(offset, keys)
+        any_row = inner.any_row.shifted(offset, keys)
         if inner.is_exact:
-            return Bounds.exactly(needed)
-        # A few sure keys amid unsure ones save nothing: the residual mask is added to all, in more pieces.
-        is_worth = 2 * inner.sure.sizes() >= inner.needed.sizes()
-        return Bounds(needed, inner.sure.shifted(offset, keys).where(is_worth, Spans.nothing(keys)))
+            return Bounds.exactly(any_row)
+        # A few constant keys among others save nothing: the residual mask would be added in more pieces.
+        is_worth = 2 * inner.all_rows.sizes() >= inner.any_row.sizes()
+        return Bounds(any_row, inner.all_rows.shifted(offset, keys).where(is_worth, Spans.nothing(keys)))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         grid = self._grid()
         if grid is None:
-            positions = _made(self.order).positions[box.rows[0] : box.rows[-1] + 1]
+            positions = _tables(self.order).positions[box.rows[0] : box.rows[-1] + 1]
             hull = range(int(positions.min()), int(positions.max()) + 1)
-            residual = self.mask.residual(Box(box.batch, hull, box.keys))
-            return residual if isinstance(residual, bool) else super().residual(box)
+            partial = self.mask.partial(Box(box.batch, hull, box.keys))
+            return partial if isinstance(partial, bool) else super().partial(box)
         before = self.order.grounds.before
         if box.keys[0] < before:
-            return super().residual(box) if box.keys[-1] >= before else False
+            return super().partial(box) if box.keys[-1] >= before else False
         keys = range(box.keys.start - before, box.keys.stop - before, box.keys.step)
         return grid.residual_of(_cells(self.order, box.rows), keys)
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        return _made(self.order).edges
+        return _tables(self.order).edges
 
     def __repr__(self) -> str:
         return str(self.mask)
 
     def _grid(self) -> Grid | None:
-        """The mask, if it is a rule on the grid of the order."""
+        """Return the mask if it is on the grid of the order, else None."""
         grid, grounds = _grid_of(self.mask)
         return grid if grounds == self.order.grounds else None
 
 
-def _hulls(made: _Made, first: Ints, last: Ints) -> Hulls:
-    top, left = (_reduced(np.minimum, edge, first, last) for edge in (made.top, made.left))
-    bottom, right = (_reduced(np.maximum, edge, first, last) for edge in (made.bottom, made.right))
+def _hulls(tables: _Tables, first: Ints, last: Ints) -> Hulls:
+    """Return the hulls of the rows at places ``first`` to ``last``."""
+    top, left = (_reduced(np.minimum, edge, first, last) for edge in (tables.top, tables.left))
+    bottom, right = (_reduced(np.maximum, edge, first, last) for edge in (tables.bottom, tables.right))
     some = bottom >= 0
-    every = _reduced(np.minimum, made.bottom, first, last) >= 0
+    every = _reduced(np.minimum, tables.bottom, first, last) >= 0
     top, bottom, left, right = (np.where(some, edge, 0) for edge in (top, bottom, left, right))
     return Hulls(top, bottom, left, right, some, every)
 
 
 @lru_cache(maxsize=256)
 def _cells(order: RowOrder, rows: range) -> Cells:
-    """Kept, since the ranges of keys of one tile are asked for one by one."""
-    made = _made(order)
-    hull = _hulls(made, np.asarray([rows[0]]), np.asarray([rows[-1]]))
-    square = int(np.searchsorted(made.edges, rows[0], side="right")) - 1
-    start = int(made.edges[square])
-    stop = int(made.edges[square + 1]) if square + 1 < len(made.edges) else order.q_len
+    """Return the cells of the rows of one tile; cached, since a tile has several ranges of keys."""
+    tables = _tables(order)
+    hull = _hulls(tables, np.asarray([rows[0]]), np.asarray([rows[-1]]))
+    square = int(np.searchsorted(tables.edges, rows[0], side="right")) - 1
+    start = int(tables.edges[square])
+    stop = int(tables.edges[square + 1]) if square + 1 < len(tables.edges) else order.q_len
     place = (order, rows)
-    pattern = (made.shapes[square], rows.start - start, rows.step, len(rows)) if rows[-1] < stop else place
-    first = (int(made.top[rows[0]]), int(made.left[rows[0]]))
+    pattern = (tables.shapes[square], rows.start - start, rows.step, len(rows)) if rows[-1] < stop else place
+    first = (int(tables.top[rows[0]]), int(tables.left[rows[0]]))
     return Cells(hull.first_ends, bool(hull.all[0]), first, pattern, place)
 
 
 def in_order(mask: Mask, order: RowOrder) -> Mask:
-    """The mask on rows in that order; what is joined is put in order part by part, and so keeps what the parts know."""
+    """Return the mask on rows in that order; each part of a join is ordered and preserves its structure."""
     return mask.with_atoms(lambda atom: InOrder(atom, order))
 
 
 def wanted_order(mask: Mask, q_first: int, q_len: int) -> RowOrder | None:
-    """The order in which a mask would like its rows taken: that of the first rule on a grid in it; None if it has none.
+    """Return the best row order for a mask, that of the first grid in it, or None if it has no grid.
 
     ``q_first`` is the position of the first of ``q_len`` rows.
     """
@@ -211,13 +211,14 @@ def wanted_order(mask: Mask, q_first: int, q_len: int) -> RowOrder | None:
 
 
 def _grid_of(mask: Mask) -> tuple[Grid, Grounds] | tuple[None, None]:
-    rule, before = (mask.rule, mask.length) if isinstance(mask, After) else (mask, 0)
-    return (rule, Grounds(rule.height, rule.width, before)) if isinstance(rule, Grid) else (None, None)
+    """Return the grid of a mask, and its place."""
+    grid, before = (mask.rule, mask.length) if isinstance(mask, After) else (mask, 0)
+    return (grid, Grounds(grid.height, grid.width, before)) if isinstance(grid, Grid) else (None, None)
 
 
 def _reduced(function: np.ufunc, values: Ints, first: Ints, last: Ints) -> Ints:
-    """Minimum or maximum from ``first`` to ``last``, both included, per group."""
+    """Return the minimum or maximum from ``first`` to ``last``, both included, per group."""
     edges = np.stack([first, last + 1], axis=-1).ravel()
-    padded = np.append(values, values[-1:])  # an end may lie behind the last row
-    found: Ints = function.reduceat(padded, edges)[::2]
-    return found
+    padded = np.append(values, values[-1:])  # an end may be after the last row
+    reduced: Ints = function.reduceat(padded, edges)[::2]
+    return reduced

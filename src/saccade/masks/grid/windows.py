@@ -1,4 +1,4 @@
-"""ShiftedWindows: a grid cut into windows."""
+"""ShiftedWindows: a grid divided into windows."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan.key_ranges import Ints
 from saccade.support.errors import value_error
 
-__all__ = ["ShiftedWindows"]
-
 
 @dataclasses.dataclass(frozen=True)
 class ShiftedWindows(Grid):
-    r"""A grid is cut into windows, and a cell sees the cells of its own one.
+    r"""A grid is divided into windows; a cell sees the cells of its window.
 
-    Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys alike; a position that
-    is not on the grid sees nothing and is not seen.
+    Position p is the cell in row ``p // width`` and column ``p % width``, for queries and keys; positions outside of
+    the grid neither see nor are seen.
 
-    Swin shifts the grid cyclically by ``shift`` cells, cuts it into windows, and hides from each other the cells that
-    only the shift has brought together. What remains is a cut into windows that begin at ``shift`` instead of 0, and
-    smaller ones at all four borders; nothing has to be moved for it. The same letter is the same window:
+    Swin shifts the grid cyclically by ``shift`` cells, divides it into windows, and separates cells that only the shift
+    has brought together. The result is a division into windows that begin at ``shift`` instead of 0, with smaller ones
+    at all four borders; no cell has to be moved. Equal letters mark one window:
 
     >>> seen = ShiftedWindows(4, 6, 2, shift=1).to_dense(24)[0, 0]
     >>> first = seen.int().argmax(1)  # the first cell that each cell sees
@@ -37,16 +35,16 @@ class ShiftedWindows(Grid):
     i j j k k l
 
     Args:
-        height, width: rows and columns of the grid, ints of at least 1. Where a window does not divide them, the last
-            ones are smaller; Swin's code pads the grid there, and lets cells see the padding.
+        height, width: rows and columns of the grid, ints of at least 1. If windows do not divide them, the last
+            windows are smaller; Swin's code pads the grid there, and lets cells see the padding.
         window: rows and columns of a window, an int of at least 1.
         shift: rows and columns before the first whole window, an int of at least 0 and below ``window``; half a
-            window in every other layer of Swin, but 0 where one window holds the whole grid.
+            window in every other layer of Swin, but 0 if one window covers the whole grid.
 
     Raises:
         ValueError: anything else.
 
-    Cost: ``window ** 2`` keys per query; products take their rows window by window where that is cheaper.
+    Cost: ``window ** 2`` keys per query; products process rows window by window if that is cheaper.
 
     Reference: Liu et al. 2021, arXiv:2103.14030, section 3.2 and figure 4.
     """

@@ -1,3 +1,3 @@
-"""The rules: one kind of mask a file."""
+"""The masks, one kind in each file."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Coarse: a rule on blocks of positions instead of positions."""
+"""Coarse: a mask on blocks of positions."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from collections.abc import Hashable
 import numpy as np
 from torch import Tensor
 
-from saccade.masks.domain import Domain
-from saccade.masks.mask import Mask
+from saccade.masks.mask import Domain, Mask
 from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 from saccade.support.validation import check_type
-
-__all__ = ["Coarse"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Coarse(Mask):
-    """Positions are rounded down to blocks of ``block_size``, and ``rule`` decides which block sees which.
+    """Positions are rounded down to blocks of ``block_size``; ``rule`` is the mask between blocks.
 
     >>> from saccade.masks import Causal
     >>> print(Coarse(Causal(), 2).picture(4))
@@ -30,7 +27,7 @@ class Coarse(Mask):
     1 1 1 1
 
     Args:
-        rule: a mask on numbers of blocks.
+        rule: a mask on block numbers.
         block_size: positions along one side of a block, an int of at least 1.
 
     Raises:
@@ -61,24 +58,24 @@ class Coarse(Mask):
         row, column = (x.div(self.block_size, rounding_mode="floor") for x in (q, kv))
         return self.rule.allows(b, h, row, column)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         size = self.block_size
         rows = Groups(groups.batch, np.floor_divide(groups.first, size), np.floor_divide(groups.last, size))
-        columns = Universe(np.floor_divide(keys.first, size), -np.floor_divide(-keys.stop, size))
+        columns = KeyDomain(np.floor_divide(keys.first, size), -np.floor_divide(-keys.stop, size))
         inner = self.rule.bounds(rows, columns)
-        needed = Spans.of(inner.needed.starts * size, inner.needed.ends * size, keys)
+        any_row = Spans.of(inner.any_row.starts * size, inner.any_row.ends * size, keys)
         if inner.is_exact:
-            return Bounds.exactly(needed)
-        return Bounds(needed, Spans.of(inner.sure.starts * size, inner.sure.ends * size, keys))
+            return Bounds.exactly(any_row)
+        return Bounds(any_row, Spans.of(inner.all_rows.starts * size, inner.all_rows.ends * size, keys))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         size = self.block_size
         rows, keys = (range(x[0] // size, x[-1] // size + 1) for x in (box.rows, box.keys))
-        residual = self.rule.residual(Box(box.batch, rows, keys))
-        if isinstance(residual, bool):
-            return residual
+        partial = self.rule.partial(Box(box.batch, rows, keys))
+        if isinstance(partial, bool):
+            return partial
         inside = (box.rows[0] % size, box.rows.step, len(box.rows), box.keys[0] % size, len(box.keys))
-        return (Coarse, size, inside, residual)
+        return (Coarse, size, inside, partial)
 
     def cuts(self, batch: int, rows: range) -> Ints:
         return np.arange(rows.start // self.block_size * self.block_size, rows.stop, self.block_size)

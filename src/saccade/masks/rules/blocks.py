@@ -1,4 +1,4 @@
-"""Blocks: a mask given block by block, one layout for all heads or one per head."""
+"""Blocks: a mask defined block by block, one layout for all heads or one per head."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ import torch
 from torch import Tensor
 
 from saccade.masks.device_constant import Table
-from saccade.masks.domain import Domain
-from saccade.masks.mask import Mask
+from saccade.masks.mask import Domain, Mask
 from saccade.masks.validation import SIZE_BITS, check_readable
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, type_error, value_error
 from saccade.support.validation import check_int
-
-__all__ = ["Blocks"]
 
 Layout = tuple[tuple[tuple[bool, ...], ...], ...]
 
 
-@answers_class()
+@argument_hints()
 @dataclasses.dataclass(frozen=True)
 class Blocks(Mask):
-    """Pairs are allowed in squares of ``block_size`` positions: ``layout[i][j]`` says whether block i sees block j.
+    """Pairs are allowed in squares of ``block_size`` positions: block i sees block j if ``layout[i][j]``.
 
     >>> print(Blocks([[True, False], [True, True]], 2).picture(4))
     1 1 . .
@@ -37,7 +34,7 @@ class Blocks(Mask):
     1 1 1 1
     1 1 1 1
 
-    Positions outside of the layout see nothing and are not seen; attention over such positions is refused.
+    Positions outside of the layout neither see nor are seen; attention over such positions is refused.
 
     Args:
         layout: bool ``[blocks, blocks]``, or ``[heads, blocks, blocks]`` for a layout per head (nested lists or a
@@ -56,9 +53,9 @@ class Blocks(Mask):
     _table: ClassVar[Table]
 
     def __init__(self, layout: Tensor | Sequence[Sequence[bool]] | Sequence[Sequence[Sequence[bool]]], block_size: int):
-        given = _array(layout)
+        array = _array(layout)
         block_size = check_int("block_size", block_size, below=1 << SIZE_BITS)
-        nested = given.reshape(-1, *given.shape[-2:]).tolist()
+        nested = array.reshape(-1, *array.shape[-2:]).tolist()
         object.__setattr__(self, "layout", tuple(tuple(tuple(row) for row in head) for head in nested))
         object.__setattr__(self, "block_size", block_size)
         object.__setattr__(self, "_table", Table(torch.tensor(self.layout, device="cpu")))
@@ -79,20 +76,20 @@ class Blocks(Mask):
         inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
         return table[h if heads > 1 else 0, row.clamp(0, rows - 1), column.clamp(0, columns - 1)] & inside
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         table = np.asarray(self.layout)
         low, high = (np.floor_divide(edge, self.block_size) for edge in (groups.first, groups.last))
         outside = (low < 0) | (high >= table.shape[1])
-        # How many rows up to each one allow a block: a group needs a block if the count grows within it.
+        # Count the rows up to each one that allow a block: a group sees a block if the count grows within the group.
         counts = np.concatenate([np.zeros_like(table[:, :1], dtype=np.int64), np.cumsum(table, axis=1)], axis=1)
         first, stop = (np.clip(edge, 0, table.shape[1]) for edge in (low, high + 1))
         hits = counts[:, stop] - counts[:, first]  # [heads, groups, blocks]
-        needed = (hits > 0).any(0)
-        sure = (hits == (stop - first)[:, None]).all(0) & ~outside[:, None]
-        starts = np.broadcast_to(np.arange(table.shape[2]) * self.block_size, needed.shape)
-        return Bounds(*(Spans.of(starts, starts + self.block_size * which, keys) for which in (needed, sure)))
+        any_row = (hits > 0).any(0)
+        all_rows = (hits == (stop - first)[:, None]).all(0) & ~outside[:, None]
+        starts = np.broadcast_to(np.arange(table.shape[2]) * self.block_size, any_row.shape)
+        return Bounds(*(Spans.of(starts, starts + self.block_size * which, keys) for which in (any_row, all_rows)))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         size = self.block_size
         rows = range(box.rows[0] // size, box.rows[-1] // size + 1)
         columns = range(box.keys[0] // size, box.keys[-1] // size + 1)
@@ -114,19 +111,19 @@ class Blocks(Mask):
 
 
 def _array(layout: object) -> npt.NDArray[np.bool_]:
-    """A layout of two or three dimensions."""
+    """Return a layout of two or three dimensions as an array."""
     if isinstance(layout, Tensor):
         check_readable("layout", layout)
         layout = layout.detach().cpu()
     try:
-        given = np.asarray(layout)
-    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, among others
+        array = np.asarray(layout)
+    except (TypeError, ValueError, RuntimeError):  # for example, rows of different lengths
         rule = "be bool, in rows of equal lengths"
         raise type_error("layout", rule, shown(layout), hint="torch.stack joins tensors") from None
-    if given.dtype != np.bool_ and given.size:
-        got = given.dtype if given.dtype.kind in "biufc" else shown(layout)
+    if array.dtype != np.bool_ and array.size:
+        got = array.dtype if array.dtype.kind in "biufc" else shown(layout)
         raise type_error("layout", "be bool, True = may attend", got, hint="layout.bool()")
-    if given.ndim not in (2, 3) or 0 in given.shape:
+    if array.ndim not in (2, 3) or 0 in array.shape:
         rule = "have shape [blocks, blocks] or [heads, blocks, blocks]"
-        raise value_error("layout", rule, list(given.shape))
-    return given
+        raise value_error("layout", rule, list(array.shape))
+    return array

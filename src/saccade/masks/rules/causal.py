@@ -1,4 +1,4 @@
-"""Causal: no one sees what comes later."""
+"""Causal: no query sees a later key."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from torch import Tensor
 
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups, Triangle
-from saccade.plan.key_ranges import Bounds, Spans, Universe
-from saccade.support.argument_hints import answers_class
-
-__all__ = ["Causal"]
+from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
+from saccade.support.argument_hints import argument_hints
 
 
-@answers_class(more="a mask is a rule on positions and has no length: Causal() fits any")
+@argument_hints(more="a mask is a rule on positions and has no length: Causal() fits any")
 @dataclasses.dataclass(frozen=True)
 class Causal(Mask):
-    """A query sees its own position and everything before it.
+    """A query sees its position and everything before it.
 
-    The last query stands at the last key (bottom-right), so a shorter query block is the end of the sequence:
+    The last query is at the position of the last key (bottom-right): fewer queries are the end of the sequence:
 
     >>> print(Causal().picture(4))
     1 . . .
@@ -39,13 +37,13 @@ class Causal(Mask):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return kv <= q
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
-        # For several rows the first one's own key is left out of what is sure, although it is: what remains is then
-        # the square triangle that kernels run natively.
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
+        # For several rows, exclude the key at the first row, which all rows see: the rest is the square triangle
+        # that kernels run natively.
         sure_stop = np.where(groups.last > groups.first, groups.first, groups.first + 1)
         return Bounds(Spans.within(keys, keys.first, groups.last + 1), Spans.within(keys, keys.first, sure_stop))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         if box.keys[-1] <= box.rows[0]:
             return True
         if box.keys[0] > box.rows[-1]:

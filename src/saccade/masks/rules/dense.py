@@ -1,4 +1,4 @@
-"""Dense: a mask given as a tensor."""
+"""Dense: a mask from a bool tensor."""
 
 from __future__ import annotations
 
@@ -8,40 +8,38 @@ import math
 import torch
 from torch import Tensor
 
-from saccade.masks.domain import EVERYWHERE, Domain
-from saccade.masks.mask import Mask
+from saccade.masks.mask import EVERYWHERE, Domain, Mask
 from saccade.masks.validation import check_readable
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
-from saccade.support.torch_modes import is_plain
+from saccade.support.torch_modes import is_plain, is_tracing
 
-__all__ = ["NO_BOOL", "Dense"]
-
-_MANY = 1 << 16  # entries from which on it pays to look whether they stand together
+_MANY = 1 << 16  # from this number of entries on, testing for consecutive indices pays off
 
 NO_BOOL = "a 0/1 mask becomes one with mask.bool(); terms that are added to the scores go to bias="
 
 
-@answers_class()
+@argument_hints()
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dense(Mask):
-    """The matrix itself, as a bool tensor; True = may attend.
+    """The matrix as a bool tensor; True = may attend.
 
-    Row r of a tensor with L rows and S columns stands at position S - L + r (bottom-right), column c at c. Positions
-    outside see nothing and are not seen, and attention over them is refused. A size of 1 holds for every batch item and
+    Row r of a tensor with L rows and S columns is at position S - L + r (bottom-right), column c at c. Positions
+    outside neither see nor are seen, and attention over them is refused. A size of 1 holds for every batch item and
     head; a single row holds for every query (``[batch, 1, 1, kv]``), and a single row and column for all pairs. Two
     dimensions are always ``[q, kv]``, as in torch: a mask of keys for each item, ``[batch, kv]``, is written
     ``tensor[:, None, None, :]``.
 
-    Large products look once what the tensor says, and again after it is written into, as torch counts; it does not
-    count what is written through ``tensor.data``.
+    Large products recognise the pattern of the tensor once, and again after torch has counted a write to it; torch
+    does not count writes through ``tensor.data``.
 
     >>> print(Dense(torch.tensor([[True, False], [True, True]])).picture(2))
     1 .
     1 1
 
     Args:
-        allowed: bool ``[q, kv]``, ``[batch, q, kv]`` or ``[batch, heads, q, kv]``. It is kept, not copied.
+        allowed: bool ``[q, kv]``, ``[batch, q, kv]`` or ``[batch, heads, q, kv]``. The mask refers to it without a
+            copy.
 
     Raises:
         TypeError: not a bool tensor.
@@ -53,7 +51,7 @@ class Dense(Mask):
 
     def __post_init__(self) -> None:
         allowed = self.allowed
-        if isinstance(allowed, Tensor) and not allowed.is_meta:  # shapes can be worked out without values
+        if isinstance(allowed, Tensor) and not allowed.is_meta:  # shapes can be computed without values
             check_readable("allowed", allowed)
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
             got = str(allowed.dtype if isinstance(allowed, Tensor) else kind(allowed)).removeprefix("torch.")
@@ -88,7 +86,7 @@ class Dense(Mask):
         if 0 in allowed.shape:
             return (b != b) | (h != h) | (q != q) | (kv != kv)
         inside = (q == q) & (kv == kv)
-        # An axis of size 1 is read at 0, not at zeros in the shape of b or h: it stays of size 1 in the answer.
+        # Index an axis of size 1 by the number 0: zeros in the shape of b or h would enlarge the result.
         row: Tensor | int = 0
         column: Tensor | int = 0
         if rows > 1:
@@ -108,14 +106,14 @@ class Dense(Mask):
 
 
 def _part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | None:
-    """A copy of the entries at some indices, where these follow one by one along each axis: ten times as fast."""
-    if torch.compiler.is_compiling() or math.prod([x.numel() for x in index]) < _MANY:
+    """Return a copy of the entries at consecutive indices, ten times as fast as indexing; None otherwise."""
+    if is_tracing() or math.prod([x.numel() for x in index]) < _MANY:
         return None
     if not (allowed.is_cpu and all(map(is_plain, (allowed, *index)))):
         return None
     spans = []
     for axis, size in enumerate(allowed.shape):
-        span = slice(0, 1) if size == 1 and axis < 2 else _span(index[axis], axis)  # one item or head holds for all
+        span = slice(0, 1) if size == 1 and axis < 2 else _span(index[axis], axis)  # one item or head applies to all
         if span is None or span.start < 0 or span.stop > size:
             return None
         spans.append(span)
@@ -123,7 +121,7 @@ def _part(allowed: Tensor, index: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def _span(x: Tensor, axis: int) -> slice | None:
-    """The numbers of a tensor that has no other axis of four, if they follow one by one."""
+    """Return the range of a tensor of consecutive numbers along one of four axes; None for other tensors."""
     numbers = x.reshape(-1)
     first, stop = int(numbers[0]), int(numbers[-1]) + 1
     is_axis = x.dim() == 4 and x.shape[axis] == len(numbers) == stop - first

@@ -1,4 +1,4 @@
-"""Documents: several texts packed into one sequence, none of which sees another."""
+"""Documents: several documents packed into one sequence, which do not see one another."""
 
 from __future__ import annotations
 
@@ -15,28 +15,25 @@ from torch import Tensor
 
 from saccade.masks.algebra import And
 from saccade.masks.device_constant import Table
-from saccade.masks.domain import Domain
-from saccade.masks.mask import Mask
+from saccade.masks.mask import Domain, Mask
 from saccade.masks.rules.full import Full
 from saccade.masks.validation import ints_of, items_of
 from saccade.plan import ALL, Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, value_error
 from saccade.support.validation import check_type
-
-__all__ = ["Documents", "with_facts"]
 
 _TOTAL_BITS = 31  # 16 bytes for each position: 32 GB
 
 
-@answers_class(lengths="Documents([3, 5]): tokens of each document; from_cu_seqlens takes where they end")
+@argument_hints(lengths="Documents([3, 5]): tokens of each document; from_cu_seqlens takes where they end")
 @dataclasses.dataclass(frozen=True)
 class Documents(Mask):
     """Tokens attend within their own document; ``rule`` counts positions from each document's start.
 
-    With a rule, packed equals padded equals one by one: write ``Documents(lengths, rule=Causal() & ...)`` rather
-    than joining with ``&``, which would count positions from the start of the whole sequence.
+    With ``rule``, packed, padded and separate sequences give equal results: write ``Documents(lengths, rule=Causal() &
+    ...)``, since a mask joined with ``&`` counts positions from the start of the whole sequence.
 
     >>> print(Documents([2, 3]).picture(5))
     1 1 . . .
@@ -52,22 +49,22 @@ class Documents(Mask):
     . . 1 1
 
     Args:
-        lengths: lengths of the documents, in order, for all batch items alike; or one such list per batch item.
-            In an item whose documents are shorter than those of another, the positions behind them belong to none: they
-            see nothing and are not seen. Attention over positions behind the longest item is refused.
-        rule: who may attend to whom inside a document; everyone when None.
+        lengths: lengths of the documents, in order, for all batch items; or one such list per batch item. Positions
+            after the documents of a shorter item belong to none: they neither see nor are seen. Attention over
+            positions after the longest item is refused.
+        rule: the mask within a document; full when None.
 
     Raises:
-        ValueError: negative or non-integer lengths, or none at all; a sum of 2**31 or more, of which each position
-            has its place in a table.
+        ValueError: negative or non-integer lengths, or none at all; a sum of 2**31 or more, since a table has an entry
+            for each position.
         TypeError: lengths that are no list, or a rule that is not a mask.
     """
 
     lengths: tuple[tuple[int, ...], ...]
     rule: Mask | None
-    # Derived from the lengths; one per mask, but no part of its value.
+    # Derived from the lengths; not part of the value of the mask.
     _places: ClassVar[Table]
-    _texts: ClassVar[tuple[tuple[Ints, Ints], ...]]
+    _documents: ClassVar[tuple[tuple[Ints, Ints], ...]]
     is_fact_of_batch = True
 
     def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor, rule: Mask | None = None):
@@ -79,7 +76,7 @@ class Documents(Mask):
         object.__setattr__(self, "lengths", items)
         object.__setattr__(self, "rule", rule)
         object.__setattr__(self, "_places", Table(_table(items)))
-        object.__setattr__(self, "_texts", tuple(_lengths_and_ends(item) for item in items))
+        object.__setattr__(self, "_documents", tuple(_lengths_and_ends(item) for item in items))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -88,7 +85,7 @@ class Documents(Mask):
 
     @property
     def _inside(self) -> Mask:
-        """The rule inside of a document."""
+        """The mask within a document."""
         return Full() if self.rule is None else self.rule
 
     @property
@@ -102,34 +99,34 @@ class Documents(Mask):
     @property
     def domain(self) -> Domain:
         longest = max(map(sum, self.lengths))
-        return Domain(*(range(min(longest, self._first_outside(own))) for own in self._inside.domain))
+        return Domain(*(range(min(longest, self._first_outside(inside))) for inside in self._inside.domain))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         item = b if len(self.lengths) > 1 else 0
         document, start = self._places.on(q.device).unbind(0)
         last = document.shape[1] - 1
-        # Entry 0 of the table stands for every position before the first document, the last one for those after.
+        # Entry 0 of the table is for every position before the first document, the last one for those after.
         row, column = ((x + 1).clamp(0, last) for x in (q, kv))
-        own = document[item, row]
-        together = (own == document[item, column]) & (own >= 0)
+        number = document[item, row]
+        together = (number == document[item, column]) & (number >= 0)
         if self.rule is None:
             return together
         return together & self.rule.allows(b, h, q - start[item, row], kv - start[item, column])
 
     def _first_outside(self, inside: range | None) -> int:
-        """The first position that stands in its document that the rule, which covers ``inside``, does not cover."""
+        """Return the first position that is outside ``inside`` when counted from the start of its document."""
         if inside is None:
             return 1 << _TOTAL_BITS
-        # A document that is longer than the rule goes on behind it; one of a rule that begins later begins outside.
+        # A document longer than `inside` ends outside it; if `inside` starts after 0, every document starts outside it.
         within = inside.stop if inside.start <= 0 else 0
-        firsts = [(ends - lengths)[lengths > within] + within for lengths, ends in self._texts]
+        firsts = [(ends - lengths)[lengths > within] + within for lengths, ends in self._documents]
         return min((int(first.min()) for first in firsts if len(first)), default=1 << _TOTAL_BITS)
 
     def places(self, positions: Tensor) -> Tensor:
-        """Positions counted from the start of the own document, int64 as they came; -1 for those in none.
+        """Return positions counted from the start of their document, int64; -1 for positions in no document.
 
         Args:
-            positions: int64 ``[batch | 1, len]``, counted from the start of the line.
+            positions: int64 ``[batch | 1, len]``, counted from the start of the packed row.
         """
         document, start = self._places.on(positions.device).unbind(0)
         item = torch.arange(max(len(positions), len(self.lengths)), device=positions.device)[:, None]
@@ -137,7 +134,7 @@ class Documents(Mask):
         row = row.expand(len(item), -1)
         return (row - 1 - start[item, row]).masked_fill(document[item, row] < 0, -1)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         if len(self.lengths) > 1 and (groups.batch == ALL).any():
             return Bounds.unknown(keys)
         start, stop, one = self._spans(groups)
@@ -146,13 +143,13 @@ class Documents(Mask):
         if self.rule is None:
             return Bounds.exactly(inside).where(one, apart)
         first = np.clip(keys.first - start, 0, stop - start)
-        own = Universe(first, np.maximum(first, np.minimum(keys.stop, stop) - start))
-        moved = groups._replace(first=groups.first - start, last=groups.last - start)
-        inner = self.rule.bounds(moved, own)
-        within = Bounds(inner.needed.shifted(start, keys), inner.sure.shifted(start, keys))
+        local = KeyDomain(first, np.maximum(first, np.minimum(keys.stop, stop) - start))
+        shifted = groups._replace(first=groups.first - start, last=groups.last - start)
+        inner = self.rule.bounds(shifted, local)
+        within = Bounds(inner.any_row.shifted(start, keys), inner.all_rows.shifted(start, keys))
         return within.where(one, apart)
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         if len(self.lengths) > 1 and box.batch == ALL:
             return (self, box)
         item = 0 if len(self.lengths) == 1 else box.batch
@@ -162,7 +159,7 @@ class Documents(Mask):
         if not (one and other and start == row_start):
             return (self, box)
         rows, keys = (range(x.start - start, x.stop - start, x.step) for x in (box.rows, box.keys))
-        return self._inside.residual(Box(box.batch, rows, keys))
+        return self._inside.partial(Box(box.batch, rows, keys))
 
     def terms(self) -> Sequence[tuple[int, Mask]]:
         terms = self._inside.terms()
@@ -171,7 +168,7 @@ class Documents(Mask):
         return [(step, Documents(self.lengths, term)) for step, term in terms]
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        items = self._texts if batch == ALL else [self._texts[0 if len(self._texts) == 1 else batch]]
+        items = self._documents if batch == ALL else [self._documents[0 if len(self._documents) == 1 else batch]]
         edges = []
         for lengths, ends in items:
             edges += [ends - lengths, ends]
@@ -185,8 +182,8 @@ class Documents(Mask):
         return np.concatenate(edges)
 
     def _around(self, item: int, span: range) -> tuple[int, int, bool]:
-        """What `_spans` says of a single group, sooner."""
-        lengths, ends = self._texts[item]
+        """Return the result of `_spans` for a single group, faster."""
+        lengths, ends = self._documents[item]
         total = int(ends[-1]) if len(ends) else 0
         if not total or span[0] >= total or span[-1] < 0:
             return 0, 0, False
@@ -194,45 +191,45 @@ class Documents(Mask):
         return int(ends[low] - lengths[low]), int(ends[high]), low == high and span[0] >= 0 and span[-1] < total
 
     def _spans(self, groups: Groups) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-        """Per group: start of the first document it touches, end of the last, and whether it lies in just one."""
+        """Return, per group, the start of its first document, the end of its last, and whether it lies in just one."""
         start, stop = np.zeros_like(groups.first), np.zeros_like(groups.first)
         one = np.zeros(groups.first.shape, dtype=bool)
         items = np.zeros_like(groups.batch) if len(self.lengths) == 1 else groups.batch
         for item in np.unique(items).tolist():
-            own = items == item
-            lengths, ends = self._texts[item]
+            chosen = items == item
+            lengths, ends = self._documents[item]
             total = int(ends[-1]) if len(ends) else 0
-            first, last = groups.first[own], groups.last[own]
+            first, last = groups.first[chosen], groups.last[chosen]
             touches = (first < total) & (last >= 0)
             if not total:
                 continue
             low = np.searchsorted(ends, np.clip(first, 0, total - 1), side="right")
             high = np.searchsorted(ends, np.clip(last, 0, total - 1), side="right")
-            start[own] = np.where(touches, ends[low] - lengths[low], 0)
-            stop[own] = np.where(touches, ends[high], 0)
-            one[own] = (low == high) & (first >= 0) & (last < total)
+            start[chosen] = np.where(touches, ends[low] - lengths[low], 0)
+            stop[chosen] = np.where(touches, ends[high], 0)
+            one[chosen] = (low == high) & (first >= 0) & (last < total)
         return start, stop, one
 
 
-def with_facts(pattern: Mask, facts: Mask) -> Mask:
-    """A layer's pattern and the facts of a batch: where these are documents, the pattern begins anew with each."""
-    parts = facts.parts if isinstance(facts, And) else (facts,)
-    place = next((i for i, part in enumerate(parts) if isinstance(part, Documents)), None)
-    if place is None:
-        return pattern & facts
-    texts = parts[place]
-    assert isinstance(texts, Documents)  # for the type checker
-    begun = Documents(texts.lengths, pattern if texts.rule is None else pattern & texts.rule)
-    return begun if len(parts) == 1 else And((*parts[:place], begun, *parts[place + 1 :]))
+def with_facts(pattern: Mask, batch_mask: Mask) -> Mask:
+    """Join a layer's pattern and the mask of a batch: the pattern restarts with each document of the batch."""
+    parts = batch_mask.parts if isinstance(batch_mask, And) else (batch_mask,)
+    index = next((i for i, part in enumerate(parts) if isinstance(part, Documents)), None)
+    if index is None:
+        return pattern & batch_mask
+    documents = parts[index]
+    assert isinstance(documents, Documents)  # for the type checker
+    joined = Documents(documents.lengths, pattern if documents.rule is None else pattern & documents.rule)
+    return joined if len(parts) == 1 else And((*parts[:index], joined, *parts[index + 1 :]))
 
 
 def _items(lengths: object) -> tuple[tuple[int, ...], ...]:
-    """Lengths of documents, per batch item; one item if all are alike."""
+    """Return the lengths of documents per batch item; one item if all are alike."""
     hint = "lengths in a list hold for all batch items; or one such list per item"
-    given = items_of("lengths", lengths, "be ints of at least 0", hint=hint)
-    if not given:
+    values = items_of("lengths", lengths, "be ints of at least 0", hint=hint)
+    if not values:
         raise value_error("lengths", "be at least one", "none", hint=hint)
-    rows = given if isinstance(given[0], Iterable) else [given]
+    rows = values if isinstance(values[0], Iterable) else [values]
     items = tuple(ints_of("lengths", row, hint=hint) for row in rows)
     if any(sum(item) >> _TOTAL_BITS for item in items):
         raise value_error("lengths", f"add up to less than 2**{_TOTAL_BITS}", shown(rows))
@@ -240,13 +237,13 @@ def _items(lengths: object) -> tuple[tuple[int, ...], ...]:
 
 
 def _lengths_and_ends(item: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """Lengths of the documents that hold something, and where they end."""
+    """Return the lengths of the non-empty documents, and their ends."""
     lengths = np.asarray([length for length in item if length], dtype=np.int64)
     return lengths, np.cumsum(lengths)
 
 
 def _table(lengths: tuple[tuple[int, ...], ...]) -> Tensor:
-    """int64 [2, items, 1 + positions + 1]: document and its start, by position + 1; document -1 outside."""
+    """Return int64 [2, items, 1 + positions + 1]: document and its start, by position + 1; document -1 outside."""
     longest = max(sum(item) for item in lengths)
     table = np.full((2, len(lengths), longest + 2), -1, dtype=np.int64)
     table[1] = 0

@@ -1,4 +1,4 @@
-"""Full: everyone may attend to everyone."""
+"""Full: every query may attend to every key."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ from torch import Tensor
 
 from saccade.masks.mask import Mask
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Spans, Universe
-from saccade.support.argument_hints import answers_class
-
-__all__ = ["Full"]
+from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
+from saccade.support.argument_hints import argument_hints
 
 
-@answers_class(more="a mask is a rule on positions and has no length: Full() fits any")
+@argument_hints(more="a mask is a rule on positions and has no length: Full() fits any")
 @dataclasses.dataclass(frozen=True)
 class Full(Mask):
-    """Every query may attend to every key; what ``mask=None`` means.
+    """Every query may attend to every key; the meaning of ``mask=None``.
 
     >>> print(Full().picture(2, 3))
     1 1 1
     1 1 1
     """
 
-    is_relative = True
+    is_value = is_relative = True
     hides_keys_only = True
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        # Written with q and kv so that it broadcasts like every other rule, also under vmap.
+        # Depend on q and kv, so that the result broadcasts like that of every other mask, also under vmap.
         return (q == q) & (kv == kv)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         return Bounds.exactly(Spans.everything(keys))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         return True

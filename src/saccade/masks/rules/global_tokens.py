@@ -1,4 +1,4 @@
-"""Global: a few tokens that see everyone, and whom everyone sees."""
+"""Global: a few tokens that see all keys, and that all queries see."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from saccade.masks.device_constant import Table
 from saccade.masks.mask import Mask
 from saccade.masks.validation import ints_of
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_bool
 
-__all__ = ["Global", "global_positions"]
 
-
-@answers_class(positions="Global([0]): the tokens that see all and are seen by all")
+@argument_hints(positions="Global([0]): the tokens that see all and are seen by all")
 @dataclasses.dataclass(frozen=True)
 class Global(Mask):
     """Tokens at ``positions`` see all keys, and all queries see them. Meant to be joined: ``window | Global([0])``.
@@ -38,7 +36,7 @@ class Global(Mask):
     . 1 .
 
     Args:
-        positions: where the tokens stand; ints of at least 0, in any order (or an int tensor).
+        positions: of the tokens; ints of at least 0, in any order (or an int tensor).
         sees: a global token may attend to every key.
         seen: every query may attend to a global token.
 
@@ -55,11 +53,11 @@ class Global(Mask):
     _table: ClassVar[Table]
 
     def __init__(self, positions: Iterable[int], sees: bool = True, seen: bool = True):
-        given = global_positions(positions)
+        numbers = global_positions(positions)
         sees, seen = check_bool("sees", sees), check_bool("seen", seen)
         if not (sees or seen):
             raise value_error("sees or seen", "be true", "neither")
-        object.__setattr__(self, "positions", tuple(sorted(set(given))))
+        object.__setattr__(self, "positions", tuple(sorted(set(numbers))))
         object.__setattr__(self, "sees", sees)
         object.__setattr__(self, "seen", seen)
         object.__setattr__(self, "_table", Table(torch.tensor(self.positions, dtype=torch.int64, device="cpu")))
@@ -73,20 +71,20 @@ class Global(Mask):
         by_key = self._is_global(kv) if self.seen else kv != kv
         return by_query | by_key
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         everything, nothing = Spans.everything(keys), Spans.nothing(keys)
-        seen = nothing
+        visible = nothing
         if self.seen and self.positions:
             starts, ends = self._runs()[:, None].repeat(len(groups.first), axis=1)
-            seen = Spans.of(starts, ends, keys)
+            visible = Spans.of(starts, ends, keys)
         if not self.sees:
-            return Bounds.exactly(seen)
+            return Bounds.exactly(visible)
         hits = self._count(groups.first, groups.last + 1)
-        all_hit = (hits == groups.rows) & (groups.step == 1)  # with a step, tokens of other rows are counted too
-        needed = everything.where(hits > 0, seen)
-        return Bounds(needed, needed if ((hits > 0) == all_hit).all() else everything.where(all_hit, seen))
+        all_hit = (hits == groups.rows) & (groups.step == 1)  # with a step, the count includes other rows
+        any_row = everything.where(hits > 0, visible)
+        return Bounds(any_row, any_row if ((hits > 0) == all_hit).all() else everything.where(all_hit, visible))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         rows = self._inside(box.rows) if self.sees else ()
         columns = self._inside(box.keys) if self.seen else ()
         if len(rows) == len(box.rows) or len(columns) == len(box.keys):
@@ -99,19 +97,19 @@ class Global(Mask):
         return self._runs().ravel() if self.sees else np.zeros(0, dtype=np.int64)
 
     def _is_global(self, x: Tensor) -> Tensor:
-        """Whether a position is one of ours, by bisection in as many steps as it takes."""
+        """Return whether a position is global, by bisection."""
         if not self.positions:
             return x != x
         tokens = self._table.on(x.device)
         low, left = torch.zeros_like(x), len(self.positions)
-        while left > 1:  # as a searchsorted would, but an entry at a time, which compilers fuse
+        while left > 1:  # like searchsorted, one entry at a time, which compilers fuse
             half = left // 2
             low = low + half * (tokens[low + half] <= x)
             left -= half
         return tokens[low] == x
 
     def _runs(self) -> Ints:
-        """Where runs of neighbours begin and end, ``[2, runs]``: better cuts than the ends of single positions."""
+        """Return the start and end of runs of adjacent positions, ``[2, runs]``: better cuts than single positions."""
         where = np.asarray(self.positions, dtype=np.int64)
         is_new = np.diff(where, prepend=-2) != 1
         return np.stack([where[is_new], where[np.roll(is_new, -1)] + 1])
@@ -125,7 +123,7 @@ class Global(Mask):
 
 
 def global_positions(positions: object) -> tuple[int, ...]:
-    """Positions of global tokens, checked.
+    """Return the checked positions of global tokens.
 
     Raises:
         TypeError, ValueError: no list, or a negative or non-integer position.

@@ -1,4 +1,4 @@
-"""KeyRanges: the keys that each query sees, as a few ranges."""
+"""KeyRanges: a few ranges of keys for each query."""
 
 from __future__ import annotations
 
@@ -10,27 +10,24 @@ import torch
 from torch import Tensor
 
 from saccade.masks.device_constant import Table
-from saccade.masks.domain import EVERYWHERE, Domain
-from saccade.masks.mask import Mask
+from saccade.masks.mask import EVERYWHERE, Domain, Mask
 from saccade.plan import ALL, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-
-__all__ = ["KeyRanges"]
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KeyRanges(Mask):
-    """Each query sees a few ranges of keys, its own: what a bool tensor says that no other rule says.
+    """Each query sees a few ranges of keys: the content of a bool tensor that equals no standard pattern.
 
-    Row r of L stands at position ``columns - L + r``, as in `Dense`; one row holds for every query.
+    Row r of L is at position ``columns - L + r``, as in `Dense`; one row applies to every query.
 
     Args:
-        starts, ends: int64 ``[items, rows, ranges]``, each row's ranges sorted and apart. A range that holds nothing
-            starts at ``columns`` and ends at 0, and stands last. One item holds for all.
+        starts, ends: int64 ``[items, rows, ranges]``, sorted and disjoint in each row. Empty ranges start at
+            ``columns`` and end at 0, and come last. One item applies to all.
         columns: number of keys.
 
-    Cost: 16 bytes a range. Bounds of groups are exact for single rows; of several rows the first ranges are taken
-        together, the second ones, and so on.
+    Cost: 16 bytes per range. Bounds are exact for single rows; for several rows, the hulls of their first ranges, of
+        their second ranges, and so on.
     """
 
     starts: Ints
@@ -70,7 +67,7 @@ class KeyRanges(Mask):
 
     @property
     def first_row(self) -> int:
-        """Position of the first row; 0 where one row holds for every query."""
+        """Position of the first row; 0 if one row applies to every query."""
         return 0 if self.hides_keys_only else self.columns - self.starts.shape[1]
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -81,14 +78,14 @@ class KeyRanges(Mask):
             row = q - self.first_row
             inside = (row >= 0) & (row < rows)
             row = row.clamp(0, rows - 1)
-        seen = kv != kv
+        allowed = kv != kv
         for number in range(ranges):
-            # Single cells: FlexAttention compiles no slice of a table beside positions.
+            # Index single cells: FlexAttention cannot compile a slice of a table next to positions.
             start, end = table[0, item, row, number], table[1, item, row, number]
-            seen = seen | ((kv >= start) & (kv < end))
-        return seen & inside
+            allowed = allowed | ((kv >= start) & (kv < end))
+        return allowed & inside
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         items, rows, _ = self.starts.shape
         low, high = (x - self.first_row for x in (groups.first, groups.last))
         if rows == 1:
@@ -98,25 +95,25 @@ class KeyRanges(Mask):
         if items > 1 and (groups.batch == ALL).any():
             tables = (self.starts.min(0), self.ends.max(0), self.starts.max(0), self.ends.min(0))
         else:
-            own = groups.batch * rows if items > 1 else 0
-            low, high = low + own, high + own
+            offset = groups.batch * rows if items > 1 else 0
+            low, high = low + offset, high + offset
             starts, ends = (x.reshape(items * rows, -1) for x in (self.starts, self.ends))
             if (low == high).all() and np.array_equal(some, every):
                 return Bounds.exactly(Spans.of(starts[low], ends[low], keys).where(some, nothing))
             tables = (starts, ends, starts, ends)
         sides = (np.minimum, np.maximum, np.maximum, np.minimum)
         first, stop, sure_first, sure_stop = (_among(*x, low, high) for x in zip(sides, tables, strict=True))
-        needed = Spans.of(first, stop, keys).where(some, nothing)
-        return Bounds(needed, Spans.of(sure_first, sure_stop, keys).where(every, nothing))
+        any_row = Spans.of(first, stop, keys).where(some, nothing)
+        return Bounds(any_row, Spans.of(sure_first, sure_stop, keys).where(every, nothing))
 
     def __repr__(self) -> str:
         items, rows, ranges = self.starts.shape
         return f"KeyRanges(items={items}, rows={rows}, columns={self.columns}, at_most={ranges})"
 
 
-def _among(least_or_most: np.ufunc, numbers: Ints, low: Ints, high: Ints) -> Ints:
-    """The least or the most of the rows ``low`` to ``high`` (inclusive) of numbers ``[rows, ranges]``."""
+def _among(reduction: np.ufunc, numbers: Ints, low: Ints, high: Ints) -> Ints:
+    """Return the minimum or maximum of the rows ``low`` to ``high`` (inclusive) of numbers ``[rows, ranges]``."""
     pairs = np.stack([low, high + 1], 1).ravel()
-    # What stands between two groups belongs to none, and `reduceat` wants the row behind the last to be there.
-    found: Ints = least_or_most.reduceat(np.concatenate([numbers, numbers[-1:]]), pairs)[::2]
-    return found
+    # Every second result lies between two groups; `reduceat` needs a row after the last one.
+    reduced: Ints = reduction.reduceat(np.concatenate([numbers, numbers[-1:]]), pairs)[::2]
+    return reduced

@@ -1,4 +1,4 @@
-"""Padding: keys that are not tokens."""
+"""Padding: hides the keys that are not tokens."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from saccade.masks.device_constant import Table
 from saccade.masks.mask import Mask
 from saccade.masks.validation import POSITION_BITS, ints_of
 from saccade.plan import ALL, Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import shown, value_error
 from saccade.support.validation import check_choice, check_int
 
-__all__ = ["Padding"]
 
-
-@answers_class(lengths="Padding([3, 5]): how many tokens each item has; from_attention_mask takes a tensor of 0 and 1")
+@argument_hints(lengths="Padding([3, 5]): how many tokens each item has; from_attention_mask takes a tensor of 0 and 1")
 @dataclasses.dataclass(frozen=True)
 class Padding(Mask):
-    """Only real tokens may be attended to: batch item b has ``lengths[b]`` of them.
+    """Only tokens may be attended to: batch item b has ``lengths[b]`` of them.
 
-    A fact of the batch, to be joined with the pattern of a module: ``mha(x, mask=Padding(lengths))``. It hides
-    keys only; what the rows of padding tokens hold is up to the caller to ignore.
+    Pass it with the call, to be joined with the pattern of a module: ``mha(x, mask=Padding(lengths))``. It hides keys
+    only; the caller ignores the rows of padding.
 
     >>> print(Padding([2]).picture(3))
     1 1 .
@@ -40,8 +38,8 @@ class Padding(Mask):
     . 1 1
 
     Args:
-        lengths: real tokens per batch item, at least 0 (ints or an int tensor).
-        side: where the padding stands, "right" (behind the tokens) or "left" (before them).
+        lengths: tokens per batch item, at least 0 (ints or an int tensor).
+        side: side of the padding, "right" (after the tokens) or "left" (before them).
         padded_len: the length that the items were padded to; needed for "left".
 
     Raises:
@@ -63,17 +61,17 @@ class Padding(Mask):
         side: Literal["right", "left"] = "right",
         padded_len: int | None = None,
     ):
-        given = ints_of("lengths", lengths, hint="the length of a single item is a list too: [5]")
-        if not given:
+        numbers = ints_of("lengths", lengths, hint="the length of a single item is a list too: [5]")
+        if not numbers:
             raise value_error("lengths", "be one for each batch item", "none")
         check_choice("side", side, ("right", "left"))
         if padded_len is not None:
             padded_len = check_int("padded_len", padded_len, 0, below=1 << POSITION_BITS)
-        if (side == "left" and padded_len is None) or (padded_len is not None and padded_len < max(given)):
+        if (side == "left" and padded_len is None) or (padded_len is not None and padded_len < max(numbers)):
             hint = "where a left-padded item begins follows from the length that it was padded to"
             rule = "be at least the longest item" + (" for side='left'" if side == "left" else "")
-            raise value_error("padded_len", rule, f"{padded_len} with lengths {shown(given)}", hint=hint)
-        object.__setattr__(self, "lengths", given)
+            raise value_error("padded_len", rule, f"{padded_len} with lengths {shown(numbers)}", hint=hint)
+        object.__setattr__(self, "lengths", numbers)
         object.__setattr__(self, "side", side)
         object.__setattr__(self, "padded_len", padded_len if side == "left" else None)
         object.__setattr__(self, "_table", Table(torch.from_numpy(np.stack(self._edges()))))
@@ -87,16 +85,16 @@ class Padding(Mask):
         start, stop = self._table.on(kv.device).unbind(0)
         return (kv >= start[item]) & (kv < stop[item])
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         start, stop = self._edges()
         if len(self.lengths) > 1:
             if (groups.batch == ALL).any():
-                sure = Spans.within(keys, start.max(), np.maximum(start.max(), stop.min()))
-                return Bounds(Spans.within(keys, start.min(), stop.max()), sure)
+                all_rows = Spans.within(keys, start.max(), np.maximum(start.max(), stop.min()))
+                return Bounds(Spans.within(keys, start.min(), stop.max()), all_rows)
             start, stop = start[groups.batch], stop[groups.batch]
         return Bounds.exactly(Spans.within(keys, start, stop))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         start, stop = self._edges()
         if len(self.lengths) > 1 and box.batch != ALL:
             start, stop = start[box.batch : box.batch + 1], stop[box.batch : box.batch + 1]

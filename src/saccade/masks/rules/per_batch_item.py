@@ -1,4 +1,4 @@
-"""PerItem: a rule of its own for each batch item."""
+"""PerItem: a separate mask for each batch item."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.masks.domain import Domain
-from saccade.masks.mask import Mask
+from saccade.masks.mask import Domain, Mask
 from saccade.plan import ALL, Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, type_error, value_error
 from saccade.support.validation import check_type
 
-__all__ = ["PerItem"]
 
-
-@answers_class(rules="PerItem([Global([0]), Global([0, 7])]): one mask for each batch item")
+@argument_hints(rules="PerItem([Global([0]), Global([0, 7])]): one mask for each batch item")
 @dataclasses.dataclass(frozen=True)
 class PerItem(Mask):
-    """Batch item b follows ``rules[b]``: other global tokens, another window for each.
+    """Batch item b follows ``rules[b]``, for example with other global tokens.
 
     >>> from saccade.masks import Causal, Window
     >>> mask = PerItem([Causal(), Window(0, 0)])
@@ -34,11 +31,11 @@ class PerItem(Mask):
     . . 1
 
     Args:
-        rules: a mask for each batch item, none of which tells items apart itself.
+        rules: a mask for each batch item; none of them distinguishes items.
 
     Raises:
         TypeError: no list of masks.
-        ValueError: none, or one that tells batch items apart.
+        ValueError: no masks, or one that distinguishes batch items.
     """
 
     rules: tuple[Mask, ...]
@@ -47,11 +44,11 @@ class PerItem(Mask):
     def __init__(self, rules: Iterable[Mask]):
         if isinstance(rules, Mask | Tensor | np.ndarray) or not isinstance(rules, Iterable):
             raise type_error("rules", "be a list of masks", kind(rules))
-        own = tuple(check_type("rules", rule, Mask, "be a list of masks") for rule in rules)
-        if not own or any(rule.shape[0] != 1 for rule in own):
-            got = "none" if not own else f"one for {max(rule.shape[0] for rule in own)} items"
+        checked = tuple(check_type("rules", rule, Mask, "be a list of masks") for rule in rules)
+        if not checked or any(rule.shape[0] != 1 for rule in checked):
+            got = "none" if not checked else f"one for {max(rule.shape[0] for rule in checked)} items"
             raise value_error("rules", "be masks of one batch item each, at least one", got)
-        object.__setattr__(self, "rules", own)
+        object.__setattr__(self, "rules", checked)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -70,38 +67,38 @@ class PerItem(Mask):
         return reduce(Domain.both, (rule.domain for rule in self.rules))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        seen = self.rules[0].allows(b, h, q, kv)
+        allowed = self.rules[0].allows(b, h, q, kv)
         for item, rule in enumerate(self.rules[1:], 1):
-            seen = torch.where(b == item, rule.allows(b, h, q, kv), seen)
-        return seen
+            allowed = torch.where(b == item, rule.allows(b, h, q, kv), allowed)
+        return allowed
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         if len(self.rules) == 1:
             return self.rules[0].bounds(groups, keys)
         alike = groups._replace(batch=np.full_like(groups.batch, ALL))
         each = [rule.bounds(alike, keys) for rule in self.rules]
-        if (groups.batch == ALL).any():  # what some item needs, and what all of them have
-            needed = reduce(lambda one, other: one.either(other, keys), each).needed
-            return Bounds(needed, reduce(lambda one, other: one.both(other, keys), each).sure)
+        if (groups.batch == ALL).any():  # keys of any item, and keys of all items
+            any_row = reduce(lambda one, other: one.either(other, keys), each).any_row
+            return Bounds(any_row, reduce(lambda one, other: one.both(other, keys), each).all_rows)
         nothing = Spans.nothing(keys)
-        found = Bounds(nothing, nothing)
-        for item, own in enumerate(each):
-            is_own = groups.batch == item
-            part = Bounds(own.needed.where(is_own, nothing), own.sure.where(is_own, nothing))
-            found = found.either(part, keys)
-        return found
+        joined = Bounds(nothing, nothing)
+        for item, bounds in enumerate(each):
+            is_item = groups.batch == item
+            part = Bounds(bounds.any_row.where(is_item, nothing), bounds.all_rows.where(is_item, nothing))
+            joined = joined.either(part, keys)
+        return joined
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         if len(self.rules) == 1:
-            return self.rules[0].residual(box)
+            return self.rules[0].partial(box)
         if box.batch == ALL:
             return "each item", box
-        inner = self.rules[box.batch].residual(box._replace(batch=ALL))
+        inner = self.rules[box.batch].partial(box._replace(batch=ALL))
         return inner if isinstance(inner, bool) else (box.batch, inner)
 
     def cuts(self, batch: int, rows: range) -> Ints:
-        of = self.rules if batch == ALL else (self.rules[batch if len(self.rules) > 1 else 0],)
-        return np.concatenate([np.asarray(rule.cuts(ALL, rows), dtype=np.int64) for rule in of])
+        rules = self.rules if batch == ALL else (self.rules[batch if len(self.rules) > 1 else 0],)
+        return np.concatenate([np.asarray(rule.cuts(ALL, rows), dtype=np.int64) for rule in rules])
 
     def __repr__(self) -> str:
         return f"PerItem([{', '.join(map(str, self.rules))}])"

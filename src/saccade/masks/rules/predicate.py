@@ -12,14 +12,12 @@ from torch import Tensor
 from saccade.masks.mask import Mask
 from saccade.support.errors import kind, type_error
 
-__all__ = ["Predicate"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Predicate(Mask):
-    """The rule is a function ``(b, h, q, kv) -> bool`` of tensors that broadcast (FlexAttention's ``mask_mod``).
+    """A function ``(b, h, q, kv) -> bool`` of tensors that broadcast (FlexAttention's ``mask_mod``).
 
-    Exact like every mask, but it knows nothing about itself: all pairs are looked at, a few rows at a time.
+    It is exact, but its structure is unknown: all pairs are computed, a few rows at a time.
 
     >>> print(Predicate(lambda b, h, q, kv: (q + kv) % 2 == 0).picture(3))
     1 . 1
@@ -30,11 +28,11 @@ class Predicate(Mask):
         function: of int64 tensors; may depend on the batch item and the head.
 
     Raises:
-        TypeError: not callable, or a class; when it is asked: an answer that is no bool tensor (True or False will do).
+        TypeError: not callable, or a class; on use, a result that is neither a bool tensor nor True or False.
     """
 
     function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    is_value = False  # What the function reads may change between two calls.
+    is_value = False  # the data that the function reads may change between two calls
     asks_functions = True
 
     def __post_init__(self) -> None:
@@ -47,7 +45,7 @@ class Predicate(Mask):
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         answer = self.function(b, h, q, kv)
-        if isinstance(answer, bool | np.bool_):  # the same for all pairs, as a rule for one layer of a model may say
+        if isinstance(answer, bool | np.bool_):  # the same for all pairs, as in masks for single layers
             return (q == q) & (kv == kv) if answer else (q != q) & (kv != kv)
         if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
             got = str(answer.dtype).removeprefix("torch.") if isinstance(answer, Tensor) else kind(answer)

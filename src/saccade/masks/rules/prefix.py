@@ -1,4 +1,4 @@
-"""Prefix: the beginning, seen by everyone."""
+"""Prefix: every query sees the first positions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from torch import Tensor
 from saccade.masks.mask import Mask
 from saccade.masks.validation import check_field
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Spans, Universe
-from saccade.support.argument_hints import answers_class
-
-__all__ = ["Prefix"]
+from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
+from saccade.support.argument_hints import argument_hints
 
 
-@answers_class()
+@argument_hints()
 @dataclasses.dataclass(frozen=True)
 class Prefix(Mask):
-    """Every query sees the first ``length`` positions. Meant to be joined: ``Causal() | Prefix(n)`` is a prefix LM.
+    """Every query sees the first ``length`` positions. Join it with other masks: ``Causal() | Prefix(n)`` is a prefix
+    LM.
 
     >>> from saccade.masks import Causal
     >>> print((Causal() | Prefix(3)).picture(5))
@@ -47,10 +46,10 @@ class Prefix(Mask):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return (kv < self.length) & (q == q)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         return Bounds.exactly(Spans.within(keys, keys.first, self.length))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         if box.keys[-1] < self.length:
             return True
         if box.keys[0] >= self.length:

@@ -1,4 +1,4 @@
-"""Random: a few blocks of keys for each block of queries, drawn once and for all."""
+"""Random: a few random blocks of keys for each block of queries."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from torch import Tensor
 from saccade.masks.mask import Mask
 from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
 
-__all__ = ["DRAW_BITS", "SEED_BITS", "Random"]
-
-DRAW_BITS = 12  # each draw is compared with those before it: with more blocks than that a row would take minutes
-SEED_BITS = 63  # exported programs keep it as int64
+DRAW_BITS = 12  # each draw is compared with all earlier ones: with more blocks, a row would take minutes
+SEED_BITS = 63  # exported programs store it as int64
 _WORD = 0xFFFFFFFF
-_MOST_ROWS = 64  # blocks of queries in one group beyond which nearly all keys are needed anyway
+_MOST_ROWS = 64  # with more blocks of queries in a group, nearly all keys are visible
 
 
 @dataclasses.dataclass(frozen=True)
 class Random(Mask):
     """Each block of queries sees ``blocks_per_row`` blocks of keys, drawn at random.
 
-    Block i draws different blocks from the first ``2 * max(i + 1, blocks_per_row)``: half of what it may draw lies
-    before it, half after. The draw depends on the seed and on i, and on nothing else: it is the same in training and
-    evaluation, for every length of keys (what is drawn beyond the last key is not there), and touches no random
-    state of the process.
+    Block i draws different blocks from the first ``2 * max(i + 1, blocks_per_row)``: half of the candidates are before
+    it, half after. The draw depends on the seed and on i alone: it is the same in training and evaluation and for every
+    number of keys (blocks beyond the last key have no effect), and does not change the random state of the process.
 
     >>> print(Random(1, 2, seed=3).picture(8))
     1 1 . . . . . .
@@ -45,13 +42,13 @@ class Random(Mask):
         blocks_per_row: blocks of keys for each block of queries, an int of at least 1; the time of a draw grows with
             its square.
         block_size: positions in a block, an int of at least 1.
-        seed: of the draws.
+        seed: of the random numbers.
 
     Raises:
         ValueError: anything else.
 
-    Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D, where the draw is made anew for each
-    length (and, in a widespread implementation, only while training).
+    Reference: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D, where every length has a new draw
+    (and, in a widespread implementation, only training does).
     """
 
     blocks_per_row: int
@@ -64,34 +61,34 @@ class Random(Mask):
         check_field(self, "seed", 0, bits=SEED_BITS)
 
     def drawn(self, rows: Ints) -> Ints:
-        """Blocks of keys that blocks of queries see, int64 ``[rows, blocks_per_row]``, sorted in each row."""
+        """Return the blocks of keys of blocks of queries, int64 ``[rows, blocks_per_row]``, sorted in each row."""
         return np.sort(np.stack(list(self._draws(np.asarray(rows, dtype=np.int64))), axis=-1), axis=-1)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         row, column = (x.div(self.block_size, rounding_mode="floor") for x in (q, kv))
-        seen = column != column
+        allowed = column != column
         for drawn in self._draws(row):
-            seen = seen | (drawn == column)
-        return seen & (row >= 0)
+            allowed = allowed | (drawn == column)
+        return allowed & (row >= 0)
 
     def _draws(self, row: Any) -> Iterator[Any]:
-        """The blocks that a block draws, one after another; for arrays and tensors alike.
+        """Yield the random blocks of each block, one after another; for arrays and tensors.
 
-        Floyd's way to draw without repetition: each draw is from one more than the one before, and where it repeats
-        one it takes the last.
+        Floyd's sampling without repetition: each draw has one more candidate than the draw before, and a repeated draw
+        takes the last candidate.
         """
         draws = self.blocks_per_row
         before: list[Any] = []
-        among = 2 * (row + 1 + (draws - row - 1) * (row + 1 < draws))
+        candidates = 2 * (row + 1 + (draws - row - 1) * (row + 1 < draws))
         for number in range(draws):
-            most = among - draws + number
+            most = candidates - draws + number
             pick = _word(self.seed, row, number) % (most + 1)
             for other in before:
                 pick = pick + (most - pick) * (other == pick)
             before.append(pick)
             yield pick
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         size = self.block_size
         low, high = (np.floor_divide(edge, size) for edge in (groups.first, groups.last))
         most = int((high - low).max(initial=0)) + 1
@@ -103,10 +100,10 @@ class Random(Mask):
             present = (row <= high) & (row >= 0)
             starts.append(self.drawn(np.maximum(row, 0)) * size)
             ends.append(starts[-1] + np.where(present, size, 0)[:, None])
-        needed = Spans.of(np.concatenate(starts, axis=1), np.concatenate(ends, axis=1), keys)
-        return Bounds.exactly(needed).where((low == high) & (low >= 0), Bounds(needed, Spans.nothing(keys)))
+        any_row = Spans.of(np.concatenate(starts, axis=1), np.concatenate(ends, axis=1), keys)
+        return Bounds.exactly(any_row).where((low == high) & (low >= 0), Bounds(any_row, Spans.nothing(keys)))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         size = self.block_size
         rows = np.arange(max(box.rows[0] // size, 0), box.rows[-1] // size + 1)
         columns = range(box.keys[0] // size, box.keys[-1] // size + 1)
@@ -123,7 +120,7 @@ class Random(Mask):
 
 
 def _word(seed: int, row: Any, number: int) -> Any:
-    """32 random bits for each row: Murmur3's finaliser, by operators that arrays and tensors share."""
+    """Return 32 random bits for each row: Murmur3's finaliser, with operators of arrays and tensors."""
     x = (row & _WORD) ^ (seed * 0x9E3779B1 + number * 0x85EBCA77 + 0x27D4EB2F) & _WORD
     for _ in range(2):
         x = x ^ (x >> 16)

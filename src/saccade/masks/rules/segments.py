@@ -1,4 +1,4 @@
-"""Segments: causal, as far back as some tokens before the query's own segment."""
+"""Segments: causal, up to some tokens before the segment of the query."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from saccade.masks.mask import Mask
 from saccade.masks.rules.causal import Causal
 from saccade.masks.validation import SIZE_BITS, check_field
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Ints, Spans, Universe
-from saccade.support.argument_hints import answers_class
-
-__all__ = ["Segments"]
+from saccade.plan.key_ranges import Bounds, Ints, KeyDomain, Spans
+from saccade.support.argument_hints import argument_hints
 
 
-@answers_class(
+@argument_hints(
     memory="Segments(4, 2) sees its own segment of 4 and the last 2 tokens before it, Segments(4, 0) no more"
 )
 @dataclasses.dataclass(frozen=True)
 class Segments(Mask):
-    """A query sees what came before it in its own segment, and the last ``memory`` tokens before that segment.
+    """A query sees the earlier tokens of its segment, and the last ``memory`` tokens before that segment.
 
-    Segments are ``segment`` positions long and begin at 0. How far back a query sees grows from token to token, and
-    falls at the next segment; a window moves with the query.
+    Segments are ``segment`` positions long and begin at 0. The number of visible keys grows from token to token and
+    drops at the next segment, whereas a window moves with the query.
 
     >>> print(Segments(3, 2).picture(7))
     1 . . . . . .
@@ -39,7 +37,7 @@ class Segments(Mask):
 
     Args:
         segment: positions of a segment, at least 1.
-        memory: tokens before the own segment that are seen, at least 0.
+        memory: number of visible tokens before the segment, at least 0.
 
     Raises:
         ValueError: anything else.
@@ -58,15 +56,15 @@ class Segments(Mask):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return (kv <= q) & (kv >= q.div(self.segment, rounding_mode="floor") * self.segment - self.memory)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         low, high = (np.floor_divide(row, self.segment) * self.segment - self.memory for row in groups[1:3])
         sure_stop = np.where(groups.last > groups.first, groups.first, groups.first + 1)  # as in `Causal`
         return Bounds(Spans.within(keys, low, groups.last + 1), Spans.within(keys, high, sure_stop))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         low, high = (row // self.segment * self.segment - self.memory for row in (box.rows[0], box.rows[-1]))
         if box.keys[0] >= high:
-            return Causal().residual(box)
+            return Causal().partial(box)
         if box.keys[-1] < low:
             return False
         shape = (box.rows.step, len(box.rows), box.keys.step, len(box.keys))

@@ -1,4 +1,4 @@
-"""Strided: every so many positions."""
+"""Strided: every step-th position."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from torch import Tensor
 from saccade.masks.mask import Mask
 from saccade.masks.validation import check_field
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Spans, Universe
-from saccade.support.argument_hints import answers_class
-
-__all__ = ["Strided"]
+from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
+from saccade.support.argument_hints import argument_hints
 
 
-@answers_class()
+@argument_hints()
 @dataclasses.dataclass(frozen=True)
 class Strided(Mask):
-    """A query sees the positions whose distance from its own is a multiple of ``step``, itself included.
+    """A query sees the positions whose distance from it is a multiple of ``step``, itself included.
 
     >>> print(Strided(2).picture(4))
     1 . 1 .
@@ -27,11 +25,11 @@ class Strided(Mask):
     1 . 1 .
     . 1 . 1
 
-    Run on every step-th row and key, as views without copies; joined with other rules by ``|``, as a term of its own
-    that is merged by the lse.
+    Kernels run it on every step-th row and key, as views without copies; if it is joined with other masks by ``|``, the
+    results are merged by the lse.
 
     Args:
-        step: distance of two neighbouring keys; an int of at least 1.
+        step: distance of two adjacent visible keys; an int of at least 1.
 
     Raises:
         ValueError: anything else.
@@ -48,12 +46,12 @@ class Strided(Mask):
     def allows(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return (q - kv) % self.step == 0
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         everything = Spans.everything(keys)
-        # Rows and keys that stand a multiple of the step apart anyway see each other.
+        # A group whose step is a multiple of this one sees all its keys.
         return Bounds(everything, everything if groups.step % self.step == 0 else Spans.nothing(keys))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         offset = (box.rows[0] - box.keys[0]) % self.step
         if box.rows.step % self.step == 0 and box.keys.step % self.step == 0:
             return offset == 0

@@ -10,22 +10,20 @@ from torch import Tensor
 from saccade.masks.mask import Mask
 from saccade.masks.validation import POSITION_BITS
 from saccade.plan import Box, Groups
-from saccade.plan.key_ranges import Bounds, Spans, Universe
-from saccade.support.argument_hints import answers_class
+from saccade.plan.key_ranges import Bounds, KeyDomain, Spans
+from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import check_int
-
-__all__ = ["Window"]
 
 _UNLIMITED = 1 << POSITION_BITS  # wider than any sequence: sums of positions and widths must stay within int64
 
 
-@answers_class(
+@argument_hints(
     left="Window(4, 4) looks 4 keys back and 4 ahead, Window(4, 0) back only",
     right="Window(4, 4) looks 4 keys back and 4 ahead, Window(4, 0) back only; from_sliding_window(5) is transformers'",
 )
 @dataclasses.dataclass(frozen=True)
 class Window(Mask):
-    """A query sees itself, ``left`` keys before it and ``right`` keys after it.
+    """A query sees its position, ``left`` keys before it and ``right`` keys after it.
 
     >>> print(Window(2, 0).picture(5))
     1 . . . .
@@ -40,7 +38,7 @@ class Window(Mask):
     . . 1 1
 
     Args:
-        left, right: numbers of keys *besides* the query's own position, at least 0; None means no limit.
+        left, right: numbers of keys *besides* the query's position, at least 0; None means no limit.
 
     Raises:
         ValueError: a negative or non-integer width.
@@ -69,18 +67,18 @@ class Window(Mask):
         near = distance <= self.left
         return near if self.right is None else near & (distance >= -self.right)
 
-    def bounds(self, groups: Groups, keys: Universe) -> Bounds:
+    def bounds(self, groups: Groups, keys: KeyDomain) -> Bounds:
         def between(low_row: object, high_row: object) -> Spans:
             first = keys.first if self.left is None else low_row - self.left  # type: ignore[operator]
             stop = keys.stop if self.right is None else high_row + self.right + 1  # type: ignore[operator]
             return Spans.within(keys, first, stop)
 
-        needed = between(groups.first, groups.last)
+        any_row = between(groups.first, groups.last)
         if (groups.first == groups.last).all():
-            return Bounds.exactly(needed)
-        return Bounds(needed, between(groups.last, groups.first))
+            return Bounds.exactly(any_row)
+        return Bounds(any_row, between(groups.last, groups.first))
 
-    def residual(self, box: Box) -> bool | Hashable:
+    def partial(self, box: Box) -> bool | Hashable:
         least = box.rows[0] - box.keys[-1]
         most = box.rows[-1] - box.keys[0]
         low = least if self.right is None else -self.right

@@ -1,3 +1,3 @@
-"""What Linear and Performer share: sums over keys of features, which never meet pair by pair."""
+"""Sums over features of keys, never computed pair by pair: shared by Linear and Performer."""
 
 __all__: list[str] = []

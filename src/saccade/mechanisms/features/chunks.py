@@ -9,8 +9,6 @@ from torch import Tensor
 
 from saccade.engine.tiles.grouped_heads import folded
 
-__all__ = ["CHUNK", "Carried", "Line", "Summed", "chunked_sums"]
-
 CHUNK = 64
 """Tokens that are compared pair by pair. Fewer mean more steps, more mean more pairs."""
 
@@ -18,11 +16,11 @@ _FLOOR = -1e30  # below every logarithm of a weight, and finite: a difference of
 
 
 class Line(NamedTuple):
-    r"""How much of an earlier key a row takes, :math:`w_{ij} = e^{s_j - r_i} \le 1`, and where rows begin anew.
+    r"""The share of an earlier key that a row takes, :math:`w_{ij} = e^{s_j - r_i} \le 1`, and the segments of rows.
 
     Attributes:
         row_logs: r, ``[batch, groups, len]``, at least every s that the row may take; None for 0 with ``key_logs``.
-        key_logs: s, ``[batch, groups, len]``; -inf for a key that nobody takes.
+        key_logs: s, ``[batch, groups, len]``; -inf for a key that no row takes.
         segments: int64 ``[batch | 1, len]``, one number for each run of tokens; rows take keys of their own run.
     """
 
@@ -31,23 +29,23 @@ class Line(NamedTuple):
     segments: Tensor | None = None
 
     def turned(self) -> Line:
-        """Seen from the keys: rows and keys have changed places, and so has the direction."""
+        """Return the line of the transposed product: rows and keys exchanged, in the other direction."""
         if self.row_logs is None or self.key_logs is None:
             return self
         return Line(-self.key_logs, -self.row_logs, self.segments)
 
     def at(self, part: slice) -> Line:
-        """Of some tokens."""
+        """Return the line of some tokens."""
         return Line(*(None if x is None else x[..., part] for x in self))
 
 
 class Summed(NamedTuple):
-    """Sums, and what is needed to go on with the tokens that follow.
+    """Sums, and the state from which later tokens continue.
 
     Attributes:
         out: the sums.
-        state: ``[batch, groups, width, value_dim]``, the sum over all keys so far; whoever goes on writes to it.
-        carried: what the weights in it mean.
+        state: ``[batch, groups, width, value_dim]``, the sum over all keys so far; continuing writes to it.
+        carried: the meaning of its weights.
     """
 
     out: Tensor
@@ -58,7 +56,7 @@ class Summed(NamedTuple):
 def chunked_sums(
     a: Tensor, b: Tensor, c: Tensor, line: Line, *, reverse: bool = False, before: Summed | None = None
 ) -> Summed:
-    """The sums of `saccade.mechanisms.features.prefix_sums`, without derivatives, after those of earlier tokens."""
+    """Return `saccade.mechanisms.features.prefix_sums` after those of earlier tokens, without derivatives."""
     batch, heads, length, width = a.shape
     groups = min(heads, b.shape[1])
     out = a.new_empty(batch, heads, length, c.shape[3])
@@ -69,23 +67,23 @@ def chunked_sums(
     for start in reversed(starts) if reverse else starts:
         part = slice(start, min(start + CHUNK, length))
         size = part.stop - part.start
-        # The heads of a group fold into the rows, on whichever side they are.
+        # The heads of a group fold into the rows, on either side.
         rows, keys, brought = (folded(x[:, :, part], groups) for x in (a, b, c))
         scores = rows @ keys.mT
         if is_even:
             chunk = (rows @ state).add_(_triangle_of(scores, size, reverse) @ brought)
             state.add_(keys.mT @ brought)
         else:
-            own = line.at(part)
-            scores = _spread(scores, size, _pair_weights(own, reverse)[:, :, None, :, None])
-            chunk = _scaled(rows @ state, carried.share_of(own)).add_(scores @ brought)
-            state, carried = carried.advanced(state, keys, brought, own, last=0 if reverse else size - 1)
+            chunk_line = line.at(part)
+            scores = _spread(scores, size, _pair_weights(chunk_line, reverse)[:, :, None, :, None])
+            chunk = _scaled(rows @ state, carried.share_of(chunk_line)).add_(scores @ brought)
+            state, carried = carried.advanced(state, keys, brought, chunk_line, last=0 if reverse else size - 1)
         out[:, :, part] = chunk.reshape(batch, heads, size, -1)
     return Summed(out, state, carried)
 
 
 class Carried(NamedTuple):
-    """What the weights in a state mean: it sums ``exp(s_j - peak)`` times what key j brings, of one segment.
+    """The meaning of a state: it sums ``exp(s_j - peak)`` times the value of key j, over one segment.
 
     Attributes:
         peak: ``[batch, groups]``, at least every s in the state.
@@ -97,11 +95,11 @@ class Carried(NamedTuple):
 
     @classmethod
     def nothing(cls, batch: int, groups: int, like: Tensor) -> Carried:
-        """Before the first key."""
+        """Return the value before the first key."""
         return cls(like.new_full((batch, groups), _FLOOR), None)
 
     def share_of(self, line: Line) -> Tensor:
-        """What each of the next rows takes of the state, ``[batch | 1, groups | 1, len]``."""
+        """Return the share of the state that each of the next rows takes, ``[batch | 1, groups | 1, len]``."""
         logs = torch.zeros_like(self.peak)[..., None]
         if line.row_logs is not None:
             logs = self.peak[..., None] - line.row_logs
@@ -113,7 +111,7 @@ class Carried(NamedTuple):
     def advanced(
         self, state: Tensor, keys: Tensor, brought: Tensor, line: Line, *, last: int
     ) -> tuple[Tensor, Carried]:
-        """The state with more keys, whose last one (in the direction of the sum) is at ``last``."""
+        """Return the state with more keys, whose last one (in the direction of the sum) is at ``last``."""
         segment, peak, take, keep = self.segment, self.peak, torch.ones_like(self.peak)[..., None], None
         logs = line.key_logs
         if line.segments is not None:
@@ -140,7 +138,7 @@ def _triangle_of(scores: Tensor, size: int, reverse: bool) -> Tensor:
 
 
 def _pair_weights(line: Line, reverse: bool) -> Tensor:
-    """How much of a key a row takes, ``[batch | 1, groups | 1, len, len]``; 0 where the key comes later."""
+    """Return the share of a key that a row takes, ``[batch | 1, groups | 1, len, len]``; 0 for later keys."""
     weights: Tensor | int = 1
     if line.row_logs is not None and line.key_logs is not None:
         weights = (line.key_logs[:, :, None] - line.row_logs[..., None]).clamp_(max=0.0).exp_()
@@ -151,14 +149,14 @@ def _pair_weights(line: Line, reverse: bool) -> Tensor:
 
 
 def _spread(scores: Tensor, size: int, weights: Tensor) -> Tensor:
-    """Scores of several heads, ``[batch, groups, heads * size, others * size]``, times weights that they share."""
+    """Multiply scores of several heads, ``[batch, groups, heads * size, others * size]``, by shared weights."""
     batch, groups, rows, columns = scores.shape
     pairs = scores.view(batch, groups, rows // size, size, columns // size, size)
     return (pairs * weights).view(scores.shape)
 
 
 def _scaled(rows: Tensor, factors: Tensor) -> Tensor:
-    """``[batch, groups, heads * size, width]`` times one factor for each token, ``[batch | 1, groups | 1, size]``."""
+    """Multiply ``[batch, groups, heads * size, width]`` by token factors ``[batch | 1, groups | 1, size]``."""
     batch, groups, _, width = rows.shape
     if factors.shape[2] == 1:
         return rows * factors[..., None]

@@ -1,32 +1,34 @@
-"""FeatureMatrix: a matrix made of features of queries and keys, which never meet pair by pair."""
+"""FeatureMatrix: a matrix from features of queries and keys, never computed pair by pair."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from saccade.caches import RecurrentCache
 from saccade.caches.recurrent import Memory
 from saccade.engine.tiles.grouped_heads import groups_of, product
+from saccade.masks import Mask
 from saccade.matrix import Block
+from saccade.mechanisms.checked_mechanism import Approximate, Inputs
 from saccade.mechanisms.features.chunks import CHUNK, Line, chunked_sums
-from saccade.mechanisms.features.mask_support import Visible
+from saccade.mechanisms.features.mask_support import Visible, why_no_sum
 from saccade.mechanisms.features.prefix_sums import continued, prefix_sums
 from saccade.mechanisms.features.sequence_order import Order, check_memory, line_of, rows_that_see
-from saccade.mechanisms.linear_time import LinearTimeMatrix
-from saccade.mechanisms.value_access import is_readable, is_surely_finite
+from saccade.mechanisms.linear_time import LinearTimeMatrix, divide_rows
+from saccade.mechanisms.value_access import is_readable, is_surely_finite, nonfinite_tokens
 from saccade.support.torch_modes import without_autocast
 
-__all__ = ["FeatureMatrix", "Features"]
-
-_PIECE = 1 << 20  # sums that are taken and divided together: 4 MB, which memory that was freed before can hold
+_PIECE = 1 << 20  # numbers that are summed and divided together: 4 MB, which fits into memory that was just freed
 
 
 class Features(NamedTuple):
-    """``exp(logs) * values``: what a feature map makes of queries or keys.
+    """The features of queries or keys, ``exp(logs) * values``.
 
     Attributes:
         values: ``[batch, heads, len, features]``, float32 or wider.
@@ -38,7 +40,7 @@ class Features(NamedTuple):
 
 
 class FeatureMatrix(LinearTimeMatrix):
-    r"""Rows in proportion to products of features; O(n) memory, and O(n) time for products.
+    r"""A matrix whose rows are proportional to products of features; O(n) memory, and O(n) time for products.
 
     .. math:: A_{ij} = \frac{\phi(q_i) \cdot \phi(k_j)}{\epsilon + \sum_{j' \in V(i)} \phi(q_i) \cdot \phi(k_{j'})},
               \quad j \in V(i)
@@ -52,9 +54,9 @@ class FeatureMatrix(LinearTimeMatrix):
         visible: the mask.
         dtype: of the inputs and of the products.
         eps: added to the denominator; rows then sum to a little less than 1.
-        tainted: bool ``[batch, kv_heads, kv_len]``, keys that were not finite: who may attend to one gets NaN; None
-            for none.
-        spoilt: bool ``[batch, heads, q_len]``, queries that were not finite: their rows are NaN, where they see
+        tainted: bool ``[batch, kv_heads, kv_len]``, non-finite keys: a row that may attend to one is NaN; None for
+            none.
+        nonfinite_queries: bool ``[batch, heads, q_len]``, non-finite queries: their rows are NaN, if they see
             anything; None for none.
         source: equal for matrices of the same features, so that a recurrent state fits.
 
@@ -72,13 +74,13 @@ class FeatureMatrix(LinearTimeMatrix):
         dtype: torch.dtype,
         eps: float = 0.0,
         tainted: Tensor | None = None,
-        spoilt: Tensor | None = None,
+        nonfinite_queries: Tensor | None = None,
         source: Hashable = None,
     ):
         shape = (*query.values.shape[:3], key.values.shape[2])
         super().__init__(shape, key.values.shape[1], dtype=dtype, device=query.values.device)
         self._query, self.visible, self.eps = query.values, visible, eps
-        self._tainted, self._spoilt, self.source = tainted, spoilt, source
+        self._tainted, self._nonfinite_queries, self.source = tainted, nonfinite_queries, source
         self._key, self._logs = key
         hidden = visible.hidden_keys
         if hidden is not None:
@@ -93,7 +95,7 @@ class FeatureMatrix(LinearTimeMatrix):
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether rows are distributions: no feature is below 0, and no eps takes a share.
+        """True if rows are distributions: no feature is below 0, and eps is 0.
 
         Cost: reads all features.
         """
@@ -111,17 +113,17 @@ class FeatureMatrix(LinearTimeMatrix):
         return out if nan is None else out.masked_fill(nan[..., None], math.nan)
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are written out for every head."""
+        """Return ``A.mT @ x`` in linear time; see `Matrix.rmatmul`. Grouped keys are repeated for every head."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
-        if not (self._tainted is self._spoilt is None and is_surely_finite(x)):
+        if not (self._tainted is self._nonfinite_queries is None and is_surely_finite(x)):
             return super().rmatmul(x)  # who is touched by what is found pair by pair
         with without_autocast(self.device):
             total = self._gather(torch.ones_like(self._key[..., :1]))
-            rows = _divided(x.to(total.dtype), total, self.eps)
+            rows = divide_rows(x.to(total.dtype), total, self.eps)
             return self._scatter(self._without_hidden(rows)).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """The product where these are new tokens and ``memory`` stands for all before, and the memory after them.
+        """Return the product for new tokens after a ``memory`` of all earlier ones, and the memory after them.
 
         Raises:
             ValueError: a mask that is not causal, or a memory of other features or another mask.
@@ -142,53 +144,61 @@ class FeatureMatrix(LinearTimeMatrix):
             if not is_readable(bad, earlier) or bool(bad.any()) or bool(earlier.any()):
                 touched, tainted = self._tainted_by(bad, line, memory)
                 out = out.masked_fill(touched, math.nan)
-            if self._spoilt is not None:
-                sees = self._rows_that_see(torch.ones_like(bad)) if memory is None else ~torch.zeros_like(self._spoilt)
-                out = self._without_hidden(out.masked_fill((self._spoilt & sees)[..., None], math.nan))
+            if self._nonfinite_queries is not None:
+                sees = (
+                    self._rows_that_see(torch.ones_like(bad))
+                    if memory is None
+                    else ~torch.zeros_like(self._nonfinite_queries)
+                )
+                out = self._without_hidden(out.masked_fill((self._nonfinite_queries & sees)[..., None], math.nan))
         return out.to(value.dtype), Memory(state, carried.peak, carried.segment, tainted, self.source)
 
     def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
         nan = self._nan_rows(self._tainted)
-        for items, heads, own in self._pieces(batch, head, rows):
+        for items, heads, span in self._pieces(batch, head, rows):
             groups = groups_of(heads, self.shape[1], self.kv_heads)
             stop = self.shape[3]
             if self._order is not None and not self._order.is_sorted:
-                stop = own.stop + self._order.past
+                stop = span.stop + self._order.past
             keys = self._key[items, groups, :stop]
-            allowed = self.visible.allowed(items, own, range(stop))
+            allowed = self.visible.allowed(items, span, range(stop))
             with without_autocast(self.device):
-                weights = product(self._query[items, heads, own.start : own.stop], keys.mT)
+                weights = product(self._query[items, heads, span.start : span.stop], keys.mT)
                 if self._logs is not None:
                     factors = _relative(self._logs[items, groups, None, :stop].masked_fill(~allowed, -math.inf))
                     repeats = (heads.stop - heads.start) // factors.shape[1]
                     weights = weights * factors.repeat_interleave(repeats, 1)
                 weights = weights.masked_fill(~allowed, 0.0)
-                weights = _divided(weights, weights.sum(-1, keepdim=True), self.eps)
+                weights = divide_rows(weights, weights.sum(-1, keepdim=True), self.eps)
             if nan is not None:
-                weights = weights.masked_fill(nan[items, heads, own.start : own.stop, None], math.nan)
-            yield Block(items, heads, own, (range(stop),), weights)
+                weights = weights.masked_fill(nan[items, heads, span.start : span.stop, None], math.nan)
+            yield Block(items, heads, span, (range(stop),), weights)
 
     def _normalised(self, out: Tensor) -> Tensor:
-        return self._without_hidden(_divided(out[..., :-1], out[..., -1:], self.eps))
+        return self._without_hidden(divide_rows(out[..., :-1], out[..., -1:], self.eps))
 
     def _without_hidden(self, rows: Tensor) -> Tensor:
         hidden = self.visible.hidden_rows
         return rows if hidden is None else rows.masked_fill(hidden[:, None, :, None], 0.0)
 
     def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
-        """Rows, bool ``[batch, heads, q_len]``, that may attend to a bad key, or see anything and are spoilt."""
-        found = None if bad is None else self._rows_that_see(bad)
-        if self._spoilt is None:
-            return found
-        spoilt = self._spoilt & self._rows_that_see(torch.ones_like(self._key[..., 0], dtype=torch.bool))
-        return spoilt if found is None else found | spoilt
+        """Return rows that see a bad key, or are non-finite and see anything: bool ``[batch, heads, q_len]``."""
+        nan = None if bad is None else self._rows_that_see(bad)
+        if self._nonfinite_queries is None:
+            return nan
+        nonfinite_queries = self._nonfinite_queries & self._rows_that_see(
+            torch.ones_like(self._key[..., 0], dtype=torch.bool)
+        )
+        return nonfinite_queries if nan is None else nan | nonfinite_queries
 
     def _rows_that_see(self, keys: Tensor) -> Tensor:
-        """Rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads, kv_len]``."""
+        """Return rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads,
+        kv_len]``.
+        """
         return rows_that_see(self, self._order, self.visible, keys)
 
     def _line_after(self, memory: Memory | None) -> Line:
-        """Weights and segments of tokens that go on where a memory ends."""
+        """Return weights and segments of tokens that follow a memory."""
         segments, floor = self.visible.kv_documents, None
         if memory is not None and segments is not None and memory.segment is not None:
             segments = torch.maximum(segments, memory.segment[:, None])  # no token, no new document
@@ -199,7 +209,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return line_of(self._logs, segments, floor)
 
     def _tainted_by(self, bad: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor]:
-        """The rows that may attend to a bad key, old or new, and where one is remembered now."""
+        """Return the rows that may attend to a bad key, old or new, and where the memory holds one now."""
         line, marks = Line(segments=line.segments), bad[..., None].to(self._key.dtype)
         before = memory
         if memory is not None:
@@ -210,7 +220,7 @@ class FeatureMatrix(LinearTimeMatrix):
         return self._without_hidden(out) > 0.5, state[..., 0, 0] > 0.5
 
     def _gather(self, c: Tensor) -> Tensor:
-        """What c, ``[batch, kv_heads, kv_len, width]``, sums to over the keys that each row may attend to."""
+        """Sum c, ``[batch, kv_heads, kv_len, width]``, over the keys that each row may attend to."""
         if self._order is None or 0 in self.shape:
             key = self._key if self._logs is None else self._key * _relative(self._logs)[..., None]
             return product(self._query, key.mT @ c)
@@ -219,9 +229,9 @@ class FeatureMatrix(LinearTimeMatrix):
         return order.rows_of(prefix_sums(a, b, c, order.line(self._logs)))
 
     def _piece(self, value: Tensor) -> int | None:
-        """How many tokens to sum and divide at a time, whole chunks of them; None for all.
+        """Return how many tokens to sum and divide at a time, whole chunks of them; None for all.
 
-        Fresh memory for the sums of a long text costs as much as they do.
+        Fresh memory for the sums of a long sequence costs as much as they do.
         """
         order, (batch, heads, q_len, _) = self._order, self.shape
         size = CHUNK * max(1, _PIECE // max(1, batch * heads * CHUNK * value.shape[3]))
@@ -231,19 +241,19 @@ class FeatureMatrix(LinearTimeMatrix):
         return None if needs and torch.is_grad_enabled() else size
 
     def _in_pieces(self, value: Tensor, size: int) -> Tensor:
-        """The normalised sums of a long text, without a graph."""
-        assert self._order is not None  # it was looked at
+        """Return the normalised sums of a long sequence, without a graph."""
+        assert self._order is not None  # checked by `_piece`
         line, summed = self._order.line(self._logs), None
         out = value.new_empty(*self.shape[:3], value.shape[3])
         for start in range(0, self.shape[2], size):
             part = slice(start, min(start + size, self.shape[2]))
             a, b, c = (x[:, :, part] for x in (self._query, self._key, value))
             summed = chunked_sums(a, b, _with_ones(c), line.at(part), before=summed)
-            out[:, :, part] = _divided(summed.out[..., :-1], summed.out[..., -1:], self.eps)
+            out[:, :, part] = divide_rows(summed.out[..., :-1], summed.out[..., -1:], self.eps)
         return self._without_hidden(out)
 
     def _scatter(self, x: Tensor) -> Tensor:
-        """What x, ``[batch, heads, q_len, width]``, sums to over the rows that may attend to each key."""
+        """Sum x, ``[batch, heads, q_len, width]``, over the rows that may attend to each key."""
         key = self._key.repeat_interleave(self._heads_per_key, 1)
         logs = None if self._logs is None else self._logs.repeat_interleave(self._heads_per_key, 1)
         if self._order is None or 0 in self.shape:
@@ -255,22 +265,55 @@ class FeatureMatrix(LinearTimeMatrix):
 
 
 def _with_ones(value: Tensor) -> Tensor:
-    """A last column of ones, which sums to the denominator."""
+    """Append a column of ones, which sums to the denominator."""
     return torch.cat([value, value.new_ones(*value.shape[:3], 1)], -1)
 
 
-def _divided(x: Tensor, total: Tensor, eps: float) -> Tensor:
-    """Rows divided by their totals and eps; 0 where there is nothing to divide, and nothing flows back there."""
-    empty = total == 0
-    if eps:  # what adds up to 0 may be something
-        empty = empty & (x == 0).all(-1, keepdim=True)
-    out = x / (total + eps).masked_fill(empty, math.inf)
-    return out.masked_fill(empty, 0.0) if out.requires_grad else out
-
-
 def _relative(logs: Tensor) -> Tensor:
-    """``exp(logs)`` up to one factor for all along the last axis; the largest is 1."""
+    """Return ``exp(logs)`` up to a common factor along the last axis; the largest is 1."""
     if not logs.shape[-1]:
         return logs
     peak = logs.amax(-1, keepdim=True)
     return (logs - peak.masked_fill(peak == -math.inf, 0.0)).exp()
+
+
+class FeatureMechanism(Approximate):
+    """A mechanism that returns a `FeatureMatrix`."""
+
+    eps: float = 0.0
+
+    @abstractmethod
+    def features(self, query: Tensor, key: Tensor) -> tuple[Features, Features, Hashable]:
+        """Return features of queries and keys, ``[batch, heads, len, head_dim]`` in float32 or wider, all of them
+        finite.
+
+        The third value is equal for features that may be summed together.
+        """
+
+    def reasons(self, mask: Mask) -> tuple[str, ...]:
+        return why_no_sum(mask)
+
+    def new_cache(self, max_len: int | None = None) -> RecurrentCache:
+        """Return an empty `saccade.caches.RecurrentCache`, of constant size."""
+        return RecurrentCache(max_len)
+
+    def _matrix_of(self, inputs: Inputs) -> FeatureMatrix:
+        (query, nonfinite_queries), (key, tainted) = (_finite(x, inputs.wide) for x in (inputs.query, inputs.key))
+        of_query, of_key, source = self.features(query, key)
+        dtype, visible = inputs.query.dtype, Visible.of(inputs)
+        return FeatureMatrix(
+            of_query,
+            of_key,
+            visible,
+            dtype=dtype,
+            eps=self.eps,
+            tainted=tainted,
+            nonfinite_queries=nonfinite_queries,
+            source=source,
+        )
+
+
+def _finite(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Return tokens with 0 in place of non-finite ones, and which these are; None if there are certainly none."""
+    bad = nonfinite_tokens(x)
+    return (x if bad is None else x.masked_fill(bad[..., None], 0.0)).to(dtype), bad

@@ -1,4 +1,4 @@
-"""Visible: which keys each query sees, under a mask that a sum over keys can have."""
+"""Visible: the keys that each query sees, under a mask that a sum over keys can implement."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from saccade.masks import Causal, Documents, Full, Mask
 from saccade.mechanisms.checked_mechanism import Inputs, parts_of
 from saccade.mechanisms.value_access import is_readable, unless_none
 
-__all__ = ["Visible", "why_no_sum"]
-
 _BECAUSE = "a sum over keys is all that is kept of them"
 
 
 def why_no_sum(mask: Mask) -> tuple[str, ...]:
-    """Why no sum over keys has this mask.
+    """Return why no sum over keys can implement this mask.
 
     Empty for Causal, Documents, masks that hide keys and do nothing else (Padding), and what ``&`` joins of them.
     """
@@ -43,9 +41,9 @@ class Visible:
 
     Attributes:
         rule: the mask itself.
-        is_placed: whether somebody said where tokens stand: then a position below 0 means that none does.
+        is_placed: whether positions were passed: a position below 0 then means padding.
         causal: whether rows see no later key.
-        offset: row i stands where key ``i + offset`` does, and all follow one another; None if that is not so.
+        offset: row i has the position of key ``i + offset``, and all follow one another; None if not.
         q_positions, kv_positions: int64 ``[batch | 1, len]``; -1 for no token.
         hidden_rows, hidden_keys: bool ``[batch | 1, len]``, those that see nothing and are not seen; None where
             there are surely none.
@@ -69,22 +67,21 @@ class Visible:
         """Read the mask at the positions of the tokens."""
         parts = [part for part in parts_of(inputs.rule) if not isinstance(part, Full)]
         packs = [part for part in parts if isinstance(part, Documents)]
-        q, kv = inputs.written_out()
+        q, kv = inputs.position_tables()
         causal = any(isinstance(rule, Causal) for part in parts for rule in (part, *_inner(part)))
-        # Positions that nobody wrote out are those of tokens. Before the first key stand rows without positions of
-        # their own, if there are more queries than keys.
+        # Default positions mark no padding. If there are more queries than keys, the first rows lie before position 0.
         lost_rows = [q < 0] if inputs.q_positions is not None and inputs.q_positions.run is None else []
         lost_keys = [kv < 0] if inputs.kv_positions is not None and inputs.kv_positions.run is None else []
         documents: list[Tensor] = []
         for number, pack in enumerate(packs):
-            own = [_documents(pack, x) for x in (q, kv)]
-            lost_rows.append(own[0] < 0)
-            lost_keys.append(own[1] < 0)
+            tables = [_documents(pack, x) for x in (q, kv)]
+            lost_rows.append(tables[0] < 0)
+            lost_keys.append(tables[1] < 0)
             count = max(map(len, pack.lengths))  # a document of several packs is numbered by all of them
-            documents = [x * count + y for x, y in zip(documents, own, strict=True)] if number else own
+            documents = [x * count + y for x, y in zip(documents, tables, strict=True)] if number else tables
         items = torch.arange(inputs.shape[0], device=q.device)[:, None]
-        nobody = torch.zeros_like(items)
-        lost_keys += [~part.allows(items, nobody, nobody, kv.clamp(min=0)) for part in parts if part.hides_keys_only]
+        zeros = torch.zeros_like(items)
+        lost_keys += [~part.allows(items, zeros, zeros, kv.clamp(min=0)) for part in parts if part.hides_keys_only]
         offset = _offset(inputs, q, kv, causal)
         if documents and offset is not None:
             documents = [x.cummax(1).values for x in documents]
@@ -97,7 +94,7 @@ class Visible:
         return not self.causal and self.hidden_rows is self.hidden_keys is self.q_documents is None
 
     def allowed(self, batch: slice, rows: range, columns: range) -> Tensor:
-        """Which pairs the mask allows, by its own definition: bool ``[batch, 1, rows, columns]``."""
+        """Return the pairs that the mask allows, by its own definition: bool ``[batch, 1, rows, columns]``."""
         items = torch.arange(batch.start, batch.stop, device=self.q_positions.device)
         q = self.q_positions if len(self.q_positions) == 1 else self.q_positions[batch]
         kv = self.kv_positions if len(self.kv_positions) == 1 else self.kv_positions[batch]
@@ -110,39 +107,41 @@ class Visible:
 
 
 def _inner(part: Mask) -> tuple[Mask, ...]:
-    """The rules inside of documents."""
+    """Return the masks inside documents."""
     return parts_of(part.rule) if isinstance(part, Documents) and part.rule is not None else ()
 
 
 def _any(marks: list[Tensor]) -> Tensor | None:
-    """What some of the marks mark; None where surely nothing is."""
+    """Return the union of marks; None if nothing is certainly marked."""
     if not marks:
         return None
-    found = marks[0]
+    union = marks[0]
     for other in marks[1:]:
-        found = found | other
-    return unless_none(found)
+        union = union | other
+    return unless_none(union)
 
 
 def _documents(mask: Documents, positions: Tensor) -> Tensor:
-    """The document at each position, -1 for none."""
+    """Return the document at each position, -1 for none."""
     longest = max(map(len, mask.lengths))
     padded = [(*item, *(0 for _ in range(longest - len(item)))) for item in mask.lengths]
     ends = torch.tensor(padded, dtype=torch.int64, device=positions.device).reshape(len(padded), longest).cumsum(1)
     items = max(len(ends), len(positions))
-    own = torch.searchsorted(ends.expand(items, -1).contiguous(), positions.expand(items, -1).contiguous(), right=True)
-    return own.masked_fill((positions < 0) | (own >= longest), -1)
+    document = torch.searchsorted(
+        ends.expand(items, -1).contiguous(), positions.expand(items, -1).contiguous(), right=True
+    )
+    return document.masked_fill((positions < 0) | (document >= longest), -1)
 
 
 def _offset(inputs: Inputs, q: Tensor, kv: Tensor, causal: bool) -> int | None:
-    """The number of keys before the first query's own one, where all follow one another; None where they do not."""
+    """Return the number of keys before the first query's own one, if all follow one another; else None."""
     q_len, kv_len = inputs.shape[2:]
     q_start, kv_start = inputs.starts
     if q_start is not None and kv_start is not None:
         return q_start - kv_start
     if not (causal and q_len <= kv_len and is_readable(q, kv)):
         return None
-    # The queries are the last of the keys, and these stand in order, gaps and -1 aside.
+    # The queries are the last of the keys, and these are in order, apart from gaps and -1.
     is_end = torch.equal(*torch.broadcast_tensors(q, kv[:, kv_len - q_len :]))
     is_in_order = bool(((kv[:, 1:] > kv.cummax(1).values[:, :-1]) | (kv[:, 1:] < 0)).all())
     return kv_len - q_len if is_end and is_in_order else None

@@ -1,4 +1,4 @@
-"""Sums over all earlier keys: what makes causal linear attention linear."""
+"""Sums over all earlier keys, which make causal linear attention linear."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from torch import Tensor
 from saccade.caches.recurrent import Memory
 from saccade.engine.tiles.grouped_heads import product
 from saccade.mechanisms.features.chunks import Carried, Line, chunked_sums
-
-__all__ = ["continued", "prefix_sums"]
+from saccade.support.torch_modes import is_tracing
 
 
 def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, reverse: bool = False) -> Tensor:
-    r"""Compare a row with all keys up to its own place, and sum what these keys bring.
+    r"""Compare each row with all keys up to its place, and sum their values.
 
     .. math:: o_i = \sum_{j \le i} w_{ij} (a_i \cdot b_j)\, c_j
 
@@ -38,12 +37,12 @@ def prefix_sums(a: Tensor, b: Tensor, c: Tensor, line: Line | None = None, *, re
     state ``[batch, groups, width, value_dim]`` and one chunk.
     """
     line = Line() if line is None else line
-    run = _operation if torch.compiler.is_compiling() else _PrefixSums.apply
+    run = _operation if is_tracing() else _PrefixSums.apply
     return run(a, b, c, *line, reverse)
 
 
 def continued(a: Tensor, b: Tensor, c: Tensor, line: Line, memory: Memory | None) -> tuple[Tensor, Tensor, Carried]:
-    """`prefix_sums` that begin with a memory, the state after the last key, and what the weights in it mean."""
+    """Return `prefix_sums` that begin with a memory, the state after the last key, and the meaning of its weights."""
     out = prefix_sums(a, b, c, line)
     if memory is None:
         carried = Carried.nothing(len(a), b.shape[1], a.detach())
@@ -76,25 +75,26 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _derivatives(ctx: Any, grad: Tensor, run: Callable[..., Tensor]) -> tuple[Tensor | None, ...]:
-    """Sums again: of the gradient in the place of what was brought, forwards or backwards."""
-    a, b, c, *own = ctx.saved_tensors
-    line, reverse, wanted = Line(*own), ctx.reverse, ctx.needs_input_grad
+    """Sum again, forwards or backwards, with the gradient in place of the values."""
+    a, b, c, *line_tensors = ctx.saved_tensors
+    line, reverse, needs_grad = Line(*line_tensors), ctx.reverse, ctx.needs_input_grad
     turned = line.turned()
     return (
-        run(grad, c, b, *line, reverse) if wanted[0] else None,
-        run(c, grad, a, *turned, not reverse) if wanted[1] else None,
-        run(b, a, grad, *turned, not reverse) if wanted[2] else None,
+        run(grad, c, b, *line, reverse) if needs_grad[0] else None,
+        run(c, grad, a, *turned, not reverse) if needs_grad[1] else None,
+        run(b, a, grad, *turned, not reverse) if needs_grad[2] else None,
         *(None, None, None, None),
     )
 
 
 def _mapped(info: Any, in_dims: tuple[int | None, ...], run: Callable[..., Tensor], *args: Any) -> tuple[Tensor, int]:
-    """Under ``torch.func.vmap``: the mapped axis becomes part of the batch."""
+    """Return the result under ``torch.func.vmap``: the mapped axis becomes part of the batch."""
     *tensors, reverse = args
     size, dim = info.batch_size, in_dims[0]
     batch = tensors[0].shape[0 if dim is None or dim else 1]
     folded = [
-        None if x is None else _into_batch(x, own, size, batch) for x, own in zip(tensors, in_dims[:-1], strict=True)
+        None if x is None else _into_batch(x, dim_of_x, size, batch)
+        for x, dim_of_x in zip(tensors, in_dims[:-1], strict=True)
     ]
     return run(*folded, reverse).unflatten(0, (size, batch)), 0
 
@@ -118,7 +118,7 @@ class _PrefixSums(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
-        """Sums again, once for each of what they are linear in; at least one of the three changes."""
+        """Sum again, once for each argument in which the sums are linear; at least one of the three changes."""
         a, b, c, *line = ctx.saved_tensors
         threes = ((da, b, c), (a, db, c), (a, b, dc))
         changed = [three for three in threes if all(x is not None for x in three)]
@@ -130,7 +130,7 @@ class _PrefixSums(torch.autograd.Function):
         return _mapped(info, in_dims, _PrefixSums.apply, *args)
 
 
-# A compiler sees one node, whatever the length: otherwise it would see the same steps once for every chunk.
+# A custom op, so that a compiler sees one node instead of the steps of every chunk.
 _operation = torch.library.custom_op("saccade::prefix_sums", _swept, mutates_args=())
 _operation.register_fake(lambda a, b, c, *_: a.new_empty(*a.shape[:3], c.shape[3]))
 _operation.register_autograd(lambda ctx, grad: _derivatives(ctx, grad, _operation), setup_context=_keep)

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from saccade.mechanisms.features.feature_matrix import Features
 
-__all__ = ["KINDS", "Kind", "directions", "drawn", "drawn_unread", "random_features"]
-
 Kind = Literal["positive", "hyperbolic", "trigonometric"]
 KINDS: tuple[Kind, ...] = ("positive", "hyperbolic", "trigonometric")
 
@@ -22,8 +20,7 @@ def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator:
     """Draw ω, each normal with variance 1 in every direction.
 
     Orthogonal ones are drawn in blocks of ``head_dim`` rows that are perpendicular to one another. Their lengths are
-    drawn anew, as long as independent normal vectors are: that each one alone is normal is what keeps the kernel
-    unbiased.
+    drawn separately, as those of independent normal vectors: each row alone is normal, which keeps the kernel unbiased.
 
     Returns:
         float64 ``[num_features, head_dim]``, on the CPU.
@@ -35,14 +32,14 @@ def directions(num_features: int, head_dim: int, *, orthogonal: bool, generator:
     blocks = []
     for _ in range(-(-num_features // head_dim)):
         q, r = torch.linalg.qr(torch.randn(head_dim, head_dim, generator=generator, dtype=torch.float64))
-        # Which sign a column has is up to the algorithm; only with those of r undone is every rotation as likely.
+        # The signs of the columns are arbitrary; multiplied by those of r, every rotation is equally likely.
         blocks.append((q * r.diagonal().sign()).mT)
     lengths = torch.randn(num_features, head_dim, generator=generator, dtype=torch.float64).norm(dim=1)
     return torch.cat(blocks)[:num_features] * lengths[:, None]
 
 
 def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
-    r"""φ(x), with :math:`E[\phi(x) \cdot \phi(y)] = e^{x \cdot y}` over the draws of the projection.
+    r"""Return φ(x), with :math:`E[\phi(x) \cdot \phi(y)] = e^{x \cdot y}` over the draws of the projection.
 
     positive: :math:`e^{\omega x - |x|^2/2}` · hyperbolic: that of ω and -ω · trigonometric: :math:`e^{|x|^2/2}` times
     sine and cosine of ωx.
@@ -54,46 +51,46 @@ def random_features(x: Tensor, projection: Tensor, kind: Kind) -> Features:
 
     Returns:
         Values ``[batch, heads, len, num_features]``, twice as many unless positive, at most 1 before they are divided
-        by the root of the count; and for each token the logarithm that was taken out of all its values alike, which
-        changes no product. It counts as a constant.
+        by the root of the count; and for each token the logarithm that was divided out of all its values, which
+        changes no product. It is a constant.
 
     Reference: Choromanski et al. 2021, arXiv:2009.14794, lemma 1 and equation 5.
     """
-    seen = x @ projection.mT
+    projected = x @ projection.mT
     half = x.square().sum(-1, keepdim=True) / 2
     count = projection.shape[0]
     if kind == "trigonometric":
         logs = half.detach()
-        # The factor is 1 here, and its gradient that of exp(half).
-        values = torch.cat([seen.sin(), seen.cos()], -1) * (half - logs).exp() / math.sqrt(count)
+        # The factor is 1, with the gradient of exp(half).
+        values = torch.cat([projected.sin(), projected.cos()], -1) * (half - logs).exp() / math.sqrt(count)
         return Features(values, logs[..., 0])
     if kind == "hyperbolic":
-        seen, count = torch.cat([seen, -seen], -1), 2 * count
-    peak = seen.detach().amax(-1, keepdim=True)
-    logs, taken = peak - half.detach(), half - half.detach() + peak + math.log(count) / 2
-    # The features are by far the largest tensors here: they are written once where autograd allows it.
-    values = (seen - taken).exp() if seen.requires_grad else seen.sub_(taken).exp_()
+        projected, count = torch.cat([projected, -projected], -1), 2 * count
+    peak = projected.detach().amax(-1, keepdim=True)
+    logs, removed = peak - half.detach(), half - half.detach() + peak + math.log(count) / 2
+    # The features are by far the largest tensors: they are written once if autograd allows it.
+    values = (projected - removed).exp() if projected.requires_grad else projected.sub_(removed).exp_()
     return Features(values, logs[..., 0])
 
 
 def drawn(seed: int, number: int, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
-    """The directions of a draw, float64 ``[num_features, head_dim]``: a function of seed, number and width."""
+    """Return the directions of a draw, float64 ``[num_features, head_dim]``: a function of seed, number and width."""
     entropy = np.random.SeedSequence([seed, number, head_dim])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
     return directions(num_features, head_dim, orthogonal=orthogonal, generator=generator)
 
 
 def drawn_unread(seed: int, number: Tensor, num_features: int, head_dim: int, *, orthogonal: bool) -> Tensor:
-    """The same where nobody may look at the number: one operation, which looks when the program runs."""
+    """Return the directions of a draw whose number cannot be read yet: an operation reads it at run time."""
     return _operation(number, str(seed), num_features, head_dim, orthogonal)  # a seed may exceed 64 bits
 
 
-_kept = lru_cache(maxsize=128)(drawn)  # layers and calls
+_cached_draw = lru_cache(maxsize=128)(drawn)  # layers and calls
 
 
 @torch.library.custom_op("saccade::drawn_directions", mutates_args=())
 def _operation(number: Tensor, seed: str, num_features: int, head_dim: int, orthogonal: bool) -> Tensor:
-    return _kept(int(seed), int(number), num_features, head_dim, orthogonal=orthogonal).clone()
+    return _cached_draw(int(seed), int(number), num_features, head_dim, orthogonal=orthogonal).clone()
 
 
 @_operation.register_fake

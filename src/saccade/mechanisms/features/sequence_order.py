@@ -1,4 +1,4 @@
-"""Order: queries and keys in one line, in which a row takes what stands before it."""
+"""Order: queries and keys in one line, in which a row sums the keys before it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from saccade.caches.recurrent import Memory
 from saccade.matrix import Matrix
 from saccade.mechanisms.features.chunks import Line
 from saccade.mechanisms.features.mask_support import Visible
+from saccade.mechanisms.linear_time import take_rows
 from saccade.support.errors import value_error
-
-__all__ = ["Order", "check_memory", "line_of", "rows_that_see"]
 
 
 class Order(NamedTuple):
-    """Where queries and keys stand in the line of which `prefix_sums` takes sums.
+    """The places of queries and keys in the line that `prefix_sums` sums over.
 
-    Most masks need no order: query i stands at the place of key ``i + past``. Otherwise each has a place of its own,
-    twice as many in all: sorted by document, by position where the mask is causal, and keys before queries.
+    Most masks need no order: query i is at the place of key ``i + past``. Otherwise queries and keys have separate
+    places, sorted by document, by position if the mask is causal, and keys before queries.
 
     Attributes:
         past, kv_len: keys before the first query, and all.
         length: places in the line.
         segments: int64 ``[batch | 1, length]``, documents; None for one.
-        order: int64 ``[batch | 1, length]``, which of first all keys and then all queries stands at a place; None
-            where query and key share one.
+        order: int64 ``[batch | 1, length]``, the index at each place, among all keys followed by all queries;
+            None if query and key share a place.
     """
 
     past: int
@@ -40,12 +39,12 @@ class Order(NamedTuple):
 
     @property
     def is_sorted(self) -> bool:
-        """Whether queries and keys have places of their own."""
+        """True if queries and keys have separate places."""
         return self.order is not None
 
     @classmethod
     def of(cls, visible: Visible, q_len: int, kv_len: int) -> Order:
-        """The shortest line that serves a causal mask, or one with documents."""
+        """Return the shortest line for a causal mask, or for one with documents."""
         past = visible.offset
         if visible.causal and past is not None and 0 <= past <= kv_len - q_len:
             length, documents = past + q_len, visible.kv_documents
@@ -66,31 +65,31 @@ class Order(NamedTuple):
         return cls(0, kv_len, q_len + kv_len, segments, order)
 
     def with_rows(self, x: Tensor) -> Tensor:
-        """``[batch, heads, q_len, width]`` in line, 0 at the places of keys alone."""
+        """Return ``[batch, heads, q_len, width]`` in line, 0 at places that only keys have."""
         if self.order is None:
             return F.pad(x, (0, 0, self.past, 0)) if self.past else x
-        return _taken(F.pad(x, (0, 0, self.kv_len, 0)), self.order)
+        return take_rows(F.pad(x, (0, 0, self.kv_len, 0)), self.order)
 
     def with_keys(self, x: Tensor) -> Tensor:
-        """``[batch, groups, kv_len, width]`` in line, 0 at the places of queries alone."""
+        """Return ``[batch, groups, kv_len, width]`` in line, 0 at places that only queries have."""
         if self.order is None:
             return x if self.length == self.kv_len else x[:, :, : self.length]
-        return _taken(F.pad(x, (0, 0, 0, self.length - self.kv_len)), self.order)
+        return take_rows(F.pad(x, (0, 0, 0, self.length - self.kv_len)), self.order)
 
     def rows_of(self, x: Tensor) -> Tensor:
-        """What stands at the places of queries, ``[batch, heads, q_len, width]``."""
+        """Return the entries at the places of queries, ``[batch, heads, q_len, width]``."""
         if self.order is None:
             return x[:, :, self.past :]
-        return _taken(x, self.order.argsort(1)[:, self.kv_len :])
+        return take_rows(x, self.order.argsort(1)[:, self.kv_len :])
 
     def keys_of(self, x: Tensor) -> Tensor:
-        """What stands at the places of keys, ``[batch, heads, kv_len, width]``; 0 for one that is in no place."""
+        """Return the entries at the places of keys, ``[batch, heads, kv_len, width]``; 0 for a key without a place."""
         if self.order is None:
             return F.pad(x, (0, 0, 0, self.kv_len - self.length))
-        return _taken(x, self.order.argsort(1)[:, : self.kv_len])
+        return take_rows(x, self.order.argsort(1)[:, : self.kv_len])
 
     def rows_after(self, marks: Tensor) -> Tensor:
-        """The rows that take a marked key: bool ``[batch, groups, q_len]`` of bool ``[batch, groups, kv_len]``."""
+        """Return rows that take a marked key: bool ``[batch, groups, q_len]`` of bool ``[batch, groups, kv_len]``."""
         places = torch.arange(self.length, device=marks.device)
         marked = self.with_keys(marks[..., None])[..., 0]
         last = torch.where(marked, places, -1).cummax(-1).values
@@ -101,20 +100,20 @@ class Order(NamedTuple):
         return self.rows_of((last >= first)[..., None])[..., 0]
 
     def line(self, logs: Tensor | None) -> Line:
-        """Weights and segments for logs of the keys, ``[batch, groups, kv_len]``."""
+        """Return weights and segments for logs of the keys, ``[batch, groups, kv_len]``."""
         if logs is not None and self.order is None:
             logs = logs[..., : self.length]
         elif logs is not None and self.order is not None:
             logs = F.pad(logs, (0, self.length - self.kv_len), value=-torch.inf)
-            logs = _taken(logs[..., None], self.order)[..., 0]
+            logs = take_rows(logs[..., None], self.order)[..., 0]
         return line_of(logs, self.segments)
 
 
 def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None = None) -> Line:
-    """Rows take out the largest log so far: what comes later has no say in it, not even by rounding to 0.
+    """Return a line whose rows divide by the largest weight so far: later keys do not affect it, not even by rounding.
 
     Args:
-        logs: ``[batch, groups, len]``; -inf for a key that nobody takes.
+        logs: ``[batch, groups, len]``; -inf for a key that no row takes.
         segments: int64 ``[batch | 1, len]``, which do not fall; the largest is that of the own segment.
         floor: ``[batch | 1, groups, len]``, logs that came before.
     """
@@ -123,7 +122,7 @@ def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None =
     if segments is None or not logs.numel():
         peak = logs.cummax(-1).values
     else:
-        # Segments are lifted above one another, so that a maximum so far never comes from another one.
+        # Offset the segments, so that a cumulative maximum never comes from another segment.
         wide, finite = logs.double(), logs.isfinite()
         low = wide.masked_fill(~finite, torch.inf).amin()
         low = low.masked_fill(low == torch.inf, 0.0)  # no token has a log
@@ -137,7 +136,9 @@ def line_of(logs: Tensor | None, segments: Tensor | None, floor: Tensor | None =
 
 
 def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: Tensor) -> Tensor:
-    """Rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads | 1, kv_len]``."""
+    """Return rows, bool ``[batch, heads, q_len]``, that may attend to some keys, bool ``[batch, kv_heads | 1,
+    kv_len]``.
+    """
     if visible.hidden_keys is not None:
         keys = keys & ~visible.hidden_keys[:, None]
     rows = keys.any(-1, keepdim=True).expand(-1, -1, matrix.shape[2]) if order is None else order.rows_after(keys)
@@ -146,7 +147,7 @@ def rows_that_see(matrix: Matrix, order: Order | None, visible: Visible, keys: T
 
 
 class Continued(Protocol):
-    """A matrix that goes on from a memory."""
+    """A matrix that can continue from a memory."""
 
     shape: tuple[int, int, int, int]
     source: Hashable
@@ -169,10 +170,3 @@ def check_memory(
         raise value_error("features", "be those of the memory", "others", hint=hint)
     if (memory.segment is None) != (visible.kv_documents is None):
         raise value_error("mask", "be the one of earlier calls", visible.rule)
-
-
-def _taken(x: Tensor, order: Tensor) -> Tensor:
-    """Rows of ``[batch, heads, len, width]`` in the order ``[batch | 1, places]``."""
-    if len(order) == 1:
-        return x.index_select(2, order[0])
-    return x.gather(2, order[:, None, :, None].expand(len(x), x.shape[1], order.shape[1], x.shape[3]))

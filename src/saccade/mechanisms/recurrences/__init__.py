@@ -1,3 +1,3 @@
-"""What recurrences share: their rule, its chunks, the products, and the matrix."""
+"""Recurrences: their rule, its chunks, the products, and the matrix."""
 
 __all__: list[str] = []

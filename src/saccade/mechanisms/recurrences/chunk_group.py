@@ -1,4 +1,4 @@
-"""Group: all that several chunks of a recurrence need, except the state that comes in."""
+"""Group: everything that several chunks of a recurrence need, except the incoming state."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from torch import Tensor
 
 from saccade.mechanisms.recurrences.decays import Decays
 from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut
-
-__all__ = ["Group", "after", "backwards", "forwards", "scaled", "written_by"]
 
 
 class Group(NamedTuple):
@@ -23,14 +21,15 @@ class Group(NamedTuple):
     Attributes:
         query, key: as the rule has them; the query times its scale.
         beta: None for 1.
-        decays: exp(b_i - b_j), and who may attend to whom.
-        weights: P, how queries read what tokens of the chunk write.
-        recalled: how the keys recall one another, strictly below the diagonal; None without the delta rule.
+        decays: exp(b_i - b_j), and the allowed pairs.
+        weights: P, the weights with which queries read tokens of the chunk.
+        recalled: the weights with which keys recall one another, strictly below the diagonal; None without the delta
+            rule.
         inverse: T, of 1 + beta * recalled; None without the delta rule.
         reads: Q~, queries with the decay since the start of the chunk.
         recalls: ``-beta K~``, likewise keys; None without the delta rule.
         writes: K^, keys with the decay up to the end of the chunk.
-        keeps: e, what is left of the state that comes in: ``[chunks, lines, 1 | head_dim, 1]``.
+        keeps: e, the share of the incoming state that is left: ``[chunks, lines, 1 | head_dim, 1]``.
         first, last: tokens that read the state that comes in, and that write to the one that goes out,
             ``[chunks, lines, CHUNK, 1]`` of 0 and 1; None for all.
     """
@@ -83,18 +82,18 @@ class Group(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """How many."""
+        """The number of chunks."""
         return self.key.shape[0]
 
 
 def scaled(x: Tensor, factor: Tensor | None, marks: Tensor | None) -> Tensor:
-    """Times two factors; None for 1."""
+    """Multiply by two factors; None for 1."""
     x = x if factor is None else x * factor
     return x if marks is None else x * marks
 
 
 def _both(decays: Decays, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """What queries read of keys, and what keys recall of those before them."""
+    """Return what queries read of keys, and what keys recall of those before them."""
     if decays.table is None and decays.sums is not None:
         return decays.products(query, key), decays.products(key, key).tril_(-1)
     both = decays.products(torch.cat([query, key], 2), key)
@@ -102,7 +101,7 @@ def _both(decays: Decays, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def forwards(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs like the value, ``[chunks, lines, CHUNK, value_dim]``, and the state after them.
+    """Return outputs like the value, ``[chunks, lines, CHUNK, value_dim]``, and the state after them.
 
     Args:
         group: the chunks.
@@ -114,7 +113,7 @@ def forwards(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor
 
 
 def written_by(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """What tokens write, u, like the value, and the states: ``[chunks + 1, lines, head_dim, value_dim]``.
+    """Return what tokens write, u, like the value, and the states: ``[chunks + 1, lines, head_dim, value_dim]``.
 
     The states are those before each chunk and after the last.
     """
@@ -134,12 +133,12 @@ def written_by(group: Group, value: Tensor, state: Tensor) -> tuple[Tensor, Tens
 
 
 def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The transposed product: what reaches what each token writes, and the transposed states.
+    """Return the transposed product: the gradient of what each token writes, and the transposed states.
 
     Args:
         group: the chunks.
         x: ``[chunks, lines, CHUNK, width]``, one for each output.
-        state: ``[lines, head_dim, width]``, that comes in from behind.
+        state: ``[lines, head_dim, width]``, incoming from the end.
 
     Returns:
         r like x; states ``[chunks + 1, lines, head_dim, width]``: before the first chunk, and after each.
@@ -154,13 +153,13 @@ def backwards(group: Group, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     for i in reversed(range(group.chunks)):
         new = torch.baddbmm(reached[i], group.writes[i], states[i + 1])
         torch.bmm(group.inverse[i].mT, new, out=reached[i])
-        kept = torch.addcmul(products[i], states[i + 1], group.keeps[i].expand_as(state))
-        torch.baddbmm(kept, group.recalls[i].mT, reached[i], out=states[i])
+        carried = torch.addcmul(products[i], states[i + 1], group.keeps[i].expand_as(state))
+        torch.baddbmm(carried, group.recalls[i].mT, reached[i], out=states[i])
     return reached, states
 
 
 def after(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
-    """The segment of the state before some tokens, where the line begins with that of ``segment``."""
+    """Return the segment of the state before some tokens, if the line begins with that of ``segment``."""
     if rule.segments is None or span.start == 0:
         return segment
     return rule.segments[:, span.start - 1]
@@ -169,17 +168,17 @@ def after(rule: Rule, span: slice, segment: Tensor | None) -> Tensor | None:
 def _apart(
     segments: Tensor, segment: Tensor, allowed: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Pairs of one segment, tokens of the first and of the last one of a chunk, and whether a chunk has just one."""
+    """Return pairs of one segment, tokens of a chunk's first and last segment, and whether it has just one."""
     missing = -segments.shape[1] % CHUNK
     whole = torch.cat([segments, segments[:, -1:].expand(-1, missing)], 1) if missing else segments
     before = torch.cat([segment[:, None], whole], 1)[:, :-1:CHUNK].mT  # [chunks, lines]
-    own = whole.unflatten(1, (-1, CHUNK)).transpose(0, 1)  # [chunks, lines, CHUNK]
-    first, last = own == before[..., None], own == own[..., -1:]
-    keeps = own[..., -1] == before
-    pairs = (own[..., :, None] == own[..., None, :]) & allowed
+    in_chunks = whole.unflatten(1, (-1, CHUNK)).transpose(0, 1)  # [chunks, lines, CHUNK]
+    first, last = in_chunks == before[..., None], in_chunks == in_chunks[..., -1:]
+    keeps = in_chunks[..., -1] == before
+    pairs = (in_chunks[..., :, None] == in_chunks[..., None, :]) & allowed
     return pairs, first[..., None].to(dtype), last[..., None].to(dtype), keeps[..., None, None].to(dtype)
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:
-    """Products chunk by chunk: one call for all of them."""
+    """Multiply chunk by chunk, in one call for all of them."""
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])

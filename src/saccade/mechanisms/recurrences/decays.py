@@ -1,4 +1,4 @@
-"""Decays: what is left of one token at another one of its chunk; no exponent is above 0 where it could overflow."""
+"""Decays: the share of one token that is left at another of its chunk, without exponents that overflow."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from torch import Tensor
 
 from saccade.mechanisms.value_access import is_readable
 
-__all__ = ["Decays"]
-
-_STEPS = 8  # tokens of a chunk whose decays, one for each channel, are written out pair by pair
+_STEPS = 8  # tokens of a chunk whose decays, one for each channel, are computed pair by pair
 _SAFE = -60.0  # exp(60), times queries, keys and gradients, is finite in float32
 
 
 class _Step(NamedTuple):
-    """Rows along the diagonal of a chunk: what lies left of them is reached through the first one."""
+    """Rows along the diagonal of a chunk; pairs left of them are computed through the first row."""
 
     rows: slice
     before: slice
@@ -27,14 +25,15 @@ class _Step(NamedTuple):
 
 
 class Decays(NamedTuple):
-    """Of several chunks, from log decays summed within each.
+    """The decays of several chunks, from log decays summed within each.
 
     Attributes:
         sums: float64 ``[chunks, lines, CHUNK, 1 | head_dim]``; two large sums in float32 would differ by rounding
             alone. None for no decay.
         allowed: pairs of a token and those up to it, bool ``[..., CHUNK, CHUNK]``.
-        table: what is left, where allowed; for decays of one number, ``[chunks, lines, CHUNK, CHUNK]``, else None.
-        from_start, to_end: what is left of the state that comes in, and of a token at the end; None for all of it.
+        table: the share that is left, where allowed; for decays of one number, ``[chunks, lines, CHUNK, CHUNK]``, else
+            None.
+        from_start, to_end: the shares left of the incoming state, and of a token at the end; None for all.
     """
 
     sums: Tensor | None
@@ -45,7 +44,7 @@ class Decays(NamedTuple):
 
     @classmethod
     def of(cls, decay: Tensor | None, allowed: Tensor, dtype: torch.dtype) -> Decays:
-        """Of log decays, float64 ``[chunks, lines, CHUNK, 1 | head_dim]``."""
+        """Return the decays for log decays, float64 ``[chunks, lines, CHUNK, 1 | head_dim]``."""
         if decay is None:
             return cls(None, allowed, None, None, None)
         sums, table = decay.cumsum(2), None
@@ -54,16 +53,16 @@ class Decays(NamedTuple):
         return cls(sums, allowed, table, sums.exp().to(dtype), (sums[:, :, -1:] - sums).exp_().to(dtype))
 
     def kept(self, like: Tensor) -> Tensor:
-        """What is left of a state at the end of its chunk, ``[chunks, lines, 1 | head_dim, 1]``."""
+        """Return the share of a state that is left at the end of its chunk, ``[chunks, lines, 1 | head_dim, 1]``."""
         if self.from_start is None:
             return like.new_ones(len(like), 1, 1, 1)
         return self.from_start[:, :, -1, :, None]
 
     def products(self, a: Tensor, k: Tensor) -> Tensor:
-        """``sum_c a_ic k_jc exp(sums_ic - sums_jc)`` where allowed, 0 elsewhere; ``[..., rows, CHUNK]``.
+        """Return ``sum_c a_ic k_jc exp(sums_ic - sums_jc)`` where allowed, 0 elsewhere; ``[..., rows, CHUNK]``.
 
         Args:
-            a: ``[chunks, lines, CHUNK, head_dim]``, or several such below one another for decays of one number.
+            a: ``[chunks, lines, CHUNK, head_dim]``, or several stacked ones for decays of one number.
             k: ``[chunks, lines, CHUNK, head_dim]``.
         """
         if self.sums is None:
@@ -73,20 +72,19 @@ class Decays(NamedTuple):
         if self._is_mild:
             assert self.from_start is not None
             return self._hidden(((a * self.from_start) @ (k / self.from_start).mT)[:, :, None])[:, :, 0]
-        found = a.new_zeros(*a.shape[:-1], k.shape[-2])
+        out = a.new_zeros(*a.shape[:-1], k.shape[-2])
         for step in self._steps(a.dtype):
-            own = a[:, :, step.rows]
+            part = a[:, :, step.rows]
             if step.before.stop:
-                found[:, :, step.rows, step.before] = (own * step.from_first) @ (
-                    k[:, :, step.before] * step.to_first
-                ).mT
-            found[:, :, step.rows, step.rows] = (own[:, :, :, None] * step.among * k[:, :, None, step.rows]).sum(-1)
-        return self._hidden(found[:, :, None])[:, :, 0]
+                out[:, :, step.rows, step.before] = (part * step.from_first) @ (k[:, :, step.before] * step.to_first).mT
+            out[:, :, step.rows, step.rows] = (part[:, :, :, None] * step.among * k[:, :, None, step.rows]).sum(-1)
+        return self._hidden(out[:, :, None])[:, :, 0]
 
     def gradients(self, grad: Tensor, a: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of `products` with respect to ``a`` and ``k``; that of the sums is ``a * da`` and ``-k * dk``.
+        """Return the gradients of `products` with respect to ``a`` and ``k``; that of the sums is ``a * da`` and ``-k *
+        dk``.
 
-        Several ``a`` may stand below one another.
+        Several ``a`` may be stacked.
         """
         high, several = k.shape[2], grad.unflatten(2, (-1, k.shape[2]))
         if self.table is not None:
@@ -96,8 +94,8 @@ class Decays(NamedTuple):
         if self.sums is None:
             return grad @ k, grad.mT @ a
         if grad.shape[2] > high:
-            found = [self.gradients(x, y, k) for x, y in zip(grad.split(high, 2), a.split(high, 2), strict=True)]
-            return torch.cat([da for da, _ in found], 2), sum((dk for _, dk in found), torch.zeros_like(k))
+            pairs = [self.gradients(x, y, k) for x, y in zip(grad.split(high, 2), a.split(high, 2), strict=True)]
+            return torch.cat([da for da, _ in pairs], 2), sum((dk for _, dk in pairs), torch.zeros_like(k))
         if self._is_mild:
             grown = self.from_start
             assert grown is not None
@@ -109,19 +107,19 @@ class Decays(NamedTuple):
                 part = grad[:, :, rows, before]
                 da[:, :, rows] += step.from_first * (part @ (k[:, :, before] * step.to_first))
                 dk[:, :, before] += step.to_first * (part.mT @ (a[:, :, rows] * step.from_first))
-            own = step.among * grad[:, :, rows, rows, None]
-            da[:, :, rows] += (own * k[:, :, None, rows]).sum(-2)
-            dk[:, :, rows] += (own * a[:, :, rows, None]).sum(-3)
+            diagonal = step.among * grad[:, :, rows, rows, None]
+            da[:, :, rows] += (diagonal * k[:, :, None, rows]).sum(-2)
+            dk[:, :, rows] += (diagonal * a[:, :, rows, None]).sum(-3)
         return da, dk
 
     @property
     def _is_mild(self) -> bool:
-        """Whether a decay can be written as a quotient. Where nobody may look it counts as strong."""
+        """True if a decay can be written as a quotient; False if its values cannot be read."""
         sums = self.sums
         return sums is not None and is_readable(sums) and sums.numel() > 0 and bool(sums.amin() > _SAFE)
 
     def _hidden(self, pairs: Tensor) -> Tensor:
-        """0 where not allowed; pairs are ``[chunks, lines, several, CHUNK, CHUNK]``."""
+        """Set pairs to 0 where not allowed; they are ``[chunks, lines, several, CHUNK, CHUNK]``."""
         allowed = self.allowed if self.allowed.dim() == 2 else self.allowed[:, :, None]
         return pairs.masked_fill(~allowed, 0.0)
 
@@ -129,7 +127,7 @@ class Decays(NamedTuple):
         assert self.sums is not None
         for start in range(0, self.sums.shape[2], _STEPS):
             rows, before = slice(start, start + _STEPS), slice(0, start)
-            own, first = self.sums[:, :, rows], self.sums[:, :, start : start + 1]
-            among = (own[:, :, :, None] - own[:, :, None]).to(dtype).clamp_(max=0.0).exp_()
+            sums, first = self.sums[:, :, rows], self.sums[:, :, start : start + 1]
+            among = (sums[:, :, :, None] - sums[:, :, None]).to(dtype).clamp_(max=0.0).exp_()
             to_first = (first - self.sums[:, :, before]).to(dtype).exp_()
-            yield _Step(rows, before, (own - first).to(dtype).exp_(), to_first, among)
+            yield _Step(rows, before, (sums - first).to(dtype).exp_(), to_first, among)

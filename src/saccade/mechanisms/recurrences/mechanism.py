@@ -1,4 +1,4 @@
-"""Recurrence: a mechanism whose matrix is that of a recurrence, and what it checks of its gates."""
+"""Recurrence: a mechanism whose matrix is that of a recurrence, and the checks of its gates."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from saccade.positions.token_positions import GivenPositions
 from saccade.support.errors import describe, unsupported, value_error
 from saccade.support.validation import check_number, check_type
 
-__all__ = ["GatedRecurrence", "Recurrence"]
-
 _LEAST = -1e4  # exp of it is 0 in every dtype, and sums of it are finite
 
 
@@ -27,7 +25,7 @@ class Recurrence(Approximate):
     """The base of mechanisms whose matrix is that of a recurrence.
 
     Args:
-        scale: of what a query reads; ``head_dim ** -0.5`` when None.
+        scale: of the outputs; ``head_dim ** -0.5`` when None.
     """
 
     is_delta: ClassVar[bool] = False
@@ -43,10 +41,10 @@ class Recurrence(Approximate):
         return (*why_no_sum(mask), f"{name} is not causal: a token reads what those before it have written")
 
     def new_cache(self, max_len: int | None = None) -> RecurrentCache:
-        """An empty `saccade.caches.RecurrentCache`: the state, of constant size."""
+        """Return an empty `saccade.caches.RecurrentCache`: the state, of constant size."""
         return RecurrentCache(max_len)
 
-    def _made(self, inputs: Inputs) -> RecurrenceMatrix:
+    def _matrix_of(self, inputs: Inputs) -> RecurrenceMatrix:
         return self._matrix(inputs, None, None)
 
     def _matrix(self, inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> RecurrenceMatrix:
@@ -60,7 +58,7 @@ class Recurrence(Approximate):
             reason = "a state is read in the order in which it was written: keys stand in order, and queries last"
             raise unsupported("positions", [reason], hint="sort the tokens, or use a mechanism without a state")
         bad = [_bad(x) for x in (inputs.key, decay, beta) if x is not None]
-        tainted, spoilt = _any(bad), _bad(inputs.query)
+        tainted, nonfinite_queries = _any(bad), _bad(inputs.query)
         if decay is not None:
             decay = decay.clamp(min=_LEAST)  # -inf empties the state
         query, key, decay, beta = (_clean(x, inputs.wide) for x in (inputs.query, inputs.key, decay, beta))
@@ -75,7 +73,7 @@ class Recurrence(Approximate):
             is_delta=self.is_delta,
             dtype=dtype,
             tainted=tainted,
-            spoilt=spoilt,
+            nonfinite_queries=nonfinite_queries,
             source=where,
         )
 
@@ -97,7 +95,7 @@ class GatedRecurrence(Recurrence):
         q_positions: GivenPositions = None,
         kv_positions: GivenPositions = None,
     ) -> RecurrenceMatrix:
-        """The matrix.
+        """Return the matrix.
 
         Args:
             query: ``[batch, heads, q_len, head_dim]``.
@@ -106,9 +104,9 @@ class GatedRecurrence(Recurrence):
                 ``[..., head_dim]`` for one of each channel; -inf empties the state. None for none.
             beta: how much is written, ``[batch, kv_heads, kv_len]``; None for 1. Both in any float dtype; computed in
                 float32 or wider.
-            mask: causal; with `saccade.masks.Documents` the state begins anew with each text, and tokens that
+            mask: causal; with `saccade.masks.Documents` the state is reset at each document, and tokens that
                 `saccade.masks.Padding` hides write nothing, and let nothing decay.
-            q_positions, kv_positions: where the tokens stand, in order; -1 for no token.
+            q_positions, kv_positions: of the tokens, in order; -1 for padding.
 
         Raises:
             ValueError: gates of another shape, or a decay above 0.
@@ -119,7 +117,7 @@ class GatedRecurrence(Recurrence):
 
 
 def _gate(name: str, x: Tensor, inputs: Inputs) -> Tensor:
-    """A gate as ``[batch, heads, kv_len, width]``, checked."""
+    """Return a checked gate as ``[batch, heads, kv_len, width]``."""
     check_type(name, x, Tensor, "be a tensor")
     (batch, kv_len), head_dim = (inputs.shape[0], inputs.shape[3]), inputs.key.shape[3]
     shapes = f"[{batch}, heads, {kv_len}]" + (f" or [{batch}, heads, {kv_len}, {head_dim}]" if name == "decay" else "")
@@ -139,33 +137,33 @@ def _check_heads(inputs: Inputs, decay: Tensor | None, beta: Tensor | None) -> N
     """Raise unless heads of queries, keys and gates are multiples of one another."""
     counts = {"query": inputs.shape[1], "key": inputs.key.shape[1]}
     counts |= {name: x.shape[1] for name, x in (("decay", decay), ("beta", beta)) if x is not None}
-    own = max([count for name, count in counts.items() if name != "query"])
-    most = max(own, counts["query"])
-    wholes = {name: most if name == "query" else own for name in counts}
-    if most % max(1, own) or any(wholes[name] % max(1, count) for name, count in counts.items()):
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise value_error("heads", "divide one another: keys the gates, and these the queries", told)
+    most_inputs = max([count for name, count in counts.items() if name != "query"])
+    most = max(most_inputs, counts["query"])
+    wholes = {name: most if name == "query" else most_inputs for name in counts}
+    if most % max(1, most_inputs) or any(wholes[name] % max(1, count) for name, count in counts.items()):
+        text = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise value_error("heads", "divide one another: keys the gates, and these the queries", text)
 
 
 def _bad(x: Tensor) -> Tensor | None:
-    """Tokens that are not finite, bool ``[batch, heads, len]``; None where there are surely none. -inf is a decay."""
+    """Return tokens with NaN or inf, bool ``[batch, heads, len]``, or None if there are none; -inf is a decay."""
     if is_surely_finite(x):
         return None
     return (x.detach().isnan() | (x.detach() == torch.inf)).any(-1) if x.shape[3] else None
 
 
 def _any(marks: list[Tensor | None]) -> Tensor | None:
-    found = [x for x in marks if x is not None]
-    heads = max([1, *[x.shape[1] for x in found]])
+    present = [x for x in marks if x is not None]
+    heads = max([1, *[x.shape[1] for x in present]])
     whole = None
-    for x in found:
-        own = x.repeat_interleave(heads // x.shape[1], 1)
-        whole = own if whole is None else whole | own
+    for x in present:
+        repeated = x.repeat_interleave(heads // x.shape[1], 1)
+        whole = repeated if whole is None else whole | repeated
     return whole
 
 
 def _clean(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """In a wide dtype, 0 for what is not finite."""
+    """Return a tensor in a wide dtype, with 0 for non-finite tokens."""
     if x is None:
         return None
     return x.to(dtype) if is_surely_finite(x) else torch.where(x.isfinite(), x, 0.0).to(dtype)

@@ -10,15 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.mechanisms.recurrences.chunk_group import Group, after, backwards, forwards, scaled, written_by
-from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut, groups_of, joined
-from saccade.mechanisms.recurrences.step_by_step import stepped
+from saccade.mechanisms.recurrences.recurrence_spec import CHUNK, Rule, cut, groups_of, joined, stepped
 from saccade.mechanisms.value_access import is_readable, is_surely_finite
-
-__all__ = ["product", "transposed"]
+from saccade.support.torch_modes import is_tracing
 
 
 def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What tokens read, and the state after the last one. Differentiable in all but the segments.
+    """Return the outputs of the tokens, and the state after the last one. Differentiable in all but the segments.
 
     Args:
         rule: of the tokens.
@@ -32,13 +30,13 @@ def product(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) ->
     Cost: time O(len * (head_dim + value_dim) * CHUNK + len * head_dim * value_dim); memory beside inputs and output is
     that of one group of chunks. The backward pass keeps the inputs, and one state for each group.
     """
-    run = _operation if torch.compiler.is_compiling() else _Product.apply
+    run = _operation if is_tracing() else _Product.apply
     out, last, _ = run(*rule.tensors, value, state, segment, rule.scale, rule.is_delta)
     return out, last
 
 
 def transposed(rule: Rule, x: Tensor, segment: Tensor | None) -> Tensor:
-    """``A.mT @ x``: the same sweep from the last token to the first.
+    """Return ``A.mT @ x``: the same sweep from the last token to the first.
 
     Args:
         rule: of the tokens.
@@ -75,14 +73,14 @@ def _swept(
     scale: float,
     is_delta: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, the last state, and the states before each group, ``[groups, lines, head_dim, value_dim]``."""
+    """Return the output, the last state, and the states before each group, ``[groups, lines, head_dim, value_dim]``."""
     rule, spans = Rule(query, key, decay, beta, segments, scale, is_delta), list(groups_of(key.shape[1]))
-    out, kept = torch.empty_like(value), state.new_empty(len(spans), *state.shape)
+    out, states = torch.empty_like(value), state.new_empty(len(spans), *state.shape)
     for i, span in enumerate(spans):
-        kept[i] = state
+        states[i] = state
         read, state = forwards(Group.of(rule, span, after(rule, span, segment)), cut(value, span), state)
         out[:, span] = joined(read, span.stop - span.start)
-    return out, state.clone(), kept
+    return out, state.clone(), states
 
 
 def _gradients(
@@ -92,49 +90,49 @@ def _gradients(
     beta: Tensor | None,
     segments: Tensor | None,
     value: Tensor,
-    kept: Tensor,
+    states: Tensor,
     segment: Tensor | None,
     scale: float,
     is_delta: bool,
     grad: Tensor,
     grad_state: Tensor,
 ) -> list[Tensor]:
-    """Gradients of query, key, decay, beta, value and state; empty ones for what is None."""
+    """Return the gradients of query, key, decay, beta, value and state; empty ones for None."""
     rule = Rule(query, key, decay, beta, segments, scale, is_delta)
     given = (query, key, decay, beta, value)
-    found = [query.new_empty(0) if x is None else torch.empty_like(x) for x in given]
+    grads = [query.new_empty(0) if x is None else torch.empty_like(x) for x in given]
     state = grad_state
     for i, span in reversed(list(enumerate(groups_of(key.shape[1])))):
         group = Group.of(rule, span, after(rule, span, segment))
-        parts, state = _gradients_of(group, cut(value, span), kept[i], cut(grad, span), state)
-        for whole, part in zip(found, parts, strict=True):
+        parts, state = _gradients_of(group, cut(value, span), states[i], cut(grad, span), state)
+        for whole, part in zip(grads, parts, strict=True):
             if part is not None:
                 whole[:, span] = joined(part, span.stop - span.start)
     if scale != 1.0:
-        found[0] *= scale
-    return [*found, state.clone()]
+        grads[0] *= scale
+    return [*grads, state.clone()]
 
 
 def _gradients_of(
     group: Group, value: Tensor, state: Tensor, grad: Tensor, grad_state: Tensor
 ) -> tuple[tuple[Tensor | None, ...], Tensor]:
-    """Those of query, key, decay, beta and value in a group, and that of the state that comes in.
+    """Return the gradients of query, key, decay, beta and value in a group, and of the state that comes in.
 
-    No derivative of an exponential is taken: with the sums of log decays, a query or key that reads gains what its own
-    gradient says, and a key that writes loses it.
+    No exponential is differentiated: the gradient of the summed log decays is ``query * grad_query`` of each reader,
+    minus ``key * grad_key`` of each writer.
     """
     new, states = written_by(group, value, state)
     reached, behind = backwards(group, grad, grad_state)
     before, writes, decays = states[:-1], behind[1:], group.decays
     arrived = reached if group.beta is None else reached * group.beta
-    # Queries read, and with the delta rule keys do: below one another, so that one product serves both.
-    readers, told = group.query, grad
+    # Queries read, and with the delta rule keys do: stacked, so that one product serves both.
+    readers, incoming = group.query, grad
     if group.recalled is not None:
-        readers, told = torch.cat([group.query, group.key], 2), torch.cat([grad, -arrived], 2)
-    pairs = told @ new.mT
+        readers, incoming = torch.cat([group.query, group.key], 2), torch.cat([grad, -arrived], 2)
+    pairs = incoming @ new.mT
     pairs[:, :, CHUNK:].tril_(-1)
     read, written = decays.gradients(pairs, readers, group.key)
-    carried = (told @ before.mT).unflatten(2, (-1, CHUNK))
+    carried = (incoming @ before.mT).unflatten(2, (-1, CHUNK))
     starts, firsts = (None if x is None else x[:, :, None] for x in (decays.from_start, group.first))
     read += scaled(carried, starts, firsts).flatten(2, 3)
     query, recalled = read[:, :, :CHUNK], None if group.recalled is None else read[:, :, CHUNK:]
@@ -151,13 +149,13 @@ def _gradients_of(
 
 
 def _unweighted(group: Group, value: Tensor, new: Tensor, before: Tensor) -> Tensor:
-    """What tokens write, divided by beta."""
+    """Return what tokens write, divided by beta."""
     if group.recalled is None or group.beta is None:
         return value
     if is_readable(group.beta) and bool((group.beta != 0).all()):
         return new / group.beta
-    own = scaled(group.key, group.decays.from_start, group.first)
-    return value - own @ before - group.recalled @ new
+    decayed_keys = scaled(group.key, group.decays.from_start, group.first)
+    return value - decayed_keys @ before - group.recalled @ new
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -170,36 +168,36 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def _derivatives(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     grad, grad_state, _ = grads
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if torch.is_grad_enabled() and not is_tracing():
         return _differentiable(ctx, grad, grad_state)
     bad = None if is_surely_finite(grad) else ~grad.isfinite().all(-1, keepdim=True)
     grad = grad if bad is None else grad.masked_fill(bad, 0.0)
     saved: tuple[Any, ...] = (*ctx.saved_tensors[:8], ctx.scale, ctx.is_delta, grad, grad_state)
-    run: Any = _gradient_operation if torch.compiler.is_compiling() else _gradients
+    run: Any = _gradient_operation if is_tracing() else _gradients
     query, key, decay, beta, value, state = run(*saved)
     if bad is not None:
         query = query.masked_fill(bad, math.nan)
-        key, decay, beta, value, state = _told_of(bad, saved[4], [key, decay, beta, value], state, saved[7])
-    decay, beta = (None if x is None else own for x, own in ((saved[2], decay), (saved[3], beta)))
+        key, decay, beta, value, state = _mark_nan(bad, saved[4], [key, decay, beta, value], state, saved[7])
+    decay, beta = (None if x is None else grad_of_gate for x, grad_of_gate in ((saved[2], decay), (saved[3], beta)))
     return query, key, decay, beta, None, value, state, None, None, None
 
 
 def _differentiable(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
-    """The same where gradients of gradients are wanted: step by step, and every state is kept."""
+    """Return the gradients in differentiable form: step by step, storing every state."""
     query, key, decay, beta, segments, value, _, segment, state = ctx.saved_tensors
     rule = Rule(query, key, decay, beta, segments, ctx.scale, ctx.is_delta)
     given = (query, key, decay, beta, value, state)
-    asked = [x for x in given if x is not None and x.requires_grad]
+    leaves = [x for x in given if x is not None and x.requires_grad]
     out = stepped(rule, value, state, segment)
-    found = iter(torch.autograd.grad(out, asked, (grad, grad_state), create_graph=True, allow_unused=True))
-    own = [next(found) if x is not None and x.requires_grad else None for x in given]
-    return (*own[:4], None, *own[4:], None, None, None)
+    computed = iter(torch.autograd.grad(out, leaves, (grad, grad_state), create_graph=True, allow_unused=True))
+    grads = [next(computed) if x is not None and x.requires_grad else None for x in given]
+    return (*grads[:4], None, *grads[4:], None, None, None)
 
 
-def _told_of(
-    bad: Tensor, segments: Tensor | None, found: list[Tensor], state: Tensor, segment: Tensor | None
+def _mark_nan(
+    bad: Tensor, segments: Tensor | None, grads: list[Tensor], state: Tensor, segment: Tensor | None
 ) -> list[Tensor]:
-    """NaN in the gradients of those tokens, and of the state, that some row with a gradient of NaN has read."""
+    """Write NaN into the gradients of tokens, and of the state, that a row with a NaN gradient has read."""
     marks = bad.flip(1).int().cumsum(1).flip(1)  # such rows from here on
     before = marks[:, :1, 0] > 0
     if segments is not None and segment is not None:
@@ -208,8 +206,8 @@ def _told_of(
         ends = ends.flip(1).cummin(1).values.flip(1)  # where the own segment ends
         marks = marks - F.pad(marks, (0, 0, 0, 1)).gather(1, ends[..., None])
         before = (marks[:, :1, 0] > 0) & (segments[:, :1] == segment[:, None])
-    found = [x.masked_fill(marks > 0, math.nan) if x.numel() else x for x in found]
-    return [*found, state.masked_fill(before[..., None], math.nan)]
+    grads = [x.masked_fill(marks > 0, math.nan) if x.numel() else x for x in grads]
+    return [*grads, state.masked_fill(before[..., None], math.nan)]
 
 
 class _Product(torch.autograd.Function):
@@ -225,7 +223,7 @@ def _like(x: Tensor | None, other: Tensor) -> Tensor:
     return other.new_empty(0) if x is None else torch.empty_like(x)
 
 
-# A compiler sees one node, whatever the length.
+# A custom op, so that a compiler sees one node.
 _operation = torch.library.custom_op("saccade::recurrence", _swept, mutates_args=())
 _gradient_operation = torch.library.custom_op("saccade::recurrence_gradients", _gradients, mutates_args=())
 

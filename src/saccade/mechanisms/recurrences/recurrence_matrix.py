@@ -18,26 +18,23 @@ from saccade.mechanisms.features.mask_support import Visible
 from saccade.mechanisms.features.sequence_order import Order, check_memory, rows_that_see
 from saccade.mechanisms.linear_time import LinearTimeMatrix
 from saccade.mechanisms.recurrences.product import product, transposed
-from saccade.mechanisms.recurrences.recurrence_spec import Rule
-from saccade.mechanisms.recurrences.step_by_step import FEW, stepped
+from saccade.mechanisms.recurrences.recurrence_spec import FEW, Rule, stepped
 from saccade.mechanisms.value_access import is_readable, is_surely_finite
 from saccade.statistics import Received
 from saccade.statistics.statistic import MatrixInfo, Statistic
 from saccade.support.torch_modes import is_transformed, without_autocast
 
-__all__ = ["RecurrenceMatrix"]
-
-_ENTRIES = 1 << 22  # of a block: a sweep from the end of the line, over all heads, serves all rows of one
+_ENTRIES = 1 << 22  # of a block: one sweep from the end of the line, over all heads, computes all rows of a block
 _FEWEST_ROWS = 64
 
 
 class RecurrenceMatrix(LinearTimeMatrix):
-    r"""What a recurrence multiplies values by: never built, and in linear time for products.
+    r"""A recurrence as a matrix: never built, with products in linear time.
 
     .. math:: A_{ij} = s\, \beta_j\, q_i^T \Big( \prod_{t=i}^{j+1} M_t \Big) k_j, \quad j \le i, \qquad
               M_t = D_t \;\text{or}\; (I - \beta_t k_t k_t^T) D_t, \qquad D_t = \mathrm{diag}(\exp g_t)
 
-    Every block below the diagonal has at most rank ``head_dim``: what went before reaches later tokens through a state
+    Every block below the diagonal has at most rank ``head_dim``: earlier tokens reach later ones through a state
     ``[head_dim, value_dim]`` alone. Rows have any sign and sum to anything: there is no denominator.
 
     Args:
@@ -47,9 +44,9 @@ class RecurrenceMatrix(LinearTimeMatrix):
         beta: ``[batch, kv_heads, kv_len, 1]``; None for 1.
         visible: the mask, causal.
         scale: s.
-        is_delta: whether a token writes what its key does not yet recall.
+        is_delta: whether a token writes only the part that its key does not recall.
         dtype: of the inputs and of the products.
-        tainted, spoilt, source: as in `saccade.mechanisms.features.feature_matrix.FeatureMatrix`.
+        tainted, nonfinite_queries, source: as in `saccade.mechanisms.features.feature_matrix.FeatureMatrix`.
 
     Cost: `matmul` and `rmatmul` take O(n * head_dim * value_dim); memory is O(n * head_dim), and a state. Rows take one
     sweep from the last of them to the first token for every block. With dropout a product goes pair by pair.
@@ -69,18 +66,18 @@ class RecurrenceMatrix(LinearTimeMatrix):
         is_delta: bool,
         dtype: torch.dtype,
         tainted: Tensor | None = None,
-        spoilt: Tensor | None = None,
+        nonfinite_queries: Tensor | None = None,
         source: Hashable = None,
     ):
         batch, q_heads, q_len, _ = query.shape
         kv_heads = max(key.shape[1], *(x.shape[1] for x in (decay, beta) if x is not None), 0)
         heads = max(q_heads, kv_heads)
         super().__init__((batch, heads, q_len, key.shape[2]), kv_heads, dtype=dtype, device=query.device)
-        self.visible, self.source, self._tainted, self._spoilt = visible, source, tainted, spoilt
+        self.visible, self.source, self._tainted, self._nonfinite_queries = visible, source, tainted, nonfinite_queries
         self._order = Order.of(visible, q_len, key.shape[2])
         rows, keys = visible.hidden_rows, visible.hidden_keys
         query = query if rows is None else query.masked_fill(rows[:, None, :, None], 0.0)
-        if keys is not None:  # what is not there writes nothing, and nothing decays while it passes
+        if keys is not None:  # a hidden token writes nothing and lets nothing decay
             key = key.masked_fill(keys[:, None, :, None], 0.0)
             decay = None if decay is None else decay.masked_fill(keys[:, None, :, None], 0.0)
         line = self._order.with_rows(query)
@@ -92,22 +89,22 @@ class RecurrenceMatrix(LinearTimeMatrix):
 
     @property
     def key(self) -> Tensor | None:
-        """Keys up to that of the last query, ``[batch, heads, len, head_dim]``; None where tokens are not in order."""
+        """The keys up to that of the last query, ``[batch, heads, len, head_dim]``; None if tokens are not in order."""
         return None if self._order.is_sorted else self._rule.key.unflatten(0, self.shape[:2])
 
     def of_heads(self, heads: Sequence[int]) -> RecurrenceMatrix:
-        """The matrix of chosen heads, counted from 0, in the order in which they are named; their lines are copied."""
-        own, (batch, there, q_len, kv_len) = copy.copy(self), self.shape
-        own.shape, own.kv_heads = (batch, len(heads), q_len, kv_len), len(heads)
+        """Return the matrix of some heads, counted from 0, in the order listed; their lines are copied."""
+        part, (batch, there, q_len, kv_len) = copy.copy(self), self.shape
+        part.shape, part.kv_heads = (batch, len(heads), q_len, kv_len), len(heads)
         lines = [item * there + head for item in range(batch) for head in heads]
-        own._rule = self._rule.of(lines, self._rule.key.shape[1])
-        marks = (self._tainted, self._spoilt)
+        part._rule = self._rule.of(lines, self._rule.key.shape[1])
+        marks = (self._tainted, self._nonfinite_queries)
         few = [None if x is None else x[:, [head * x.shape[1] // there for head in heads]] for x in marks]
-        own._tainted, own._spoilt = few
-        return own
+        part._tainted, part._nonfinite_queries = few
+        return part
 
     def below(self, earlier: RecurrenceMatrix) -> RecurrenceMatrix | None:
-        """The rows of an earlier call on the first of these tokens, and these rows below them, as one matrix.
+        """Return one matrix with the rows of an earlier call on the first of these tokens above these rows.
 
         None where the calls have masks, or rows between them are missing.
         """
@@ -118,30 +115,30 @@ class RecurrenceMatrix(LinearTimeMatrix):
         )
         if not plain or earlier._order.length != past or self.shape[:2] != earlier.shape[:2]:
             return None
-        own, first = copy.copy(self), earlier._order.past
-        own.shape = (*self.shape[:2], q_len + self.shape[2], self.shape[3])
-        own._rule = self._rule._replace(query=torch.cat([earlier._rule.query, self._rule.query[:, past:]], 1))
-        own._order = self._order._replace(past=first)
+        joined, first = copy.copy(self), earlier._order.past
+        joined.shape = (*self.shape[:2], q_len + self.shape[2], self.shape[3])
+        joined._rule = self._rule._replace(query=torch.cat([earlier._rule.query, self._rule.query[:, past:]], 1))
+        joined._order = self._order._replace(past=first)
         rows = torch.cat([earlier.visible.q_positions, visible.q_positions], 1)
-        own.visible = dataclasses.replace(visible, offset=first, q_positions=rows)
-        if earlier._spoilt is not None or self._spoilt is not None:
+        joined.visible = dataclasses.replace(visible, offset=first, q_positions=rows)
+        if earlier._nonfinite_queries is not None or self._nonfinite_queries is not None:
             none = [torch.zeros(one.shape[:3], dtype=torch.bool, device=self.device) for one in (earlier, self)]
-            both = ((earlier._spoilt, none[0]), (self._spoilt, none[1]))
-            own._spoilt = torch.cat([x if mark is None else mark.expand_as(x) for mark, x in both], 2)
-        return own
+            both = ((earlier._nonfinite_queries, none[0]), (self._nonfinite_queries, none[1]))
+            joined._nonfinite_queries = torch.cat([x if mark is None else mark.expand_as(x) for mark, x in both], 2)
+        return joined
 
     def rmatmul(self, x: Tensor) -> Tensor:
-        """``A.mT @ x`` in linear time, the same sweep from the last token to the first; see `Matrix.rmatmul`."""
+        """Return ``A.mT @ x`` in linear time, the same sweep from the last token to the first; see `Matrix.rmatmul`."""
         x = self._operand(x, "x", self.shape[1], self.shape[2])
-        if not (self._tainted is self._spoilt is None and is_surely_finite(x)):
+        if not (self._tainted is self._nonfinite_queries is None and is_surely_finite(x)):
             return super().rmatmul(x)  # who is touched by what is found pair by pair
         with without_autocast(self.device):
-            found = self._transposed(self._rule, x.to(self._rule.key.dtype).flatten(0, 1))
-        found = found.unflatten(0, self.shape[:2])
-        return F.pad(found, (0, 0, 0, self.shape[3] - found.shape[2])).to(x.dtype)
+            sums = self._transposed(self._rule, x.to(self._rule.key.dtype).flatten(0, 1))
+        sums = sums.unflatten(0, self.shape[:2])
+        return F.pad(sums, (0, 0, 0, self.shape[3] - sums.shape[2])).to(x.dtype)
 
     def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        """The product where these are new tokens and ``memory`` stands for all before, and the memory after them.
+        """Return the product for new tokens after a ``memory`` of all earlier ones, and the memory after them.
 
         Args:
             value: ``[batch, kv_heads, kv_len, value_dim]``.
@@ -185,15 +182,15 @@ class RecurrenceMatrix(LinearTimeMatrix):
         for b in range(self.shape[0]) if batch is None else [batch]:
             first = b * self.shape[1]
             for start in range(rows.start, rows.stop, height) if self.shape[3] and heads.stop else ():
-                own = range(start, min(start + height, rows.stop))
-                length = self._order.past + own.stop
+                span = range(start, min(start + height, rows.stop))
+                length = self._order.past + span.stop
                 rule = self._rule.of(slice(first + heads.start, first + heads.stop), length)
-                eye = torch.eye(len(own), dtype=rule.key.dtype, device=self.device)
+                eye = torch.eye(len(span), dtype=rule.key.dtype, device=self.device)
                 with without_autocast(self.device):
                     weights = self._transposed(rule, eye.expand(len(rule.key), -1, -1)).mT[None]
                 if nan is not None:
-                    weights = weights.masked_fill(nan[b, None, heads, own.start : own.stop, None], math.nan)
-                yield Block(slice(b, b + 1), heads, own, (range(length),), weights)
+                    weights = weights.masked_fill(nan[b, None, heads, span.start : span.stop, None], math.nan)
+                yield Block(slice(b, b + 1), heads, span, (range(length),), weights)
 
     def _compute_by_sweep(self, statistics: Sequence[Statistic[Any, Any]], info: MatrixInfo) -> dict[int, Any]:
         """Column sums are one product."""
@@ -201,8 +198,8 @@ class RecurrenceMatrix(LinearTimeMatrix):
         if not places:
             return {}
         ones = torch.ones(*self.shape[:3], 1, dtype=self.dtype, device=self.device)
-        found = self.rmatmul(ones)[..., 0].double()
-        return dict.fromkeys(places, found)
+        sums = self.rmatmul(ones)[..., 0].double()
+        return dict.fromkeys(places, sums)
 
     def _times(self, value: Tensor) -> Tensor:
         bad = self._tainted
@@ -216,7 +213,7 @@ class RecurrenceMatrix(LinearTimeMatrix):
     def _product(
         self, rule: Rule, value: Tensor, state: Tensor | None, segment: Tensor | None, blind: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Output for the rows, 0 for those that see nothing, and the state of each key head after them."""
+        """Return the output of the rows, 0 for rows that see nothing, and the state of each key head after them."""
         dtype, (batch, heads, q_len, _) = rule.key.dtype, self.shape
         value = self._lines(self._order.with_keys(value.to(dtype)))
         if state is None:
@@ -227,54 +224,54 @@ class RecurrenceMatrix(LinearTimeMatrix):
         out, last = run(rule, value, begin, segment)
         last = last.unflatten(0, (batch, heads))[:, :: max(1, heads // max(1, self.kv_heads))]
         out = out.unflatten(0, (batch, heads))[:, :, out.shape[1] - q_len :]
-        # What comes back to a row that sees nothing goes nowhere, NaN neither.
+        # A row that sees nothing passes no gradient on, not even NaN.
         return out if blind is None else out.masked_fill(blind[..., None], 0.0), last
 
     def _transposed(self, rule: Rule, x: Tensor) -> Tensor:
-        """``A.mT @ x`` for some lines, where x lies on their last rows."""
-        wanted = [one for one in (*rule.tensors, x) if one is not None and one.requires_grad]
-        if not is_transformed() and not (torch.is_grad_enabled() and wanted):
+        """Return ``A.mT @ x`` for some lines, where x belongs to their last rows."""
+        leaves = [one for one in (*rule.tensors, x) if one is not None and one.requires_grad]
+        if not is_transformed() and not (torch.is_grad_enabled() and leaves):
             return transposed(rule, x, None if rule.segments is None else rule.segments[:, 0])
-        lines, length, head_dim = rule.key.shape  # the gradient of x · (A v) with respect to v, whatever v is
+        lines, length, head_dim = rule.key.shape  # the gradient of x · (A v) with respect to v, for any v
         with torch.enable_grad():
             value = x.new_zeros(lines, length, x.shape[2], requires_grad=True)
             begin = x.new_zeros(lines, head_dim, x.shape[2])
             out, _ = stepped(rule, value, begin, None if rule.segments is None else rule.segments[:, 0])
-            (found,) = torch.autograd.grad(out[:, length - x.shape[1] :], value, x, create_graph=True)
-        return found
+            (grad,) = torch.autograd.grad(out[:, length - x.shape[1] :], value, x, create_graph=True)
+        return grad
 
     def _lines(self, x: Tensor) -> Tensor:
-        """``[batch, heads | fewer, len, width]`` as lines, one for every head."""
+        """Return ``[batch, heads | fewer, len, width]`` as lines, one for every head."""
         heads = self.shape[1]
         return (x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)).flatten(0, 1)
 
     @property
     def _segment(self) -> Tensor | None:
-        """Of a state that holds nothing: that of the first token."""
+        """The segment of an empty state: that of the first token."""
         segments = self._rule.segments
         return None if segments is None or not segments.shape[1] else segments[:, 0]
 
     def _after(self, memory: Memory) -> tuple[Rule, Tensor | None]:
-        """The rule where the tokens go on behind a memory, and the memory's segment for every line."""
+        """Return the rule of tokens that follow a memory, and the memory's segment for every line."""
         rule = self._rule
         if rule.segments is None or memory.segment is None:
             return rule, self._segment
         segment = memory.segment.expand(self.shape[0]).repeat_interleave(self.shape[1], 0)
-        # No token, no new document: what stands in none belongs to the one before it.
+        # A token outside all documents belongs to the one before it.
         return rule._replace(segments=torch.maximum(rule.segments, segment[:, None])), segment
 
     def _nan_rows(self, bad: Tensor | None) -> Tensor | None:
-        """Rows, bool ``[batch, heads, q_len]``, that come after a bad token, or see anything and are spoilt."""
-        found = None if bad is None else rows_that_see(self, self._order, self.visible, bad)
-        if self._spoilt is None:
-            return found
+        """Return rows that follow a bad token, or are non-finite and see anything: bool ``[batch, heads, q_len]``."""
+        nan = None if bad is None else rows_that_see(self, self._order, self.visible, bad)
+        if self._nonfinite_queries is None:
+            return nan
         blind = self._blind
-        spoilt = self._spoilt if blind is None else self._spoilt & ~blind
-        return spoilt if found is None else found | spoilt
+        nonfinite_queries = self._nonfinite_queries if blind is None else self._nonfinite_queries & ~blind
+        return nonfinite_queries if nan is None else nan | nonfinite_queries
 
     @property
     def _blind(self) -> Tensor | None:
-        """Rows that see nothing, bool ``[batch | 1, heads, q_len]``; None where there are surely none."""
+        """Rows that see nothing, bool ``[batch | 1, heads, q_len]``; None if there are certainly none."""
         if self.visible.hidden_rows is self.visible.hidden_keys is None:
             return None
         anything = torch.ones(self.shape[0], 1, self.shape[3], dtype=torch.bool, device=self.device)
@@ -283,16 +280,16 @@ class RecurrenceMatrix(LinearTimeMatrix):
     def _touched(
         self, bad: Tensor, segments: Tensor | None, before: Tensor, segment: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Rows that come after a bad token, old or new, and whether one is in the state now."""
+        """Return the rows that follow a bad token, old or new, and whether the state holds one now."""
         groups, heads = bad.shape[1], self.shape[1]
         whole = torch.cat([before[..., None], bad], 2).to(torch.int64)
         if segments is None or segment is None:
-            seen = whole.cummax(2).values
+            follows_bad = whole.cummax(2).values
         else:
             line = torch.cat([segment[:, None], segments], 1).unflatten(0, (-1, heads))[:, :1]
             places = torch.arange(whole.shape[2], device=bad.device)
             begins = F.pad((line[..., 1:] != line[..., :-1]) * places[1:], (1, 0)).cummax(2).values
-            seen = ((places * whole).masked_fill(whole == 0, -1).cummax(2).values >= begins).to(torch.int64)
-        rows = seen[..., 1:].bool().repeat_interleave(heads // groups, 1)
-        rows = rows if self._spoilt is None else rows | self._spoilt
-        return rows, seen[..., -1].bool().expand(before.shape)
+            follows_bad = ((places * whole).masked_fill(whole == 0, -1).cummax(2).values >= begins).to(torch.int64)
+        rows = follows_bad[..., 1:].bool().repeat_interleave(heads // groups, 1)
+        rows = rows if self._nonfinite_queries is None else rows | self._nonfinite_queries
+        return rows, follows_bad[..., -1].bool().expand(before.shape)

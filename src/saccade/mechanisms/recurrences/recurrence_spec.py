@@ -1,4 +1,4 @@
-"""Rule: a recurrence as tensors, and how it is cut into chunks."""
+"""Rule: a recurrence as tensors, its chunks, and its definition step by step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["CHUNK", "GROUP", "Rule", "cut", "groups_of", "joined"]
-
-CHUNK = 32  # tokens whose weights among one another are written out: small tables, and products that are fast
-GROUP = 256  # tokens, several chunks, that are prepared together; the backward pass keeps one state for each
+CHUNK = 32  # tokens whose mutual weights are dense: small tables, and fast products
+GROUP = 256  # tokens, several chunks, that are prepared together; the backward pass stores one state for each
 
 
 class Rule(NamedTuple):
-    r"""What the tokens of a line do to a state S ``[head_dim, value_dim]``, and read from it.
+    r"""A recurrence over the tokens of a line, with a state S ``[head_dim, value_dim]``.
 
     .. math:: S_t = D_t S_{t-1} + k_t u_t^T, \qquad o_t = s\, S_t^T q_t, \qquad D_t = \mathrm{diag}(\exp g_t)
 
@@ -28,7 +26,7 @@ class Rule(NamedTuple):
         beta: ``[lines, len, 1]``; None for 1.
         segments: int64 ``[lines, len]``, never falling: where it rises, the state is emptied; None for one segment.
         scale: s.
-        is_delta: whether a token writes what its key does not yet recall.
+        is_delta: whether a token writes only the part that its key does not recall.
     """
 
     query: Tensor
@@ -41,24 +39,25 @@ class Rule(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All that is a tensor."""
+        """All tensors of the rule."""
         return self[:5]
 
     def of(self, lines: slice | list[int], length: int) -> Rule:
-        """The first tokens of some lines."""
+        """Return the first tokens of some lines."""
         decay, beta, segments = (None if x is None else x[lines, :length] for x in self[2:5])
         query, key = self.query[lines, :length], self.key[lines, :length]
         return Rule(query, key, decay, beta, segments, self.scale, self.is_delta)
 
 
 def groups_of(length: int) -> Iterator[slice]:
-    """The tokens of each group, in order."""
+    """Yield the tokens of each group, in order."""
     for start in range(0, length, GROUP):
         yield slice(start, min(start + GROUP, length))
 
 
 def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
-    """Tokens ``[lines, len, width]`` in chunks, ``[chunks, lines, CHUNK, width]``, with zeros behind the last one.
+    """Cut tokens ``[lines, len, width]`` into chunks, ``[chunks, lines, CHUNK, width]``, with zeros behind the last
+    one.
 
     Chunks lead, so that each is contiguous: products read it as it lies.
     """
@@ -69,5 +68,30 @@ def cut(x: Tensor, span: slice, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def joined(chunks: Tensor, length: int) -> Tensor:
-    """The tokens of chunks again, ``[lines, length, width]``."""
+    """Join the tokens of chunks, ``[lines, length, width]``."""
     return chunks.transpose(0, 1).flatten(1, 2)[:, :length]
+
+
+FEW = 2  # tokens up to which a chunk costs more than its steps
+
+
+def stepped(rule: Rule, value: Tensor, state: Tensor, segment: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the result of `product` by definition; differentiable any number of times, in both directions.
+
+    Cost: a few passes over the state for each token; with gradients, every state is stored.
+    """
+    out = []
+    for i in range(rule.key.shape[1]):
+        query, key, written = rule.query[:, i], rule.key[:, i], value[:, i]
+        if rule.segments is not None and segment is not None:
+            is_same, segment = segment == rule.segments[:, i], rule.segments[:, i]
+            state = state.masked_fill(~is_same[:, None, None], 0.0)
+        if rule.decay is not None:
+            state = state * rule.decay[:, i].exp()[..., None]
+        if rule.is_delta:
+            written = written - (key[:, None] @ state)[:, 0]
+        if rule.beta is not None:
+            written = written * rule.beta[:, i]
+        state = torch.baddbmm(state, key[..., None], written[:, None])
+        out.append((query[:, None] @ state)[:, 0] * rule.scale)
+    return (torch.stack(out, 1) if out else value), state

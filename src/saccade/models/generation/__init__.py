@@ -1,4 +1,4 @@
-"""Text, token by token, from any model that says what may come next."""
+"""Text generation, token by token, with any model that predicts the next token."""
 
 from saccade.models.generation.beams import Hypothesis, beam_search
 from saccade.models.generation.generate import Step, generate, stream

@@ -1,4 +1,4 @@
-"""Beam search: several continuations of a text side by side, the likeliest kept."""
+"""Beam search: several continuations of a text in parallel, of which the likeliest remain."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ import torch
 from torch import Tensor
 
 from saccade.caches import Cache, LayerCache
-from saccade.models.argument_hints import OF_GENERATION
 from saccade.models.generation.generate import Tokens
-from saccade.models.generation.prompts import as_prompts, stop_tokens
+from saccade.models.generation.prompts import FOREIGN_NAMES, as_prompts, stop_tokens
 from saccade.models.generation.stepper import LanguageModel, new_reader
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import check_int, check_number
-
-__all__ = ["Hypothesis", "beam_search"]
 
 
 class Hypothesis(NamedTuple):
-    """A continuation and how good it is.
+    """A continuation and its score.
 
     Args:
-        tokens: without the prompt and the stop token.
-        score: sum of the log-probabilities, the stop token's included, divided by
+        tokens: the new tokens, without the prompt and the stop token.
+        score: sum of the log-probabilities, including the stop token's, divided by
             ``number_of_tokens ** length_penalty``.
     """
 
@@ -35,7 +32,7 @@ class Hypothesis(NamedTuple):
     score: float
 
 
-@answers(OF_GENERATION)
+@argument_hints(FOREIGN_NAMES)
 def beam_search(
     model: LanguageModel,
     tokens: Tokens,
@@ -46,28 +43,28 @@ def beam_search(
     cache: Cache | LayerCache | None = None,
     stop: int | Collection[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    r"""Continue texts so that each continuation as a whole is likely, instead of each token by itself.
+    r"""Continue texts so that each continuation as a whole is likely, not only each token.
 
     .. math:: \mathrm{score}(y) = \frac{\sum_t \ln p(y_t \mid y_{<t})}{|y|^{\mathrm{length\_penalty}}}
 
     Each step extends the open continuations by every token and keeps the ``beams`` likeliest that do not end; those
-    among the ``beams`` likeliest that end are put aside. A prompt is done when no open continuation can become better
-    than those put aside.
+    among the ``beams`` likeliest that end are finished. A prompt is done when no open continuation can become better
+    than the finished ones.
 
     Args:
         model, tokens, max_new_tokens, stop: see `generate`.
-        beams: continuations side by side, at least 1.
+        beams: number of parallel continuations, at least 1.
         length_penalty: 0 compares sums of log-probabilities, which favours short texts; 1 compares their means.
-        cache: what the model remembers of earlier text; it is not changed.
+        cache: a cache of earlier text; it is not changed.
 
     Returns:
         For each prompt at most ``beams`` continuations, best first.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit; before the model is called.
+        ValueError, TypeError: arguments that do not fit; raised before the model is called.
 
-    Cost: that of `generate` for ``beams`` times as many texts, and a copy of the cache in each step that changes the
-    order of the beams.
+    Cost: as `generate` for ``beams`` times as many texts, plus a copy of the cache in each step that reorders the
+    beams.
 
     Example:
         >>> from saccade.models import Decoder, DecoderConfig
@@ -91,19 +88,19 @@ def beam_search(
     searches = [_Search(beams, length_penalty, max_new_tokens, ends) for _ in prompts]
     active, logits = searches, reader.read(prompts)
     while True:
-        # Each active search has as many rows as it has open beams.
+        # Each active search has one row per open beam.
         sizes = [len(search.open) for search in active]
         pieces = zip(active, itertools.accumulate(sizes, initial=0), logits.log_softmax(-1).split(sizes), strict=False)
-        kept = [
+        extended = [
             (search, start + parent, token)
             for search, start, log_probs in pieces
             for parent, token in search.extend(log_probs)
         ]
-        if not kept:
+        if not extended:
             return [search.done for search in searches]
-        active = list(dict.fromkeys(search for search, _, _ in kept))
-        reader.reorder([row for _, row, _ in kept])
-        logits = reader.read([[token] for _, _, token in kept])
+        active = list(dict.fromkeys(search for search, _, _ in extended))
+        reader.reorder([row for _, row, _ in extended])
+        logits = reader.read([[token] for _, _, token in extended])
 
 
 class _Open(NamedTuple):
@@ -113,7 +110,7 @@ class _Open(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _Search:
-    """The beams of one prompt: those that may grow, and the finished ones, best first."""
+    """The beams of one prompt: the open ones, and the finished ones, best first."""
 
     beams: int
     length_penalty: float
@@ -123,26 +120,26 @@ class _Search:
     done: list[Hypothesis] = dataclasses.field(default_factory=list)
 
     def extend(self, log_probs: Tensor) -> list[tuple[int, int]]:
-        """One token more; returns (parent, token) of the beams that go on, none if the search is over.
+        """Add one token; return (parent, token) of the open beams, none if the search is over.
 
         Args:
             log_probs: ``[open beams, vocab]``.
         """
         vocab = log_probs.shape[1]
         totals = log_probs.double() + torch.tensor([one.total for one in self.open], device=log_probs.device)[:, None]
-        # Beams that end leave room for others: with so many candidates there are always enough that do not.
+        # Enough candidates to fill all beams even if others end.
         count = min(totals.numel(), self.beams * (1 + len(self.ends)))
         values, index = totals.flatten().topk(count)
         grown: list[_Open] = []
-        kept: list[tuple[int, int]] = []
-        for rank, (total, place) in enumerate(zip(values.tolist(), index.tolist(), strict=True)):
-            parent, token = divmod(place, vocab)
+        origins: list[tuple[int, int]] = []
+        for rank, (total, flat) in enumerate(zip(values.tolist(), index.tolist(), strict=True)):
+            parent, token = divmod(flat, vocab)
             if total == -math.inf or len(grown) == self.beams:
                 break
             before = self.open[parent].tokens
             if token not in self.ends:
                 grown.append(_Open([*before, token], total))
-                kept.append((parent, token))
+                origins.append((parent, token))
             elif rank < self.beams:
                 self.done.append(Hypothesis(before, self._score(total, len(before) + 1)))
         self.open = grown
@@ -151,15 +148,15 @@ class _Search:
         if is_over:
             self.done += [Hypothesis(one.tokens, self._score(one.total, length)) for one in grown]
         self.done = sorted(self.done, key=lambda one: -one.score)[: self.beams]
-        return [] if is_over or self._cannot_improve(length) else kept
+        return [] if is_over or self._cannot_improve(length) else origins
 
     def _score(self, total: float, length: int) -> float:
         return total / length**self.length_penalty
 
     def _cannot_improve(self, length: int) -> bool:
-        """Whether no open beam, however it goes on, can score better than the worst that is put aside."""
+        """Return whether no open beam can ever score better than the worst finished one."""
         if len(self.done) < self.beams:
             return False
-        # Totals only fall; what they are divided by may grow.
+        # Totals only decrease; the divisor may grow.
         most = self.max_new_tokens if self.length_penalty > 0 else length + 1
         return self._score(self.open[0].total, most) <= self.done[-1].score

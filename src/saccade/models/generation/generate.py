@@ -12,15 +12,12 @@ from torch import Tensor
 
 from saccade.caches import Cache, LayerCache
 from saccade.engine import dropout
-from saccade.models.argument_hints import OF_GENERATION
-from saccade.models.generation.prompts import as_prompts, stop_tokens
+from saccade.models.generation.prompts import FOREIGN_NAMES, as_prompts, stop_tokens
 from saccade.models.generation.sampler import Sampler
 from saccade.models.generation.stepper import LanguageModel, Reader, new_reader
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_type
-
-__all__ = ["Step", "generate", "stream"]
 
 Tokens = Tensor | Sequence[int] | Sequence[Sequence[int]]
 
@@ -30,12 +27,12 @@ class Step:
     """A step of generation.
 
     Args:
-        phase: "prefill" where the model read the prompt, "decode" where it read the tokens chosen before.
-        tokens: the tokens chosen, int64 ``[batch]``; -1 for a text that had ended before.
-        log_probs: their log-probabilities under the distribution they were drawn from, ``[batch]``; 0 where greedy.
-        processed: tokens that the model read in this step, padding and ended texts left out.
-        bytes_read: of keys and values that attention needed from the caches, in all layers; None without a cache.
-        bytes_appended: of keys and values that the caches took in; None without a cache.
+        phase: "prefill" if the model read the prompt, "decode" if it read the last chosen tokens.
+        tokens: the chosen tokens, int64 ``[batch]``; -1 for a text that has ended before.
+        log_probs: their log-probabilities under the distribution they were drawn from, ``[batch]``; 0 if greedy.
+        processed: tokens that the model read in this step, without padding and ended texts.
+        bytes_read: bytes of keys and values that attention read from the caches of all layers; None without a cache.
+        bytes_appended: bytes of keys and values that were added to the caches; None without a cache.
     """
 
     phase: Literal["prefill", "decode"]
@@ -46,7 +43,7 @@ class Step:
     bytes_appended: int | None
 
 
-@answers(OF_GENERATION)
+@argument_hints(FOREIGN_NAMES)
 def generate(
     model: LanguageModel,
     tokens: Tokens,
@@ -61,22 +58,22 @@ def generate(
 
     Args:
         model: ``model(tokens, cache=cache, positions=positions) -> logits [batch, len, vocab]`` with ``new_cache()``,
-            in eval mode; or one without, ``model(tokens, positions=positions)``, which reads the texts anew each time.
+            in eval mode; or one without, ``model(tokens, positions=positions)``, which reads the whole texts each time.
             A model with ``hidden`` and ``logits`` computes the logits of the last token only.
         tokens: the prompts: a list of lists of ints, which may differ in length, or an int tensor ``[batch, len]``.
         max_new_tokens: most tokens to add to a text.
-        cache: what the model remembers of the text before the prompts; it is extended. The last token chosen has not
-            been read yet: the next call begins with it. A new cache when None.
-        sampler: how tokens are drawn; the likeliest each time when None.
+        cache: a cache of the text before the prompts; it is extended. The last chosen token is not in it yet: start the
+            next call with that token. A new cache if None.
+        sampler: how tokens are drawn; the likeliest each time if None.
         stop: tokens that end a text; they are not part of it.
-        seed: of the draws, from 0 to 2**63 - 1; taken from torch's generator when None. The draws leave the random
-            state of the process as it is. Without a sampler nothing is drawn, and a seed is refused.
+        seed: seed of the draws, from 0 to 2**63 - 1; taken from torch's generator if None. The draws do not change the
+            random state of the process. Without a sampler nothing is drawn, and a seed is refused.
 
     Returns:
         The new tokens of each prompt, without the prompt, padding and stop token.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit; before the model is called.
+        ValueError, TypeError: arguments that do not fit; raised before the model is called.
 
     Cost: one pass over the prompts, then one for each new token of the batch, which reads the cache once.
 
@@ -87,7 +84,7 @@ def generate(
         >>> [len(text) for text in generate(model, [[1, 2, 3], [4]], 5)]
         [5, 5]
     """
-    prompts, ends, steps = _begun(model, tokens, max_new_tokens, cache, sampler, stop, seed)
+    prompts, ends, steps = _prepare(model, tokens, max_new_tokens, cache, sampler, stop, seed)
     texts: list[list[int]] = [[] for _ in prompts]
     for step in steps:
         for text, token in zip(texts, step.tokens.tolist(), strict=True):
@@ -96,7 +93,7 @@ def generate(
     return texts
 
 
-@answers(OF_GENERATION)
+@argument_hints(FOREIGN_NAMES)
 def stream(
     model: LanguageModel,
     tokens: Tokens,
@@ -107,7 +104,7 @@ def stream(
     stop: int | Collection[int] | None = None,
     seed: int | None = None,
 ) -> Iterator[Step]:
-    """As `generate`, step by step: each `Step` has one token of every text, and says what it cost.
+    """Continue texts like `generate`, and yield a `Step` with one token of every text at a time.
 
     Example:
         >>> from saccade.models import Decoder, DecoderConfig
@@ -119,10 +116,10 @@ def stream(
         decode 1 64
         decode 1 64
     """
-    return _begun(model, tokens, max_new_tokens, cache, sampler, stop, seed)[2]
+    return _prepare(model, tokens, max_new_tokens, cache, sampler, stop, seed)[2]
 
 
-def _begun(
+def _prepare(
     model: LanguageModel,
     tokens: Tokens,
     max_new_tokens: int,
@@ -131,7 +128,7 @@ def _begun(
     stop: int | Collection[int] | None,
     seed: int | None,
 ) -> tuple[list[list[int]], frozenset[int], Iterator[Step]]:
-    """The prompts, the tokens that end a text, and the steps, once everything is checked."""
+    """Check all arguments; return the prompts, the tokens that end a text, and the steps."""
     prompts = as_prompts(tokens)
     check_int("max_new_tokens", max_new_tokens, 0)
     hint = "for instance saccade.models.Sampler(temperature=0.8, top_p=0.95)"
@@ -157,17 +154,17 @@ def _steps(
             chosen, log_probs = logits.argmax(-1), logits.new_zeros(len(new))
         else:
             chosen, log_probs = sampler.draw(logits, generator)
-        still = torch.tensor(is_open, device=chosen.device)
+        open_rows = torch.tensor(is_open, device=chosen.device)
         yield Step(
             "decode" if number else "prefill",
-            chosen.masked_fill(~still, -1),
-            log_probs.masked_fill(~still, 0.0),
+            chosen.masked_fill(~open_rows, -1),
+            log_probs.masked_fill(~open_rows, 0.0),
             reader.processed,
             None if reader.traffic is None else reader.traffic.bytes_read,
             None if reader.traffic is None else reader.traffic.bytes_appended,
         )
-        picked = chosen.tolist()
-        is_open = [was and token not in ends for was, token in zip(is_open, picked, strict=True)]
+        listed = chosen.tolist()
+        is_open = [was and token not in ends for was, token in zip(is_open, listed, strict=True)]
         if not any(is_open):
             return
-        new = [[token] if goes_on else [] for token, goes_on in zip(picked, is_open, strict=True)]
+        new = [[token] if goes_on else [] for token, goes_on in zip(listed, is_open, strict=True)]

@@ -1,8 +1,8 @@
-"""Prompts: the tokens that a user hands over, as a left-padded batch."""
+"""Prompts: checks, and conversion to a left-padded batch."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,11 +10,20 @@ from torch import Tensor
 from saccade.support.errors import type_error, value_error
 from saccade.support.validation import check_int, is_integer
 
-__all__ = ["as_prompts", "left_padded", "stop_tokens"]
+_SAMPLER = "sampler=Sampler(temperature=..., top_k=..., top_p=...); without one the likeliest token is taken"
+
+FOREIGN_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("temperature", "top_k", "top_p", "do_sample"), _SAMPLER),
+    "num_beams": "beam_search(model, tokens, max_new_tokens, beams=...)",
+    **dict.fromkeys(("max_length", "max_tokens", "max_len"), "max_new_tokens=, which does not count the prompt"),
+    **dict.fromkeys(("eos_token_id", "stop_token", "eos"), "stop="),
+    **dict.fromkeys(("past_key_values", "use_cache"), "cache=, as model.new_cache() makes one"),
+    **dict.fromkeys(("input_ids", "prompt", "prompts", "inputs"), "tokens="),
+}
 
 
 def as_prompts(tokens: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
-    """Lists of ints, one per prompt.
+    """Return a list of ints for each prompt.
 
     Args:
         tokens: int ``[batch, len]``, or a list of lists of ints, which may differ in length.
@@ -49,11 +58,11 @@ def _as_prompt(rule: str, number: int, given: object) -> list[int]:
 
 
 def left_padded(prompts: list[list[int]], starts: list[int], device: torch.device) -> tuple[Tensor, range | Tensor]:
-    """Tokens ``[batch, len]``, the last of each text in the last column, and where they stand; -1 at the padding.
+    """Return left-padded tokens ``[batch, len]`` and their positions; -1 marks padding.
 
     Args:
         prompts: the tokens, none for a text that has ended.
-        starts: where each text goes on.
+        starts: position of the first token of each.
     """
     longest = max(map(len, prompts))
     tokens = torch.tensor([[0] * (longest - len(one)) + one for one in prompts], device=device)
@@ -67,8 +76,8 @@ def left_padded(prompts: list[list[int]], starts: list[int], device: torch.devic
 
 
 def stop_tokens(stop: int | Collection[int] | None) -> frozenset[int]:
-    """The tokens that end a text."""
-    given = () if stop is None else (stop,) if is_integer(stop) else stop
-    if isinstance(given, str) or not isinstance(given, Collection):
+    """Return the set of tokens that end a text."""
+    tokens = () if stop is None else (stop,) if is_integer(stop) else stop
+    if isinstance(tokens, str) or not isinstance(tokens, Collection):
         raise type_error("stop", "be a token, several tokens or None", type(stop).__name__)
-    return frozenset(check_int("stop", token, 0) for token in given)
+    return frozenset(check_int("stop", token, 0) for token in tokens)

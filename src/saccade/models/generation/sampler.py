@@ -1,4 +1,4 @@
-"""Sampler: how a token is drawn from what may come next."""
+"""Sampler: draws the next token from logits."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from torch import Tensor
 from saccade.support.errors import value_error
 from saccade.support.validation import check_int, check_number
 
-__all__ = ["Sampler"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """Draws tokens: temperature first, then the ``top_k`` likeliest, then the fewest that reach ``top_p``.
+    """A sampling rule: temperature first, then the ``top_k`` likeliest tokens, then the fewest that reach ``top_p``.
 
     Args:
-        temperature: logits are divided by it; above 0. Below 1 the likely becomes likelier; near 0 only the likeliest
-            stay, those that are equally likely with equal shares.
-        top_k: how many tokens stay; None for all. Where the k-th and others are equally likely, all of them stay.
-        top_p: the likeliest tokens stay until their probabilities sum to it; above 0, at most 1; None for all.
+        temperature: divisor of the logits, above 0. Below 1 it favours likely tokens; near 0 only the likeliest remain,
+            with equal shares if there are several.
+        top_k: number of tokens that remain; None for all. Tokens as likely as the k-th remain as well.
+        top_p: the likeliest tokens remain until their probabilities sum to it; above 0, at most 1; None for all.
 
     Raises:
         ValueError, TypeError: anything else.
@@ -50,27 +48,27 @@ class Sampler:
             raise value_error("top_p", "be above 0 and at most 1", self.top_p)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """What tokens are drawn by: ``[batch, vocab]``, rows sum to 1."""
+        """Return the distribution that tokens are drawn from: ``[batch, vocab]``, rows sum to 1."""
         dtype = logits.dtype if logits.is_floating_point() else torch.get_default_dtype()
-        # Divided is what a logit lacks to the largest: that may become -inf, but never inf, whatever the temperature.
-        lacks = logits.double() - logits.double().amax(-1, keepdim=True)
-        divided = (lacks / self.temperature).masked_fill(lacks == 0, 0.0)
+        # Divide differences to the largest logit: they may become -inf, but never inf, at any temperature.
+        differences = logits.double() - logits.double().amax(-1, keepdim=True)
+        divided = (differences / self.temperature).masked_fill(differences == 0, 0.0)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            least = lacks.topk(self.top_k).values[..., -1:]
-            divided = divided.masked_fill(lacks < least, -math.inf)
+            least = differences.topk(self.top_k).values[..., -1:]
+            divided = divided.masked_fill(differences < least, -math.inf)
         probabilities = divided.softmax(-1).to(dtype)
         if self.top_p is None or self.top_p == 1.0:
             return probabilities
         ordered, index = probabilities.sort(descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
-        before[..., 0] = 0.0  # the likeliest token stays, whatever was rounded
-        kept = torch.where(before < self.top_p, ordered, 0.0)
-        return torch.zeros_like(kept).scatter_(-1, index, kept / kept.sum(-1, keepdim=True))
+        before[..., 0] = 0.0  # the likeliest token remains despite rounding
+        top = torch.where(before < self.top_p, ordered, 0.0)
+        return torch.zeros_like(top).scatter_(-1, index, top / top.sum(-1, keepdim=True))
 
     def draw(self, logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Tokens, int64 ``[batch]``, and their log-probabilities, ``[batch]``.
+        """Return tokens, int64 ``[batch]``, and their log-probabilities, ``[batch]``.
 
-        One number is taken from the generator for each row, so that a draw says nothing about how long others are.
+        One number is taken from the generator for each row, so that the draws do not depend on the lengths of others.
         """
         probabilities = self.probabilities(logits)
         total = probabilities.double().cumsum(-1)

@@ -1,4 +1,4 @@
-"""Reader: feeds a model the texts it has not read yet, with a cache or without."""
+"""Reader: passes new tokens to a model, with a cache or without."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ from saccade.support.errors import type_error, value_error
 from saccade.support.numerics import wide_dtype
 from saccade.support.validation import check_type
 
-__all__ = ["LanguageModel", "Reader", "new_reader"]
-
 
 class LanguageModel(Protocol):
-    """What generation needs of a model. With ``new_cache()`` it reads step by step, else everything each time."""
+    """The interface of models for generation. Without ``new_cache()`` they read the whole texts in each step."""
 
     def __call__(self, tokens: Tensor, *, positions: GivenPositions) -> Tensor:
-        """Logits ``[batch, len, vocab]`` of ``tokens [batch, len]``; with a cache also ``cache=``."""
+        """Return logits ``[batch, len, vocab]`` of ``tokens [batch, len]``; with a cache also ``cache=``."""
         ...
 
 
 class Reader(Protocol):
-    """Reads tokens and says what may come next.
+    """A model together with the state of its texts.
 
     Attributes:
-        processed: tokens that the last `read` gave to the model.
+        processed: number of tokens that the model read in the last `read`.
         traffic: bytes that its caches moved; None without a cache.
     """
 
@@ -38,7 +36,7 @@ class Reader(Protocol):
     traffic: Traffic | None = None
 
     def read(self, new: list[list[int]]) -> Tensor:
-        """Read more tokens of each text (none where it has ended); logits of the next one, float ``[batch, vocab]``."""
+        """Read new tokens of each text, none if it has ended; return logits of the next, float ``[batch, vocab]``."""
         ...
 
     def reorder(self, rows: list[int]) -> None:
@@ -47,31 +45,31 @@ class Reader(Protocol):
 
 
 def new_reader(model: LanguageModel, cache: Cache | LayerCache | None) -> Reader:
-    """The reader that fits the model."""
+    """Return the reader that fits the model."""
     if not callable(model):
         raise type_error("model", "be a model, model(tokens, ...) -> logits", type(model).__name__)
     check_type("cache", cache, (Cache, LayerCache, NoneType), "be what model.new_cache() gives, or None")
     if cache is None:
         new_cache = getattr(model, "new_cache", None)
         if new_cache is None:
-            return _Anew(model)
+            return _WholeTextReader(model)
         cache = new_cache()
-    return _StepByStep(model, cache)
+    return _CachedReader(model, cache)
 
 
-class _StepByStep(Reader):
+class _CachedReader(Reader):
     def __init__(self, model: LanguageModel, cache: Cache | LayerCache):
         self._model, self._cache, self._device = model, cache, _device(model)
 
     def read(self, new: list[list[int]]) -> Tensor:
-        after = self._cache.positions(1)
-        if isinstance(after, Tensor):
-            if len(after) != len(new):
+        following = self._cache.positions(1)
+        if isinstance(following, Tensor):
+            if len(following) != len(new):
                 rule = f"hold {len(new)} texts, one for each prompt"
-                raise value_error("cache", rule, len(after))
-            starts = after.flatten().tolist()
+                raise value_error("cache", rule, len(following))
+            starts = following.flatten().tolist()
         else:
-            starts = [0 if after is None else after.start] * len(new)
+            starts = [0 if following is None else following.start] * len(new)
         tokens, positions = left_padded(new, starts, self._device)
         self.processed = sum(map(len, new))
         logits = _last(self._model, tokens, cache=self._cache, positions=positions)
@@ -82,7 +80,7 @@ class _StepByStep(Reader):
         self._cache.reorder(rows)
 
 
-class _Anew(Reader):
+class _WholeTextReader(Reader):
     def __init__(self, model: LanguageModel):
         self._model = model
         self._texts: list[list[int]] = []
@@ -99,20 +97,20 @@ class _Anew(Reader):
 
 
 def _last(model: LanguageModel, tokens: Tensor, **how: object) -> Tensor:
-    """Logits of the last token; where the model allows it, the others are not computed."""
+    """Return logits of the last token; the others are not computed if the model has ``hidden`` and ``logits``."""
     hidden, project = getattr(model, "hidden", None), getattr(model, "logits", None)
     with torch.no_grad():
         if callable(hidden) and callable(project):
             logits = project(hidden(tokens, **how)[:, -1])
         else:
-            given = model(tokens, **how)  # type: ignore[arg-type]
-            if not isinstance(given, Tensor) or given.dim() != 3 or given.shape[:2] != tokens.shape:
-                got = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+            out = model(tokens, **how)  # type: ignore[arg-type]
+            if not isinstance(out, Tensor) or out.dim() != 3 or out.shape[:2] != tokens.shape:
+                got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
                 rule = f"return logits [{tokens.shape[0]}, {tokens.shape[1]}, vocab]"
                 raise value_error("model", rule, got)
-            logits = given[:, -1]
+            logits = out[:, -1]
         logits = logits.to(wide_dtype(logits.dtype))
-        # The largest of a row is NaN where one is, and -inf where all are.
+        # The largest logit of a row is NaN if any is, and -inf if all are.
         if not bool(logits.amax(-1).isfinite().all()):
             raise value_error("model", "return logits without NaN and inf", "some")
         return logits

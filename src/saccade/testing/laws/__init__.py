@@ -1,4 +1,4 @@
-"""What holds for every attention: laws, each a sentence and a function that tries to break it."""
+"""Laws that hold for every attention: each is a sentence and a function that tries to break it."""
 
 from saccade.testing.laws import conduct, declarations, definition, invariance, locality
 from saccade.testing.laws.expect import LawBroken

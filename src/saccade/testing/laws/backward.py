@@ -1,4 +1,4 @@
-"""What flows back: gradients of a random weighting of the answer, a subject's or the definition's."""
+"""Gradients of a random weighting of the answer, by a subject or by the definition."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -10,15 +10,13 @@ from saccade.testing.laws.expect import holds
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
-__all__ = ["gradients", "random_like", "truth_gradients"]
-
 Through = Literal["out", "lse"]
 Gradients = dict[str, Tensor]
 _SEED = 1
 
 
 def random_like(x: Tensor) -> Tensor:
-    """Normal random numbers in the shape, dtype and place of a tensor; the same ones every time."""
+    """Return normal random numbers with the shape, dtype and device of a tensor, the same on every call."""
     generator = torch.Generator().manual_seed(_SEED)
     return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
 
@@ -32,15 +30,15 @@ def gradients(
     bias: bool = False,
     parameters: bool = False,
 ) -> Gradients:
-    """Gradients of a random weighting of the subject's answer, by name of the input.
+    """Compute gradients of a random weighting of the subject's answer, by name of the input.
 
     Args:
         subject: the function under test.
-        problem: what it is asked.
-        rows: bool ``[batch, heads, q_len]``, the rows that are weighted; None for all.
+        problem: its inputs.
+        rows: bool ``[batch, heads, q_len]``, the weighted rows; None means all.
         through: the output, or the lse of rows that see something.
-        bias: also the bias's.
-        parameters: also those of sink, score and relative bias.
+        bias: include the bias.
+        parameters: include those of sink, score and relative bias.
     """
     leaves = problem.leaves(bias=bias, parameters=parameters)
     if through == "out":
@@ -51,7 +49,7 @@ def gradients(
 def truth_gradients(
     problem: Problem, *, through: Through = "out", bias: bool = False, parameters: bool = False
 ) -> Gradients:
-    """The same gradients by definition, in float64."""
+    """Compute the same gradients by definition, in float64."""
     leaves = problem.leaves(bias=bias, parameters=parameters)
     if through == "out":
         return _pull_back(leaves, lambda p: p.truth()[0], None)
@@ -65,10 +63,10 @@ def _pull_back(leaves: Problem, answer: Callable[[Problem], Tensor], rows: Tenso
     named = {name: tensor for name, tensor in (named | leaves.parameters()).items() if tensor.requires_grad}
     found = answer(leaves)
     holds(found.requires_grad, "the answer does not depend differentiably on the inputs")
-    # Rounded to the dtype of the inputs, so that the definition weighs with the same numbers as the subject.
+    # Round to the dtype of the inputs, so that definition and subject use equal weights.
     weights = random_like(found).to(leaves.query.dtype)
     if rows is not None:
-        # Picked, not multiplied by zero: what is not weighted may be infinite.
+        # Select instead of multiplying by zero: unweighted rows may be infinite.
         found, weights = found[rows], weights[rows]
     total = (found.double() * weights.double()).sum()
     found_gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True, materialize_grads=True)

@@ -1,4 +1,4 @@
-"""Where a law has something to say: each condition gives the reason why not, or None."""
+"""Conditions of laws: each returns the reason why a law does not apply, or None."""
 
 from __future__ import annotations
 
@@ -7,29 +7,12 @@ from collections.abc import Callable
 from saccade.testing.case import Case
 from saccade.testing.subject import Subject
 
-__all__ = [
-    "claims_memory",
-    "default_positions",
-    "has_empty_rows",
-    "has_no_sink",
-    "has_queries_and_keys",
-    "has_several_items",
-    "has_several_queries",
-    "hides_something",
-    "is_causal",
-    "is_full",
-    "is_small",
-    "shares_keys",
-    "shows_something",
-    "trains_parameters",
-]
-
 
 def _unless(reason: str, holds: Callable[[Case], bool]) -> Callable[[Subject, Case], str | None]:
-    """The condition that something holds of a case, and the reason that it gives where it does not."""
+    """Make a condition from a property of cases and the reason for cases without it."""
 
     def condition(subject: Subject, case: Case) -> str | None:
-        """Holds, or says why the law does not apply."""
+        """Return None, or why the law does not apply."""
         return None if holds(case) else reason
 
     return condition
@@ -50,11 +33,11 @@ has_several_items = _unless("a single batch item", lambda case: case.batch > 1)
 
 
 def claims_memory(subject: Subject, case: Case) -> str | None:
-    """The author says how memory grows."""
+    """Require a claim about memory."""
     return None if subject.claims.memory_exponent is not None else "no growth of memory is claimed"
 
 
 def trains_parameters(subject: Subject, case: Case) -> str | None:
-    """It takes something that has parameters."""
+    """Require an option that has parameters."""
     takes = subject.offers.intersection({"score", "relative", "sink_logit"})
     return None if takes else "nothing that it takes has parameters"

@@ -1,4 +1,4 @@
-"""Laws about a function as a program: what it does to its inputs, which inputs it takes, what it costs."""
+"""Laws about a function as a program: side effects, accepted inputs, cost."""
 
 import dataclasses
 import math
@@ -11,22 +11,19 @@ from torch import Tensor
 from saccade.masks import Causal, Window, sparse_transformer
 from saccade.positions import ALiBi, ShawKeys
 from saccade.scores import Additive
-from saccade.testing.case import Case
+from saccade.testing.case import Case, seeded
 from saccade.testing.laws import conditions
 from saccade.testing.laws.backward import gradients, random_like
 from saccade.testing.laws.expect import close, holds, identical, same
 from saccade.testing.laws.law import law
 from saccade.testing.laws.memory import largest_tensor
 from saccade.testing.problem import Problem
-from saccade.testing.seeded import seeded
 from saccade.testing.subject import Subject
-
-__all__ = ["LAWS"]
 
 
 @law()
 def pure(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The inputs are bit for bit what they were before the call."""
+    """The inputs are bitwise unchanged after the call."""
     problem = case.problem(dtype, subject.device)
     tensors = {"query": problem.query, "key": problem.key, "value": problem.value, "mask": problem.allowed}
     tensors |= problem.positions
@@ -41,7 +38,7 @@ def pure(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law()
 def determinism(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The same question twice gives the same bits twice."""
+    """The same call twice gives bitwise equal results."""
     problem = case.problem(dtype, subject.device)
     first, second = subject.output(problem), subject.output(problem)
     identical("the second answer", second.nan_to_num(nan=0.0), first.nan_to_num(nan=0.0))
@@ -49,7 +46,7 @@ def determinism(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.has_queries_and_keys,))
 def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Transposed, sliced and expanded inputs, and gradients so laid out, give what contiguous copies give."""
+    """Transposed, sliced and expanded inputs and gradients give the same results as contiguous copies."""
     problem = case.problem(dtype, subject.device)
     given = {"query": problem.query, "key": problem.key, "value": problem.value, "allowed": problem.allowed}
     given |= {} if problem.bias is None else {"bias": problem.bias}
@@ -79,7 +76,7 @@ def strides(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     )
 )
 def zero_lengths(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """No queries, no keys or no batch items give an answer of the right shape; without keys it is 0."""
+    """No queries, no keys or no batch items give an output of the right shape; without keys it is 0."""
     problem = case.problem(dtype, subject.device)
     want, want_lse = problem.truth()
     close("the output", subject.output(problem), want, dtype)
@@ -107,7 +104,7 @@ def zero_lengths(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     dtypes=(torch.float32,),
 )
 def cost(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Twice the length does not make the largest tensor, forward or backward, grow faster than is claimed."""
+    """Doubling the length does not make the largest tensor, forward or backward, grow faster than claimed."""
     claimed = subject.claims.memory_exponent or 0.0
     sizes = []
     for length in (case.q_len, 2 * case.q_len):
@@ -119,7 +116,7 @@ def cost(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 
 def _pull_back(subject: Subject, problem: Problem, upstream: Tensor) -> dict[str, Tensor]:
-    """Gradients of the inputs as they lie, not of fresh copies."""
+    """Compute gradients of the inputs themselves, not of contiguous copies."""
     names = ("query", "key", "value")
     roots = {name: getattr(problem, name).detach().requires_grad_() for name in names}
     out = subject.output(problem.but(**roots))
@@ -128,24 +125,24 @@ def _pull_back(subject: Subject, problem: Problem, upstream: Tensor) -> dict[str
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """Stored as ``[batch, len, heads, dim]``, as a projection leaves it."""
+    """Store a tensor as ``[batch, len, heads, dim]``, like the output of a projection."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _last_transposed(x: Tensor) -> Tensor:
-    """The last axis is not the one that lies together in memory."""
+    """Store a tensor so that its last axis is not contiguous."""
     return x.transpose(2, 3).contiguous().transpose(2, 3)
 
 
 def _sliced(x: Tensor) -> Tensor:
-    """Every other element of something larger, from an odd offset on."""
+    """Store a tensor in every other element of a larger one, from an odd offset."""
     larger = x.new_zeros(tuple(2 * size + 3 for size in x.shape))
     view = larger[tuple(slice(3, None, 2) for _ in x.shape)]
     return view.copy_(x)
 
 
 def _expanded(x: Tensor) -> Tensor:
-    """The first batch item for all of them, without copies."""
+    """Expand the first batch item to the whole batch."""
     return x[:1].expand_as(x)
 
 

@@ -1,4 +1,4 @@
-"""Laws about what a function says of itself: a "no" is tried like a "yes"."""
+"""Laws about declared options: both refusals and offers are tried."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
 from saccade.testing.subject import OPTIONS, Subject
 
-__all__ = ["LAWS"]
-
 
 @dataclasses.dataclass(frozen=True)
 class _Question:
-    """A problem as it is put to a function: what it must offer to answer, and what else is special about it."""
+    """A problem with a special property, and the options that it needs."""
 
     what: str
     problem: Problem
@@ -31,7 +29,7 @@ class _Question:
     gradients: bool = True
 
     def ask(self, subject: Subject, function: Callable[..., Any] | None) -> None:
-        """Forward and backward; the function that gives the lse gives the output with it."""
+        """Run forward and backward; the function with lse also returns the output."""
         with torch.set_grad_enabled(self.gradients):
             out = subject.ask(function, self.problem)
         out = out[0] if isinstance(out, tuple) else out
@@ -41,33 +39,33 @@ class _Question:
             torch.autograd.grad(out, wanted, random_like(out), allow_unused=True)
 
     def missing(self, subject: Subject) -> tuple[str, ...]:
-        """What the function must offer to answer, and does not."""
+        """Return the needed options that the function does not offer."""
         return subject.missing(self.needed)
 
     def reasons(self, subject: Subject) -> tuple[str, ...]:
-        """What the function says against it beforehand."""
+        """Return the reasons of the function against it."""
         with torch.set_grad_enabled(self.gradients):
             return subject.reasons_against(self.problem)
 
 
 def declines(subject: Subject, case: Case) -> str | None:
-    """Something is declined beforehand."""
+    """Require that the function declines something."""
     asked = _questions(subject, case, torch.float32)
     declined = any(question.missing(subject) or question.reasons(subject) for question in asked)
     return None if declined else "nothing is declined"
 
 
 def promises(subject: Subject, case: Case) -> str | None:
-    """It is said beforehand what is answered."""
+    """Require that the accepted options are declared."""
     return None if subject.promises else "it is not said beforehand what is answered"
 
 
 @law(needs=None, where=(declines,))
 def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """What is declined beforehand is refused with an error, for the reasons given; it is never silently ignored."""
+    """An input that is declined beforehand is refused with an error, for the stated reasons; it is never ignored."""
     control = _control(subject, case, dtype)
     if not control.missing(subject) and not control.reasons(subject):
-        control.ask(subject, subject.function)  # who refuses this too refuses everything: there is nothing to try
+        control.ask(subject, subject.function)  # a function that refuses this too refuses everything
     for question in _questions(subject, case, dtype):
         missing, reasons = question.missing(subject), question.reasons(subject)
         if missing or reasons:
@@ -78,7 +76,7 @@ def declined(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(promises,))
 def offered(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """What is offered is answered, forward and backward: nothing is refused that was not declined beforehand."""
+    """An offered option is answered, forward and backward: no input is refused that was not declined beforehand."""
     for question in _questions(subject, case, dtype):
         if question.missing(subject) or question.reasons(subject):
             continue
@@ -106,7 +104,7 @@ def _is_refused(
     try:
         question.ask(subject, function)
     except Exception as refusal:
-        if reasons is not None:  # who takes an option and gives reasons against it does not refuse it by accident
+        if reasons is not None:  # an accepted option with reasons against it is not refused by accident
             holds(isinstance(refusal, NotImplementedError), f"{said}, but then {type(refusal).__name__} is raised")
             others = refusal.reasons if isinstance(refusal, UnsupportedError) else reasons
             holds(others == reasons, f"{said}, but refused for another reason ({'; '.join(others)})")
@@ -115,26 +113,26 @@ def _is_refused(
 
 
 def _control(subject: Subject, case: Case, dtype: torch.dtype) -> _Question:
-    """The case without anything that a function need not offer."""
+    """Return the case without optional features."""
     problem = case.problem(dtype, subject.device)
     problem = problem if "gqa" in subject.offers else problem.ungrouped()
     plain = problem.but(**dict.fromkeys((*OPTIONS, "q_positions", "kv_positions")))
-    if plain.key.shape[3] != plain.query.shape[3]:  # as only some scores take them
+    if plain.key.shape[3] != plain.query.shape[3]:  # only some scores take two widths
         plain = plain.but(key=plain.query[:, : plain.key.shape[1], :1].expand(-1, -1, plain.key.shape[2], -1))
     return _Question("nothing special", plain, ())
 
 
 def _questions(subject: Subject, case: Case, dtype: torch.dtype) -> Iterator[_Question]:
-    """A case with no option, each and all, in each form, without gradients and with each kind that there is."""
+    """Yield the case with no option, each option and all, in every form, without and with gradients."""
     problem = case.problem(dtype, subject.device)
     forms: list[tuple[str, Problem, tuple[str, ...]]] = [("", problem, ("gqa",) if problem.repeats > 1 else ())]
     if problem.repeats > 1 and "gqa" not in subject.offers:
         forms = [("grouped heads, ", *forms[0][1:]), ("", problem.ungrouped(), ())]
-    together = tuple(name for name in OPTIONS if name != "relative")  # a tensor bias stands in its place
+    together = tuple(name for name in OPTIONS if name != "relative")  # a tensor bias replaces it
     for form, plain, needs in forms:
         for names in ((), *((name,) for name in OPTIONS), together):
             if names == ("relative",) and plain.bias is not None:
-                continue  # the bias that is there would hide it
+                continue  # an existing bias would hide it
             asked = plain.but(**{name: SOME[name](plain) for name in names if getattr(plain, name) is None})
             needed = (*needs, *subject.needed(asked))
             question = _Question(form + (", ".join(names) or "no option"), asked, needed)

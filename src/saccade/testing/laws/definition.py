@@ -19,8 +19,6 @@ from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
-__all__ = ["LAWS"]
-
 _ALL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -51,7 +49,7 @@ def gradients_of_inputs(subject: Subject, case: Case, dtype: torch.dtype) -> Non
 
 @law(needs=("bias",), where=(conditions.has_queries_and_keys,))
 def gradient_of_bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The gradient of the bias is that of the definition, summed over what it was broadcast to."""
+    """The gradient of the bias is that of the definition, summed over the broadcast dimensions."""
     problem = case.problem(dtype, subject.device)
     if problem.bias is None:
         problem = problem.but(bias=some_bias(problem))
@@ -78,7 +76,7 @@ def gradients_of_parameters(subject: Subject, case: Case, dtype: torch.dtype) ->
 
 @law(needs=("lse",), where=(conditions.has_queries_and_keys,))
 def gradients_through_lse(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The lse can be differentiated like the output, where a row sees something."""
+    """The lse of a row that sees some key is differentiable like the output."""
     problem = case.problem(dtype, subject.device)
     want = truth_gradients(problem, through="lse")
     for name, got in gradients(subject, problem, through="lse").items():
@@ -99,7 +97,7 @@ def gradcheck(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     trained = problem.leaves(parameters=True)
     parameters = [x for x in trained.parameters().values() if x.requires_grad]
     if parameters:
-        # Parameters are changed where they lie, in their modules.
+        # Parameters are perturbed in place, in their modules.
         _has_derivative(lambda *_: subject.output(trained), *parameters)
 
 
@@ -112,7 +110,7 @@ def _has_derivative(answer: Callable[..., Tensor], *inputs: Tensor) -> None:
 
 @law(needs=("scale",))
 def scale(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A scale that is given replaces the default, also when it is 0."""
+    """An explicit scale replaces the default, even if it is 0."""
     problem = case.problem(dtype, subject.device)
     for factor in (0.0, 0.3, 2.0):
         scaled = problem.but(scale=factor)
@@ -130,7 +128,7 @@ def softcap(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(needs=("bias",), where=(conditions.has_queries_and_keys,))
 def bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A bias is added to the scaled scores; where it broadcasts, it is the same for all."""
+    """A bias is added to the scaled scores, broadcast as usual."""
     problem = case.problem(dtype, subject.device)
     added = some_bias(problem)
     for what, part in (("of a table", added), ("of one column", added[:, :1, :, :1]), ("of one row", added[:, :, :1])):
@@ -140,7 +138,7 @@ def bias(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(needs=("score",), where=(conditions.has_queries_and_keys, conditions.is_small))
 def score(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A score replaces the dot product, and the default scale with its own; a scale and a softcap apply to it alike."""
+    """A score replaces the dot product and sets the default scale; scale and softcap apply to it in the same way."""
     problem = case.problem(dtype, subject.device)
     network = some_score(problem)
     alike = problem.key.shape[3] == problem.query.shape[3]
@@ -165,14 +163,14 @@ def relative(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(needs=("sink_logit",))
 def sink(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A sink is one more term of each denominator and belongs to no key: it takes its share, and the lse counts it."""
+    """A sink adds a term that belongs to no key to each denominator; the lse includes it."""
     problem = case.problem(dtype, subject.device)
     sunk = problem.but(sink_logit=some_sink(problem))
     out, lse = sunk.truth()
     close("the output with a sink", subject.output(sunk), out, dtype)
     if "lse" in subject.offers:
         close("the lse with a sink", subject.output_and_lse(sunk)[1], lse, dtype, "lse")
-    # So low a sink is none, so high a sink takes everything.
+    # A very low sink changes nothing, a very high one takes everything.
     for logit, factor in ((-1e4, 1.0), (1e4, 0.0)):
         extreme = problem.but(sink_logit=torch.full_like(some_sink(problem), logit))
         want = factor * problem.but(sink_logit=None).truth()[0]

@@ -1,4 +1,4 @@
-"""An example of each option, for problems that have none: seeded, so that it is the same every time."""
+"""A seeded example of each option, for problems without it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from torch import Tensor
 
 from saccade.positions import Bias, Clipped
 from saccade.scores import Additive, Score
+from saccade.testing.case import seeded
 from saccade.testing.problem import Problem
-from saccade.testing.seeded import seeded
-
-__all__ = ["SOME", "some_bias", "some_relative", "some_score", "some_sink"]
 
 
 def some_bias(problem: Problem) -> Tensor:
-    """A bias of normal random numbers for every head, row and column."""
+    """Return a normal random bias for every head, row and column."""
     rows, columns = problem.allowed.shape[2:]
     heads = problem.query.shape[1]
     generator = torch.Generator().manual_seed(2)
@@ -24,19 +22,19 @@ def some_bias(problem: Problem) -> Tensor:
 
 
 def some_sink(problem: Problem) -> Tensor:
-    """A logit for each head, some above and some below most scores."""
+    """Return a logit for each head, some above and some below most scores."""
     generator = torch.Generator().manual_seed(3)
     return torch.randn(problem.query.shape[1], generator=generator, dtype=torch.float64).to(problem.query)
 
 
 def some_score(problem: Problem) -> Score:
-    """A score with parameters, which is no dot product."""
+    """Return a score with parameters that is no dot product."""
     score = seeded(lambda: Additive(problem.query.shape[3], problem.key.shape[3], 3))
     return score.to(problem.query).requires_grad_(False)
 
 
 def some_relative(problem: Problem) -> Bias:
-    """A relative bias with a number of its own for near distances, on both sides."""
+    """Return a relative bias with one value for each near distance, on both sides."""
     relative = seeded(lambda: Clipped(problem.query.shape[1], 3))
     return relative.to(problem.query).requires_grad_(False)
 

@@ -1,11 +1,9 @@
-"""How a law says that it is broken: what was compared, where it differs most, and by how much."""
+"""Comparisons for laws: the error names what was compared, and where and how much it differs."""
 
 import torch
 from torch import Tensor
 
 from saccade.testing.tolerances import Quantity, difference, error, tolerance
-
-__all__ = ["LawBroken", "close", "holds", "identical", "same"]
 
 
 class LawBroken(AssertionError):  # noqa: N818 - a verdict, not a fault of the program
@@ -13,7 +11,7 @@ class LawBroken(AssertionError):  # noqa: N818 - a verdict, not a fault of the p
 
 
 def holds(fact: bool | Tensor, sentence: str) -> None:
-    """Break the law with a sentence unless the fact holds."""
+    """Break the law with a message unless the fact holds."""
     if not fact:
         raise LawBroken(sentence)
 
@@ -27,9 +25,9 @@ def close(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Qu
 
 
 def same(what: str, got: Tensor, want: Tensor, dtype: torch.dtype, quantity: Quantity = "output") -> None:
-    """Break the law unless two answers *of the same function* agree, where a NaN that stays a NaN has not changed.
+    """Break the law unless two answers *of the same function* agree, where NaN equals NaN.
 
-    That it ought not to be there is for the definition to say, once, and not for every law that comes by.
+    The law of the definition reports a wrong NaN, so other laws need not.
     """
     _same_shape(what, got, want)
     never = got.isnan() & want.isnan()
@@ -49,7 +47,7 @@ def _same_shape(what: str, got: Tensor, want: Tensor) -> None:
 
 def _worst(got: Tensor, want: Tensor) -> str:
     apart = difference(got, want)
-    # The first of those about as far apart: which one is the largest by the last digits differs between machines.
+    # The first of about equal differences: which is the largest may depend on the machine.
     first = (apart >= apart.max() * (1.0 - 1e-5)).to(torch.uint8).argmax()
     place = torch.unravel_index(first, want.shape)
     at = [int(index) for index in place]

@@ -1,4 +1,4 @@
-"""Laws that compare a function with itself: how the answer changes with the question, or does not."""
+"""Laws that compare a function with itself on related inputs."""
 
 import torch
 
@@ -11,12 +11,10 @@ from saccade.testing.laws.law import law
 from saccade.testing.problem import Part
 from saccade.testing.subject import Subject
 
-__all__ = ["LAWS"]
-
 
 @law()
 def ones(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Weights sum to one, less a sink's share: with values of 1, so does the output of a row that sees something."""
+    """Weights sum to 1 minus the sink's share; with values of 1, the output of a row that sees some key is this sum."""
     problem = case.problem(dtype, subject.device)
     problem = problem.but(value=torch.ones_like(problem.value))
     out = subject.output(problem)
@@ -39,14 +37,14 @@ def linear(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(needs=("gqa",), where=(conditions.shares_keys,))
 def gqa(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Grouped heads give what they give with their group's keys and values copied out for each of them."""
+    """Grouped heads give the same as with their group's keys and values repeated for each head."""
     problem = case.problem(dtype, subject.device)
     same("the output of grouped heads", subject.output(problem), subject.output(problem.ungrouped()), dtype)
 
 
 @law(where=(conditions.has_several_items,))
 def batch(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A batch item gives what it gives alone."""
+    """A batch item gives the same result as alone."""
     problem = case.problem(dtype, subject.device)
     together = subject.output(problem)
     for index in range(case.batch):
@@ -56,7 +54,7 @@ def batch(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law()
 def heads(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Heads do not know of each other: in reverse order they give the same in reverse order."""
+    """Heads are independent: reversing their order reverses the results."""
     problem = case.problem(dtype, subject.device)
     reversed_heads = subject.output(problem.heads_reversed())
     same("the output with the heads reversed", reversed_heads, subject.output(problem).flip(1), dtype)
@@ -64,7 +62,7 @@ def heads(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.is_full,))
 def key_order(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Where everyone sees everyone, the order of the keys does not matter, as long as each keeps its position."""
+    """If every query sees every key, the order of the keys does not matter, as long as each keeps its position."""
     problem = case.problem(dtype, subject.device)
     reordered = subject.output(problem.keys_reversed())
     same("the output with the keys reversed", reordered, subject.output(problem), dtype)
@@ -72,7 +70,7 @@ def key_order(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(needs=("bias",))
 def shift(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """A constant added to all scores, a sink's too, changes nothing, however large; the lse grows by the constant."""
+    """A constant added to all scores, including the sink, changes no output; the lse grows by the constant."""
     # In float64 its exponential is infinite; in float32 so large a constant would round the scores away.
     constant = 1000.0 if dtype == torch.float64 else 16.0
     problem = case.problem(dtype, subject.device).but(bias=None, relative=None)
@@ -89,7 +87,7 @@ def shift(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(needs=("lse",), where=(conditions.has_no_sink,))
 def merge(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """The answers over two disjoint sets of keys, weighted by their lse, make the answer over both."""
+    """The results over two disjoint sets of keys, weighted by their lse, give the result over both."""
     problem = case.problem(dtype, subject.device)
     want, want_lse = subject.output_and_lse(problem)
     pairs: tuple[tuple[Part, Part], ...] = (("early", "late"), ("even", "odd"))
@@ -104,7 +102,7 @@ def merge(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.is_causal, conditions.default_positions, conditions.has_several_queries))
 def decode(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Under a causal mask, every split into steps gives what the whole gives."""
+    """Under a causal mask, every split into steps gives the result of the full run."""
     problem = case.problem(dtype, subject.device)
     whole = subject.output(problem)
     steps = range(1, case.q_len) if case.q_len <= 16 else (1, case.q_len // 2, case.q_len - 1)

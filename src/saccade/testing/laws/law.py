@@ -1,4 +1,4 @@
-"""What a law is: a sentence, and a function that tries to break it."""
+"""A law: a sentence, and a function that tries to break it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import torch
 from saccade.testing.case import Case
 from saccade.testing.subject import Subject
 
-__all__ = ["Condition", "Law", "law"]
-
 Trial = Callable[[Subject, Case, torch.dtype], None]
 Condition = Callable[[Subject, Case], str | None]
 
@@ -20,17 +18,17 @@ Condition = Callable[[Subject, Case], str | None]
 class Law:
     """A statement about attention that a function keeps or breaks.
 
-    Calling a law tries it: ``law(subject, case, dtype)`` returns, or raises `LawBroken`: a counter-example.
+    ``law(subject, case, dtype)`` tries it, and raises `LawBroken` with a counter-example if it is broken.
 
     Attributes:
         name: one word or two.
         statement: the law in one sentence.
         trial: the function behind it.
-        needs: what a function must offer to be tried, besides what the case needs: options by name, "lse" or
-            "gqa"; None for a law that asks for what is not offered.
-        where: conditions on the case; each gives the reason why the law says nothing there, or None.
-        cases: cases of its own, for a law about something else than masks; None for those of the suite.
-        dtypes: dtypes of its own; None for those of the suite.
+        needs: options that a function must offer, besides those of the case: names, "lse" or "gqa"; None for a law
+            that tries options that are not offered.
+        where: conditions on the case; each returns the reason why the law does not apply, or None.
+        cases: cases of a law that is not about masks; None means those of the suite.
+        dtypes: dtypes of the law; None means those of the suite.
     """
 
     name: str
@@ -49,7 +47,7 @@ class Law:
         return self.name
 
     def reasons(self, subject: Subject, case: Case) -> tuple[str, ...]:
-        """Why the law says nothing about a case; empty if it does."""
+        """Return why the law does not apply to a case; empty if it does."""
         found = (condition(subject, case) for condition in self.where)
         return tuple(reason for reason in found if reason is not None)
 
@@ -61,7 +59,7 @@ def law(
     cases: tuple[Case, ...] | None = None,
     dtypes: tuple[torch.dtype, ...] | None = None,
 ) -> Callable[[Trial], Law]:
-    """Make a law of a function: its name is the law's, the first paragraph of its docstring the statement."""
+    """Make a law of a function: its name is the name, the first paragraph of its docstring the statement."""
 
     def make(trial: Trial) -> Law:
         statement = " ".join((trial.__doc__ or "").split("\n\n")[0].split())

@@ -1,4 +1,4 @@
-"""Laws about who reaches whom: what a mask forbids must not matter, and what it allows must."""
+"""Laws about the mask: hidden pairs must not matter, and allowed pairs must."""
 
 import torch
 from torch import Tensor
@@ -12,10 +12,8 @@ from saccade.testing.laws.law import law
 from saccade.testing.problem import Problem
 from saccade.testing.subject import Subject
 
-__all__ = ["LAWS"]
-
 _NOT_FINITE = {"NaN": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
-_LEAST = 1e-7  # of weights that every type holds
+_LEAST = 1e-7  # of weights that every dtype can represent
 
 
 @law(where=(conditions.has_queries_and_keys,))
@@ -35,7 +33,7 @@ def sensitivity(subject: Subject, case: Case, dtype: torch.dtype) -> None:
             )
             got, want = reached.ne(0).any(-1), problem.allowed[:, heads, row]
             (true,) = torch.autograd.grad(truth, problem.value, upstream.double(), retain_graph=True)
-            # A weight that the type cannot hold (in float16, those below 6e-8) may be 0.
+            # A weight that underflows (in float16 below 6e-8) may be 0.
             vanishes = want & ~got & (true.abs().amax(-1) < _LEAST)
             sentence = f"row {row} of head {head} reaches keys {_ones(got)}, but may attend to {_ones(want)}"
             holds(torch.equal(got | vanishes, want), sentence)
@@ -99,7 +97,7 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for key in _spread(_blind_keys(problem), 2):
         blind = ~problem.allowed[..., key]
         want = gradients(subject, problem, blind)
-        # What a row that does see the key hands to another key is undefined, so those keys are not looked at.
+        # The gradient from a row that sees the key to another key is undefined, so those keys are not checked.
         seen = problem.allowed[..., key, None] & problem.allowed
         untouched = ~seen.any(2).unflatten(1, (-1, problem.repeats)).any(2)
         for name, kind in (("key", "NaN"), ("value", "NaN"), ("key", "inf"), ("value", "-inf")):
@@ -113,7 +111,7 @@ def isolation(subject: Subject, case: Case, dtype: torch.dtype) -> None:
 
 @law(where=(conditions.has_queries_and_keys, conditions.has_several_queries))
 def rows(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Queries do not know of each other: whatever stands in one of them, a NaN even, no other row changes."""
+    """Queries are independent: no content of one query, not even NaN, changes another row."""
     problem = case.problem(dtype, subject.device)
     before = subject.output(problem)
     for query in _spread(range(problem.query.shape[2]), 2):
@@ -137,7 +135,7 @@ def blindness(subject: Subject, case: Case, dtype: torch.dtype) -> None:
     for query in sorted({*_spread(blind, 1), *_spread(some, 2)}):
         others = torch.ones_like(sees)
         others[:, :, query] = False
-        counts = others | ~sees  # what a row that sees something hands back is undefined, and not asked for
+        counts = others | ~sees  # gradients from rows that see something are undefined
         want = gradients(subject, problem, counts)
         reached = (problem.allowed & ~others[..., None]).any(2).unflatten(1, (-1, problem.repeats)).any(2)
         for kind in ("NaN", "inf"):
@@ -192,19 +190,19 @@ def _poisoned(problem: Problem, name: str, key: int, kind: str) -> Problem:
 
 
 def _blind_keys(problem: Problem) -> list[int]:
-    """Keys that some query may not attend to."""
+    """Return keys that some query may not attend to."""
     return torch.nonzero(~problem.allowed.flatten(0, 2).all(0))[:, 0].tolist()
 
 
 def _spread(items: list[int] | range, at_most: int) -> list[int]:
-    """Some of the items, evenly spread, first and last among them."""
+    """Return some of the items, evenly spread, including the first and last."""
     if len(items) <= at_most or at_most == 1:
         return list(items[:at_most])
     return [items[round(n * (len(items) - 1) / (at_most - 1))] for n in range(at_most)]
 
 
 def _ones(row: Tensor) -> list[list[int]]:
-    """Which keys, per batch item and group, of the first few."""
+    """Mark keys by batch item and group, among the first few."""
     return [torch.nonzero(keys)[:, 0].tolist() for keys in row.flatten(0, 1)[:2]]
 
 

@@ -1,4 +1,4 @@
-"""How large the largest tensor is that a computation makes, wherever it makes it."""
+"""The size of the largest tensor that a computation creates."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["largest_tensor"]
-
 
 def largest_tensor(compute: Callable[[], object]) -> int:
-    """Bytes of the largest tensor that some operation returns while computing, forward and backward.
+    """Return the bytes of the largest result of any operation, forward and backward.
 
     Buffers that an operation allocates and frees inside compiled code are not seen.
     """
-    compute()  # whatever is only made once, for all calls, is made outside of the measurement
+    compute()  # a first call creates tensors that later calls reuse
     with _Watch() as watch:
         compute()
     return watch.largest
 
 
 class _Watch(TorchDispatchMode):
-    """Notes the size of what every operation returns, those inside of custom operations included."""
+    """A mode that records the size of every result, also inside custom operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +33,7 @@ class _Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if given and func.namespace not in _BUILT_IN:
-            # A mode alone sees only a custom operation, not what it calls: run its kernel with the mode on.
+            # A mode sees a custom operation but not the operations inside, so run its kernel with the mode on.
             kernel = torch._C._dispatch_key_parse(given[0].device.type.upper())
             with self:
                 made = func.redispatch(torch._C.DispatchKeySet(kernel), *args, **kwargs)

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from saccade.matrix import Block, Matrix
 
-__all__ = ["WrittenOut"]
-
 
 class WrittenOut(Matrix):
     """A matrix of dense weights, ``[batch, heads, q_len, kv_len]``; NaN marks unknown weights."""

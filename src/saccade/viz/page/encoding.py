@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from saccade.viz.arrays import Array
 
-__all__ = ["DECADES", "as_json", "halves", "levels", "packed", "tops_of"]
-
 DECADES = 6  # of the colours of a map, below its largest weight
 _ZERO = 128  # the level of 0 with weights of both signs
 

@@ -21,9 +21,6 @@ from saccade.viz.page.dense_weights import WrittenOut
 from saccade.viz.page.statistics import BothWays, Strong, Without
 from saccade.viz.pooled_maps import swept
 
-__all__ = ["Head", "Kept", "Map", "OfMatrix", "Recorded", "Source", "layers_of"]
-
-
 Columns = tuple[tuple[int, ...], ...]
 """For some columns of a map, the keys that are pooled again, without the others."""
 

@@ -9,18 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from saccade.support.argument_hints import answers_class
+from saccade.support.argument_hints import argument_hints
 from saccade.support.validation import check_number, check_type
 from saccade.viz.page.layers import Recorded
 from saccade.viz.page.report import Language, checked_options, checked_path, write
 from saccade.viz.page.texts import Tokens, check_tokens
 
-__all__ = ["live_report"]
-
 _SHARE = 0.1  # most of the time that writing may take
 
 
-@answers_class({})
+@argument_hints({})
 class live_report:  # noqa: N801  it is used as a function is: with live_report(...)
     """Keep a page up to date while a model is recorded; until the end, the page reloads itself.
 

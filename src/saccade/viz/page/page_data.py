@@ -16,8 +16,6 @@ from saccade.viz.page.encoding import as_json, halves, levels, packed, tops_of
 from saccade.viz.page.layers import Head, Map, Source
 from saccade.viz.page.texts import Labels, Tokens, labels_of, shown_tokens
 
-__all__ = ["Side", "checked_labels", "read_side"]
-
 _BINS = 128  # cells on a side of a head's small map
 _FINE = 1024  # and of the large one
 _MOST, _FEWEST = 64, 8  # strongest weights of each token

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from saccade.caches.files import write_whole
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import kind, shown, type_error, value_error
 from saccade.support.validation import check_choice, check_int, check_type, is_integer
 from saccade.text import visible
@@ -20,8 +20,6 @@ from saccade.viz.page.encoding import as_json, packed
 from saccade.viz.page.layers import layers_of
 from saccade.viz.page.page_data import checked_labels, read_side
 from saccade.viz.page.texts import Tokens, check_tokens
-
-__all__ = ["FORMAT", "Language", "Options", "checked_options", "checked_path", "page_parts", "report", "write"]
 
 FORMAT = "saccade.report/1"
 """Names the form of a page's data."""
@@ -41,7 +39,7 @@ class Options(NamedTuple):
     size: int = _SIZE
 
 
-@answers({})
+@argument_hints({})
 def report(
     given: object,
     path: str | os.PathLike[str],
@@ -188,7 +186,7 @@ def page_parts(
         "language": options.language or "",
         "live": live,
         "start": dict(zip(("layer", "head"), sides[0].told["start"], strict=True)),
-        "versions": {"saccade": version("saccade"), "torch": torch.__version__},
+        "versions": {"saccade": version("saccade-attention"), "torch": torch.__version__},
         "sides": [side.told for side in sides],
     }
     parts = {f"{place}-{name}": data for place, side in enumerate(sides) for name, data in side.parts.items()}

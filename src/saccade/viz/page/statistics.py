@@ -11,8 +11,6 @@ from torch import Tensor
 from saccade.statistics import Block, MatrixInfo, Statistic
 from saccade.statistics.row_block import as_slice
 
-__all__ = ["BothWays", "Strong", "Without"]
-
 
 class Strong(NamedTuple):
     """The weights farthest from 0 of every query and of every key; index -1 if there are fewer.

@@ -11,8 +11,6 @@ from saccade.text import spelled
 from saccade.text.detokenize import is_special
 from saccade.text.labels import legible
 
-__all__ = ["Labels", "Tokens", "check_tokens", "labels_of", "shown_tokens"]
-
 Text = Sequence[str]
 Tokens = Text | tuple[Text, Text] | Mapping[str, Text | tuple[Text, Text]] | None
 """Tokens of one text; of queries and of keys; either of them by names of layers, in which ``*`` stands for anything."""

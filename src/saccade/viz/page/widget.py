@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from saccade.support.argument_hints import answers
+from saccade.support.argument_hints import argument_hints
 from saccade.support.errors import missing_extra
 from saccade.support.validation import check_int
 from saccade.viz.page.document import code, style
 from saccade.viz.page.report import Language, checked_options, page_parts
 from saccade.viz.page.texts import Tokens
 
-__all__ = ["report_widget"]
 
-
-@answers({})
+@argument_hints({})
 def report_widget(
     given: object,
     *,
@@ -40,7 +38,7 @@ def report_widget(
         An ``anywidget.AnyWidget``, which a notebook shows.
 
     Raises:
-        ImportError: anywidget is not installed: ``pip install 'saccade[notebook]'``.
+        ImportError: anywidget is not installed: ``pip install 'saccade-attention[notebook]'``.
         TypeError, ValueError: as `report` does.
 
     Cost: that of `report`.

@@ -1,0 +1,1 @@
+"""The attention of other libraries, held to the laws of `saccade.testing`."""

@@ -1,0 +1,169 @@
+"""Attention through a few slots or landmarks, shared by Linformer and Nystrom."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.engine.tiles.grouped_heads import groups_of, product
+from saccade.masks import Full, Mask
+from saccade.matrix import AttentionMatrix, Block
+from saccade.mechanisms.checked_mechanism import Inputs, parts_of
+from saccade.mechanisms.linear_time import LinearTimeMatrix
+from saccade.mechanisms.value_access import is_readable, unless_none
+from saccade.support.torch_modes import without_autocast
+
+
+class LowRankMatrix(LinearTimeMatrix):
+    """``left @ right``: queries by a few slots, and these slots by keys.
+
+    Args:
+        left: queries over the slots, ``[batch, heads, q_len, slots]``.
+        kv_heads, kv_len: sizes of the right side.
+        dtype: of the inputs and of the products.
+        lost: bool ``[batch, q_len]``, True at padding.
+
+    Cost: products take O((q_len + kv_len) * slots * width) time and memory linear in the lengths.
+    """
+
+    def __init__(self, left: NarrowSoftmax, kv_heads: int, kv_len: int, *, dtype: torch.dtype, lost: Tensor):
+        super().__init__((*left.query.shape[:3], kv_len), kv_heads, dtype=dtype, device=left.query.device)
+        self.left, self._lost = left, unless_none(lost)
+
+    @property
+    def is_stochastic(self) -> bool:
+        """False: weights may be below 0, and rows need not sum to 1."""
+        return False
+
+    @abstractmethod
+    def _gathered(self, value: Tensor) -> Tensor:
+        """Return ``right @ value``, the slots' sums of a value: ``[batch, kv_heads or heads, slots, width]``."""
+
+    @abstractmethod
+    def _scattered(self, x: Tensor) -> Tensor:
+        """Return ``right.mT @ x`` for ``x [batch, heads, slots, width]``."""
+
+    @abstractmethod
+    def _right(self, items: slice, heads: slice) -> Tensor:
+        """Return the right side of some heads, dense: ``[batch | 1, heads or their groups, slots, kv_len]``."""
+
+    def _times(self, value: Tensor) -> Tensor:
+        return self._without_lost(self.left.times(self._gathered(value.to(self.left.query.dtype))))
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """Return ``A.mT @ x`` in linear time; see `Matrix.rmatmul`."""
+        x = self._operand(x, "x", self.shape[1], self.shape[2])
+        with without_autocast(self.device):
+            rows = self._without_lost(x.to(self.left.query.dtype))
+            return self._scattered(self.left.matrix().mT @ rows).to(x.dtype)
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        part: tuple[slice, slice] | None = None
+        for items, heads, span in self._pieces(batch, head, rows):
+            if part != (items, heads):  # the keys' side is the same for all rows of a head
+                part, right = (items, heads), self._right(items, heads)
+            left = self.left.weights(items, heads, span)
+            weights = product(left, right.expand(len(left), -1, -1, -1))
+            if self._lost is not None:
+                weights = weights.masked_fill(self._lost[items, None, span.start : span.stop, None], 0.0)
+            yield Block(items, heads, span, (range(self.shape[3]),), weights)
+
+    def _without_lost(self, rows: Tensor) -> Tensor:
+        return rows if self._lost is None else rows.masked_fill(self._lost[:, None, :, None], 0.0)
+
+
+class Tokens(NamedTuple):
+    """Queries and keys, 0 at hidden tokens and padding.
+
+    Non-finite tokens are not isolated: every row sees every slot.
+
+    Attributes:
+        query: ``[batch, heads, q_len, head_dim]``, in float32 or wider.
+        key: ``[batch, kv_heads, kv_len, head_dim]``, in float32 or wider.
+        rows, keys: positions, int64 ``[batch | 1, len]``.
+        lost: bool ``[batch, q_len]``, True at padding.
+        hidden: bool ``[batch, kv_len]``, keys that no query may attend to.
+    """
+
+    query: Tensor
+    key: Tensor
+    rows: Tensor
+    keys: Tensor
+    lost: Tensor
+    hidden: Tensor
+
+    @classmethod
+    def of(cls, inputs: Inputs) -> Tokens:
+        """Return the tokens of checked inputs."""
+        rows, keys = inputs.position_tables()
+        lost, hidden = _is_padding(inputs, rows), hidden_at(inputs, keys)
+        query = inputs.query.to(inputs.wide).masked_fill(lost[:, None, :, None], 0.0)
+        key = inputs.key.to(inputs.wide).masked_fill(hidden[:, None, :, None], 0.0)
+        return cls(query, key, rows, keys, lost, hidden)
+
+
+def hidden_at(inputs: Inputs, positions: Tensor) -> Tensor:
+    """Return whether the mask hides keys at positions ``[batch | 1, len]``: bool ``[batch, len]``."""
+    hidden = _is_padding(inputs, positions)
+    if isinstance(inputs.rule, Full):
+        return hidden
+    items = torch.arange(inputs.shape[0], device=positions.device)[:, None]
+    nobody = torch.zeros_like(items)
+    return hidden | ~inputs.rule.allows(items, nobody, nobody, positions.clamp(min=0))
+
+
+def why_not_keys_only(mask: Mask, because: str) -> tuple[str, ...]:
+    """Return why a mask that does more than hide keys is not supported; empty for one that does not."""
+    return tuple(
+        f"{type(part).__name__} lets queries see different keys: {because}"
+        for part in parts_of(mask)
+        if not part.hides_keys_only
+    )
+
+
+def _is_padding(inputs: Inputs, positions: Tensor) -> Tensor:
+    """Return which positions are padding, bool ``[batch, len]``."""
+    return ((positions < 0) & inputs.is_placed).expand(inputs.shape[0], -1)
+
+
+class NarrowSoftmax(NamedTuple):
+    """Softmax attention in which queries or keys are few: slots, or landmarks.
+
+    Attributes:
+        query: ``[batch, heads, rows, head_dim]``.
+        key: ``[batch, heads or kv_heads, columns, head_dim]``.
+        hidden: bool ``[batch, columns]``, columns that no query attends to.
+        scale: of the dot products.
+    """
+
+    query: Tensor
+    key: Tensor
+    hidden: Tensor
+    scale: float
+
+    def matrix(self) -> AttentionMatrix:
+        """Return the softmax as a lazy matrix."""
+        if is_readable(self.hidden):
+            mask = ~self.hidden[:, None, None] if bool(self.hidden.any()) else None
+            return AttentionMatrix(self.query, self.key, mask, scale=self.scale)
+        # vmap does not support a mask that differs between batch items; a bias works.
+        bias = self.query.new_zeros(self.hidden.shape).masked_fill(self.hidden, -math.inf)
+        return AttentionMatrix(self.query, self.key, bias=bias[:, None, None], scale=self.scale)
+
+    def times(self, value: Tensor) -> Tensor:
+        """Return the product with a value; hidden columns take no part."""
+        if not is_readable(self.hidden):
+            value = value.masked_fill(self.hidden[:, None, :, None], 0.0)  # the term makes a weight 0, and 0 * NaN NaN
+        return self.matrix().matmul(value)  # a compiler takes "@" for a product of tensors
+
+    def weights(self, items: slice, heads: slice, rows: range) -> Tensor:
+        """Return some rows, dense."""
+        groups = groups_of(heads, self.query.shape[1], self.key.shape[1])
+        scores = product(self.query[items, heads, rows.start : rows.stop], self.key[items, groups].mT) * self.scale
+        hidden = self.hidden[items, None, None]
+        return scores.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(hidden, 0.0)

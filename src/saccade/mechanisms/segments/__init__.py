@@ -1,3 +1,0 @@
-"""What a memory of whole segments is made of."""
-
-__all__: list[str] = []

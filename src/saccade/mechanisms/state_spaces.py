@@ -1,0 +1,325 @@
+"""StateSpaceMatrix: a state space as a matrix that is never built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from saccade.caches.recurrent import Memory
+from saccade.matrix import Block
+from saccade.mechanisms.features.mask_support import Visible
+from saccade.mechanisms.features.sequence_order import Order, check_memory, rows_that_see
+from saccade.mechanisms.linear_time import LinearTimeMatrix
+from saccade.mechanisms.value_access import is_surely_finite
+from saccade.support.torch_modes import without_autocast
+
+
+class _Run(NamedTuple):
+    """Consecutive tokens of one sequence: their batch items and places."""
+
+    items: slice
+    places: Tensor | slice
+    segment: int
+
+
+class StateSpaceMatrix(LinearTimeMatrix):
+    r"""A convolution as a matrix, one head for each channel: ``A_ij = kernel_{i-j}`` for j ≤ i of one sequence.
+
+    Args:
+        modes: of all channels.
+        shape: (batch, channels, q_len, kv_len).
+        visible: the mask, causal.
+        dtype: of the inputs and of the products.
+        device: of the inputs.
+        source: equal for matrices of one state space.
+
+    Cost: products take O(n log n) for each channel, and the kernel O(n * modes); rows are read off the kernel.
+    """
+
+    is_stochastic = False
+
+    def __init__(
+        self,
+        modes: Modes,
+        shape: tuple[int, int, int, int],
+        visible: Visible,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        source: Hashable = None,
+    ):
+        super().__init__(shape, shape[1], dtype=dtype, device=device)
+        self.modes, self.visible, self.source = modes, visible, source
+        self._order = Order.of(visible, shape[2], shape[3])
+        self._length = self._order.past + shape[2]
+
+    @property
+    def _wide(self) -> torch.dtype:
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    def kernel(self, length: int | None = None) -> Tensor:
+        """Return a channel's response to a single 1, ``[channels, length]``; as long as the keys when None."""
+        return self.modes.kernel(self.shape[3] if length is None else length, self._wide)
+
+    def rmatmul(self, x: Tensor) -> Tensor:
+        """Return ``A.mT @ x``: the convolution from the last token to the first; see `Matrix.rmatmul`."""
+        x = self._operand(x, "x", self.shape[1], self.shape[2])
+        if not is_surely_finite(x):
+            return super().rmatmul(x)  # who is touched by what is found pair by pair
+        out = x.new_zeros(*self.shape[:2], self.shape[3], x.shape[3], dtype=self._wide)
+        whole = torch.nn.functional.pad(x.to(self._wide), (0, 0, self._order.past, 0))
+        if self.visible.hidden_rows is not None:
+            hidden = torch.nn.functional.pad(self.visible.hidden_rows, (self._order.past, 0))
+            whole = whole.masked_fill(hidden[:, None, :, None], 0.0)
+        with without_autocast(self.device):
+            for run in self._runs():
+                part = whole[run.items][:, :, run.places].flip(2)
+                out = _put(out, run, self._convolved(part).flip(2))
+        return out.to(x.dtype)
+
+    def advance(self, value: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
+        """Return the product for new tokens after a ``memory`` of all earlier ones, and the memory after them.
+
+        Args:
+            value: ``[batch, channels, len, value_dim]``.
+            memory: ``Memory(state)``, real and imaginary parts ``[batch, channels, 2 * modes, value_dim]``; or None.
+        """
+        value = self._operand(value, "value", self.kv_heads, self.shape[3])
+        count = 2 * self.modes.weight.shape[1]
+        if memory is not None and memory.segment is None and self.visible.kv_documents is not None:
+            memory = memory._replace(segment=self.visible.kv_documents[:, :1].flatten())
+        check_memory(self, self._order, self.visible, memory, (count, value.shape[3]))
+        batch, channels, _, width = value.shape
+        bad = ~torch.isfinite(value.detach()).all(-1)
+        if self.visible.hidden_keys is not None:
+            bad = bad & ~self.visible.hidden_keys[:, None]
+        clean = value.masked_fill(~torch.isfinite(value), 0.0).to(self._wide)
+        state = clean.new_zeros(batch, channels, count, width) if memory is None else memory.state.to(self._wide)
+        tainted = bad.new_zeros(batch, channels) if memory is None else memory.taints.clone()
+        out, touched = torch.zeros_like(clean), bad.new_zeros(bad.shape)
+        segment = None if memory is None else memory.segment
+        with without_autocast(self.device):
+            for run in self._runs():
+                if segment is not None and run.segment != int(segment.expand(batch)[run.items][0]):
+                    begin, was = torch.zeros_like(state[run.items]), bad.new_zeros(state[run.items].shape[:2])
+                else:
+                    begin, was = state[run.items], tainted[run.items]
+                product, after = self._run(clean[run.items][:, :, run.places], begin)
+                out = _put(out, run, product)
+                follows_bad = (
+                    torch.cat([was[..., None], bad[run.items][:, :, run.places]], 2).int().cummax(2).values.bool()
+                )
+                touched = _put(touched[..., None], run, follows_bad[..., 1:, None])[..., 0]
+                state, tainted = (_at(x, run.items, y) for x, y in ((state, after), (tainted, follows_bad[..., -1])))
+                segment = self._segment_after(segment, run, batch)
+        out = out.masked_fill(touched[..., None], math.nan)
+        return out.to(value.dtype), Memory(state, None, segment, tainted, self.source)
+
+    def blocks(self, batch: int | None = None, head: int | None = None, rows: range | None = None) -> Iterator[Block]:
+        kernel, (ranks, texts) = self.kernel(self._length), self._ranks()
+        for items, heads, span in self._pieces(batch, head, rows):
+            columns = range(self._order.past + span.stop)
+            places = slice(self._order.past + span.start, self._order.past + span.stop)
+            rank, text = (x[items] if len(x) > 1 else x for x in (ranks, texts))
+            lags = rank[:, places, None] - rank[:, None, : columns.stop]
+            allowed = self.visible.allowed(items, span, columns)
+            weights = kernel[heads][:, lags.clamp(min=0)].movedim(0, 1)  # [batch | 1, heads, rows, columns]
+            together = (text[:, places, None] == text[:, None, : columns.stop]) & (lags >= 0)
+            allowed = allowed & together[:, None] & self._visible_tokens(items)[:, None, places, None]
+            weights = weights.masked_fill(~allowed, 0.0)
+            yield Block(items, heads, span, (columns,), weights.expand(items.stop - items.start, -1, -1, -1))
+
+    def _times(self, value: Tensor) -> Tensor:
+        bad = None
+        if not is_surely_finite(value):
+            bad = ~torch.isfinite(value.detach()).all(-1)
+            value = value.masked_fill(bad[..., None], 0.0)
+        whole = value.to(self._wide)
+        out = whole.new_zeros(*self.shape[:2], self._length, value.shape[3])
+        for run in self._runs():
+            out = _put(out, run, self._convolved(whole[run.items][:, :, run.places]))
+        out, hidden = out[:, :, self._order.past :], self.visible.hidden_rows
+        if bad is not None:
+            out = out.masked_fill(rows_that_see(self, self._order, self.visible, bad)[..., None], math.nan)
+        there = self._visible_tokens(slice(None))[:, self._order.past :]
+        there = there if hidden is None else there & ~hidden
+        return out.masked_fill(~there[:, None, :, None], 0.0)
+
+    def _convolved(self, value: Tensor) -> Tensor:
+        """Return the outputs for tokens ``[batch, channels, len, width]`` of one sequence from its start on."""
+        out = self.modes.convolve(value.movedim(3, 1).flatten(0, 1))
+        return out.unflatten(0, (value.shape[0], value.shape[3])).movedim(1, 3)
+
+    def _run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs for tokens ``[batch, channels, len, width]`` after a state; each column is its own batch."""
+        batch, _, _, width = value.shape
+        columns = value.movedim(3, 1).flatten(0, 1)  # [batch * width, channels, len]
+        parts = state.movedim(3, 1).flatten(0, 1).unflatten(2, (2, -1))
+        out, after = self.modes.run(columns, torch.complex(parts[:, :, 0], parts[:, :, 1]))
+        after = torch.cat([after.real, after.imag], 2)
+        return tuple(x.unflatten(0, (batch, width)).movedim(1, 3) for x in (out, after))
+
+    def _ranks(self) -> tuple[Tensor, Tensor]:
+        """Return the index of each token in its sequence, without hidden ones, and its sequence: int64 ``[batch | 1,
+        length]``.
+        """
+        texts, there = self.visible.kv_documents, self._visible_tokens(slice(None))
+        texts = torch.zeros_like(there[:1], dtype=torch.int64) if texts is None else texts[:, : self._length]
+        return there.long().cumsum(1) - 1, texts  # only differences within a text count
+
+    def _visible_tokens(self, items: slice) -> Tensor:
+        """Return tokens that are visible, bool ``[batch | 1, length]``: others take no time, write and read nothing."""
+        hidden = self.visible.hidden_keys
+        if hidden is None:
+            return torch.ones(1, self._length, dtype=torch.bool, device=self.device)
+        return ~(hidden if len(hidden) == 1 else hidden[items])[:, : self._length]
+
+    def _runs(self) -> Iterator[_Run]:
+        """Yield the sequences of each batch item, without hidden tokens; all items at once if nothing distinguishes
+        them.
+        """
+        hidden, texts = self.visible.hidden_keys, self.visible.kv_documents
+        if not self._length:
+            return
+        if hidden is None and texts is None:
+            yield _Run(slice(None), slice(0, self._length), 0)
+            return
+        for item in range(self.shape[0]):
+            places = self._visible_tokens(slice(item, item + 1))[0].nonzero()[:, 0]
+            if texts is None:
+                yield _Run(slice(item, item + 1), places, 0)
+                continue
+            text = texts[item if len(texts) > 1 else 0, : self._length][places]
+            for segment in text.unique(sorted=True).tolist():
+                yield _Run(slice(item, item + 1), places[text == segment], segment)
+
+    def _segment_after(self, segment: Tensor | None, run: _Run, batch: int) -> Tensor | None:
+        """Return the sequence of the last token of each item, after a run."""
+        if self.visible.kv_documents is None:
+            return None
+        known = self.visible.kv_documents[:, 0] if segment is None else segment
+        whole = known.expand(batch).clone()
+        whole[run.items] = run.segment
+        return whole
+
+
+def _put(whole: Tensor, run: _Run, part: Tensor) -> Tensor:
+    """Return ``[batch, channels, len, width]`` with the tokens of a run replaced; nothing is written in place."""
+    if run.items == slice(None) and part.shape[2] == whole.shape[2]:
+        return part
+    places = run.places
+    if isinstance(places, slice):
+        places = torch.arange(places.start, places.stop, device=whole.device)
+    return _at(whole, run.items, whole[run.items].index_copy(2, places, part))
+
+
+def _at(whole: Tensor, items: slice, part: Tensor) -> Tensor:
+    if items == slice(None):
+        return part
+    return torch.cat([whole[: items.start], part, whole[items.stop :]])
+
+
+_BLOCK = 256  # tokens that are added to a state in one product
+_PIECE = 4096  # tokens that are convolved in one FFT; earlier tokens contribute through the state
+_FEW = 8  # tokens up to which single steps cost less than products
+
+
+class Modes(NamedTuple):
+    r"""``x_t = a x_{t-1} + u_t``, ``y_t = 2 Re(c · x_t) + d u_t``, one of each for every channel.
+
+    Attributes:
+        log_factor: ``log a``, as wide as the device has it, complex ``[channels, modes]``: powers of large numbers of
+            tokens turn far.
+        weight: c, complex ``[channels, modes]``.
+        skip: d, ``[channels]``.
+    """
+
+    log_factor: Tensor
+    weight: Tensor
+    skip: Tensor
+
+    def kernel(self, length: int, dtype: torch.dtype) -> Tensor:
+        """Return ``y`` for a single 1, ``[channels, length]``: powers of a are products of two from short lists."""
+        if not length:
+            return self.skip.new_zeros(len(self.skip), 0, dtype=dtype)
+        width = max(1, math.isqrt(length - 1) + 1)
+        near, far = self._powers(torch.arange(width)), self._powers(torch.arange(-(-length // width)) * width)
+        wide = torch.complex128 if dtype == torch.float64 else torch.complex64
+        rows = (far * self.weight).to(wide).movedim(0, 1) @ near.to(wide).movedim(0, 1).mT
+        response = 2.0 * rows.real.flatten(1)[:, :length]
+        return torch.cat([response[:, :1] + self.skip[:, None].to(dtype), response[:, 1:]], 1)
+
+    def advance(self, value: Tensor, state: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the part of outputs that a state contributes, and the state after these tokens.
+
+        Args:
+            value: ``[batch, channels, len]``.
+            state: complex ``[batch, channels, modes]``.
+            powers: of a, from 0 to 256, or to the number of tokens, ``[channels, powers, modes]`` like the state.
+
+        Returns:
+            ``[batch, channels, len]``, and a state.
+        """
+        length, added = value.shape[2], []
+        whole = length - length % _BLOCK
+        for part in (value[:, :, :whole], value[:, :, whole:]):
+            if not part.shape[2]:
+                continue
+            count = min(part.shape[2], _BLOCK)
+            blocks = part.unflatten(2, (-1, count))
+            reached = blocks @ torch.view_as_real(powers[:, :count].flip(1)).flatten(2)
+            reached = torch.view_as_complex(reached.unflatten(3, (-1, 2)))
+            states = []
+            for i in range(blocks.shape[2]):
+                states.append(state)
+                state = powers[:, count] * state + reached[:, :, i]
+            decayed = torch.view_as_real(
+                (powers[:, 1 : count + 1] * self.weight.to(state.dtype)[:, None]).conj_physical()
+            )
+            read = torch.view_as_real(torch.stack(states, 2)).flatten(3) @ decayed.flatten(2).mT
+            added.append(2.0 * read.flatten(2))
+        return (torch.cat(added, 2) if added else value), state
+
+    def step(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs and state, token by token; arguments as in `advance`."""
+        factor, weight, out = self.log_factor.exp().to(state.dtype), self.weight.to(state.dtype), []
+        for one in value.unbind(2):
+            state = factor * state + one[..., None]
+            out.append(2.0 * (weight * state).real.sum(-1) + self.skip.to(one.dtype) * one)
+        return (torch.stack(out, 2) if out else value), state
+
+    def run(self, value: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs and state in the faster way: piece by piece, since FFTs that leave the cache cost more."""
+        if value.shape[2] <= _FEW:
+            return self.step(value, state)
+        kernel, out = self.kernel(min(value.shape[2], _PIECE), value.dtype), []
+        powers = self._powers(torch.arange(min(value.shape[2], _BLOCK) + 1)).to(state.dtype).movedim(0, 1)
+        for part in value.split(_PIECE, 2):
+            added, state = self.advance(part, state, powers)
+            out.append(convolved(kernel[:, : part.shape[2]], part) + added)
+        return torch.cat(out, 2), state
+
+    def convolve(self, x: Tensor) -> Tensor:
+        """Return the outputs alone, ``[batch, channels, len]``, without a state before them."""
+        if x.shape[2] <= _PIECE:
+            return convolved(self.kernel(x.shape[2], x.dtype), x)
+        wide = torch.complex128 if x.dtype == torch.float64 else torch.complex64
+        return self.run(x, torch.zeros(*x.shape[:2], self.weight.shape[1], dtype=wide, device=x.device))[0]
+
+    def _powers(self, exponents: Tensor) -> Tensor:
+        """Return the factors to each power, complex128 ``[powers, channels, modes]``."""
+        place = exponents.to(self.log_factor.device, torch.float64)
+        return (self.log_factor * place[:, None, None]).exp()
+
+
+def convolved(kernel: Tensor, x: Tensor) -> Tensor:
+    """Return ``y_i = sum_{j <= i} kernel_{i-j} x_j`` along the last axis, by FFT, padded against wrap-around."""
+    length = x.shape[-1]
+    if not x.numel():
+        return x
+    size = 2 * length
+    return torch.fft.irfft(torch.fft.rfft(kernel, size) * torch.fft.rfft(x, size), size)[..., :length]

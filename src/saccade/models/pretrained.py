@@ -1,0 +1,305 @@
+"""Pretrained: the base of models that read published weights. Sizes are compared with the files before use."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from saccade.models.checkpoint_folder import check_types, read_config, read_tokenizer, read_weights, write_folder
+from saccade.models.checkpoint_format import Entry, FileFormat
+from saccade.support.argument_hints import ArgumentHints
+from saccade.support.errors import type_error, unsupported, value_error
+from saccade.support.validation import check_type
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+M = TypeVar("M", bound=nn.Module)
+_SAFE_SIDE = 1 << 20  # building a side of this length is harmless; its true length is compared later
+
+
+class Pretrained(ArgumentHints, nn.Module):
+    """A model that reads published weights.
+
+    Attributes:
+        formats: how to read the files of each family, by the ``model_type`` of its ``config.json``.
+        default_type: the ``model_type`` of a ``config.json`` that names none.
+        reads_text: whether ``tokenizer.json`` is read and passed to the constructor.
+    """
+
+    formats: ClassVar[Mapping[str, FileFormat]]
+    default_type: ClassVar[str | None] = None
+    reads_text: ClassVar[bool] = False
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
+        """Load a published model from a folder on disk, in float32 and eval mode.
+
+        Reads ``config.json``, the weights (``model.safetensors``, or several files with an index) and, for models that
+        read text, ``tokenizer.json`` if there is one. Pickled weights are never read, and no code of the folder is run.
+
+        Args:
+            path: the folder.
+
+        Raises:
+            UnsupportedError: a model of another family, or one that we would compute differently; every reason is
+                listed.
+            ValueError: a file is missing or broken, or the weights do not fit the configuration.
+            ImportError: safetensors or tokenizers is not installed.
+        """
+        folder = Path(path)
+        return cls._build(
+            read_config(folder),
+            lambda: read_weights(folder),
+            torch.float32,
+            lambda: read_tokenizer(folder) if cls.reads_text else None,
+        )
+
+    @classmethod
+    def from_state_dict(
+        cls, config: object, state_dict: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32
+    ) -> Self:
+        """Build a model in eval mode from weights in memory; they are copied.
+
+        Args:
+            config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
+            state_dict: the tensors under their published names, or as transformers holds them, in any float dtype.
+            dtype: dtype of the model.
+
+        Raises:
+            UnsupportedError, ValueError: as in `from_pretrained`.
+            TypeError: no config, no tensors, or a dtype that is not a float dtype.
+        """
+        return cls._build(_config_dict(config), lambda: state_dict, dtype, lambda: None)
+
+    @classmethod
+    def _build(
+        cls,
+        config: Mapping[str, Any],
+        weights: Callable[[], Mapping[str, Tensor]],
+        dtype: torch.dtype,
+        tokenizer: Callable[[], Any],
+    ) -> Self:
+        """Build a model from a config.json, and from weights and a tokenizer that are read when needed."""
+        file_format = cls._format_of(config)
+        check_types(config)
+        return build(file_format, cls, config, weights, dtype, tokenizer)
+
+    @classmethod
+    def _format_of(cls, config: Mapping[str, Any]) -> FileFormat:
+        """Return the format that a config.json names.
+
+        Raises:
+            UnsupportedError: another family. Where there is one format only, its reasons are listed as well.
+        """
+        kind = config.get("model_type", cls.default_type)
+        if isinstance(kind, str) and kind in cls.formats:
+            return cls.formats[kind]
+        if len(cls.formats) > 1:
+            raise unsupported(cls.__name__, [f"model_type is {kind!r}, not one of {', '.join(cls.formats)}"])
+        [(name, file_format)] = cls.formats.items()
+        reasons = [f"model_type is {kind!r}, not {name!r}", *file_format.reasons_to_read(config)]
+        raise unsupported(cls.__name__, reasons)
+
+
+class PretrainedText(Pretrained):
+    """A model that reads published weights together with a tokenizer."""
+
+    reads_text = True
+
+    @classmethod
+    def from_state_dict(
+        cls,
+        config: object,
+        state_dict: Mapping[str, Tensor],
+        *,
+        tokenizer: Tokenizer | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Self:
+        """Build a model in eval mode from weights in memory; they are copied.
+
+        Args:
+            config: the contents of the model's ``config.json`` as a dict, or a config of transformers.
+            state_dict: the tensors under their published names, as `from_pretrained` reads them, in any float dtype:
+                those of transformers' ``BertModel``, ``LlamaForCausalLM`` or ``CLIPModel`` for instance.
+            tokenizer: stored with the model.
+            dtype: dtype of the model.
+
+        Raises:
+            UnsupportedError, ValueError: as in `from_pretrained`.
+            TypeError: no config, no tensors, or a dtype that is not a float dtype.
+        """
+        return cls._build(_config_dict(config), lambda: state_dict, dtype, lambda: tokenizer)
+
+
+class SavedText(PretrainedText):
+    """A model that is also written, with its tokenizer.
+
+    Attributes:
+        written_types: names in `formats`: `save_pretrained` uses the first that can express the model.
+    """
+
+    written_types: ClassVar[tuple[str, ...]]
+    config: Any
+    tokenizer: Tokenizer | None
+
+    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a folder, where possible in a format that transformers reads too.
+
+        Files are written under temporary names and then renamed, so that a reader sees an old file or a new one, never
+        half of one.
+
+        Args:
+            path: the folder; created if there is none. Files of other names in it are left alone.
+
+        Raises:
+            UnsupportedError: a mask that no format can express.
+            ImportError: safetensors is not installed.
+        """
+        formats = [self.formats[name] for name in self.written_types]
+        file_format = next((each for each in formats if not each.reasons_to_write(self.config)), None)
+        if file_format is None:
+            hint = "a decoder without this mask has the same weights; the mask may also be passed with each call"
+            raise unsupported("config.json", formats[-1].reasons_to_write(self.config), hint=hint)
+        state = {name: weight.detach().cpu() for name, weight in self.state_dict().items()}
+        config, weights = file_format.write_config(self.config), file_format.write_weights(state)
+        write_folder(Path(path), config, weights, self.tokenizer)
+
+
+def build(
+    file_format: FileFormat,
+    model_class: type[M],
+    config: Mapping[str, Any],
+    weights: Callable[[], Mapping[str, Tensor]],
+    dtype: torch.dtype,
+    tokenizer: Callable[[], Any],
+) -> M:
+    """Build a model in eval mode from the contents of its files.
+
+    Args:
+        file_format: how to read the files.
+        model_class: called with a config, and with a tokenizer if there is one.
+        config: the contents of config.json.
+        weights: returns the tensors.
+        dtype: dtype of the model.
+        tokenizer: returns the tokenizer or None.
+
+    Raises:
+        UnsupportedError: a model that we would compute differently; every reason is listed.
+        TypeError: no state dict, or a dtype that is not a float dtype.
+        ValueError: the weights do not fit the configuration.
+    """
+    reasons = file_format.reasons_to_read(config)
+    if config.get("quantization_config") is not None:
+        reasons.append("it has a quantization_config: its weights are codes, not numbers")
+    if reasons:
+        raise unsupported(model_class.__name__, reasons)
+    tensors = weights()
+    check_tensors(tensors)
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise type_error("dtype", "be a dtype of floats", dtype)
+    ours = file_format.read_config(config, tensors)
+    _check_sizes(ours, file_format, tensors)
+    shapes = _shapes(model_class, ours, file_format)
+    cleaned = file_format.clean_weights(tensors, ours)
+    state = _convert_weights(file_format.entries(shapes), cleaned, shapes, dtype)
+    loaded = tokenizer()
+    with torch.device("meta"):  # shapes only: the weights are replaced next
+        model = model_class(ours) if loaded is None else model_class(ours, loaded)
+    model.load_state_dict(state, assign=True)
+    return model.eval()
+
+
+def check_tensors(weights: object) -> None:
+    """Raise unless a state dict is a mapping to tensors."""
+    for name, x in check_type("state_dict", weights, Mapping, "be a state dict of tensors").items():
+        check_type(f"state_dict[{name!r}]", x, Tensor, "be a tensor")
+
+
+def check_fit(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
+    """Raise unless the weights are exactly those of the model; the error lists the differences."""
+    facts = [f"missing     {name}" for name in shapes if name not in weights]
+    facts += [f"unexpected  {name}" for name in weights if name not in shapes]
+    for name, shape in shapes.items():
+        if name in weights and weights[name].shape != shape:
+            facts.append(f"misfit      {name} {list(weights[name].shape)}, not {list(shape)}")
+    facts += [f"no floats   {name} {w.dtype}" for name, w in weights.items() if not w.is_floating_point()]
+    if facts:
+        shown = facts if len(facts) <= 12 else [*facts[:12], f"and {len(facts) - 12} more"]
+        got = f"{len(facts)} that do not"
+        raise value_error("model.safetensors", "have the weights that config.json tells of", got, facts=shown)
+
+
+def _config_dict(config: object) -> Mapping[str, Any]:
+    """Return the contents of a config.json: a dict as it is, or a config of transformers as a dict."""
+    contents = config.to_dict() if hasattr(config, "to_dict") else config
+    hint = "json.load(open('config.json')), or a config of transformers"
+    return check_type("config", contents, Mapping, "be a dict as config.json holds it", hint=hint)
+
+
+def _check_sizes(config: Any, file_format: FileFormat, weights: Mapping[str, Tensor]) -> None:
+    """Raise if config.json names larger sizes than the files hold, before anything of such a size is built.
+
+    A layer has at least one tensor, and each of the format's ``sides`` is the length of some tensor's side. Smaller
+    misfits are reported later, with the tensor's name.
+    """
+    rule = "tell of sizes that the weights have"
+    for layers in (getattr(config, count) for count in file_format.stacks):
+        if layers > len(weights):
+            raise value_error("config.json", rule, f"{layers} layers, and {len(weights)} tensors")
+    longest = max((max(x.shape) for x in weights.values() if x.numel() and x.dim()), default=0)
+    for name in file_format.sides(config):
+        if getattr(config, name) > max(longest, _SAFE_SIDE):
+            got = f"{name} {getattr(config, name)}, and tensors of at most {longest}"
+            raise value_error("config.json", rule, got)
+
+
+def _shapes(model_class: type[nn.Module], config: Any, file_format: FileFormat) -> dict[str, Tensor]:
+    """Return a model's weights on the meta device. All layers of a stack are alike, so one of each is built."""
+    with torch.device("meta"):
+        state = model_class(dataclasses.replace(config, **dict.fromkeys(file_format.stacks, 1))).state_dict()
+    shapes = dict[str, Tensor]()
+    for name, x in state.items():
+        copies = {name: x}
+        for count, (layers, _) in file_format.stacks.items():
+            inner = name.removeprefix(f"{layers}.0.")
+            if inner != name:
+                copies = {f"{layers}.{number}.{inner}": x for number in range(getattr(config, count))}
+        shapes |= copies
+    return shapes
+
+
+def _convert_weights(
+    entries: Iterable[Entry],
+    weights: Mapping[str, Tensor],
+    shapes: Mapping[str, Tensor],
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Return our state dict, with memory of its own, from the tensors of a file.
+
+    Args:
+        entries: the tensors that the file must hold, no more and no less.
+        weights: the tensors of the file.
+        shapes: a state dict of the model, for its shapes.
+        dtype: dtype of the result.
+
+    Raises:
+        ValueError: tensors are missing, unexpected, of another shape or not floats; each is named.
+    """
+    entries = list(entries)
+    check_fit(weights, {entry.name: entry.shape(shapes) for entry in entries})
+    state = {}
+    for entry in entries:
+        # Copy: the tensors of the file are views of it, and the file may change while the model lives.
+        tensor = weights[entry.name].to(dtype)
+        tensor = tensor.T if entry.transposed else tensor
+        parts = tensor.split([shapes[name].shape[0] for name in entry.our_names])
+        for name, part in zip(entry.our_names, parts, strict=True):
+            state[name] = part.clone(memory_format=torch.contiguous_format)
+    return state

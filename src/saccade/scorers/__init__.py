@@ -1,0 +1,7 @@
+"""Scorers: cheap rankings of keys, or of blocks of keys, that select what a query reads."""
+
+from saccade.scorers.block_scorers import BlockBounds, BlockMeans, BlockScorer
+from saccade.scorers.key_scorers import DotProducts, LightningIndexer
+from saccade.scorers.scorer import Scorer
+
+__all__ = ["Scorer", "BlockScorer", "BlockMeans", "BlockBounds", "DotProducts", "LightningIndexer"]

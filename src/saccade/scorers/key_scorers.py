@@ -1,0 +1,111 @@
+"""Scorers of single keys: the dot products of attention itself, and the narrow heads of a lightning indexer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from saccade.engine.tiles.grouped_heads import product
+from saccade.scorers.scorer import Scorer, ScoreRows, exact_dtype
+from saccade.support.errors import value_error
+from saccade.support.numerics import wide_dtype
+from saccade.support.validation import ShapeSpec
+
+_INDEX = ShapeSpec(
+    "index_query [batch, index_heads, q_len, dim]",
+    "index_key [batch, 1, kv_len, dim]",
+    "weight [batch, index_heads, q_len]",
+)
+
+
+class DotProducts(Scorer):
+    """The query times the key: each head selects keys by the scores that attention itself gives them.
+
+    It saves no computation: it is the best that a scorer can do, to compare others with.
+
+    Cost: that of all scores, in float64.
+
+    Example:
+        >>> x = torch.tensor([[1.0], [3.0]])[None, None]
+        >>> DotProducts().on(x, x, 1)(range(1, 2), 2)
+        tensor([[[[3., 9.]]]], dtype=torch.float64)
+    """
+
+    def on(self, query: Tensor, key: Tensor, block_size: int) -> ScoreRows:
+        wide = exact_dtype(query.device)
+        keys = key.to(wide)
+        return lambda rows, stop: product(query[:, :, rows.start : rows.stop].to(wide), keys[:, :, :stop].mT)
+
+
+class LightningIndexer(Scorer):
+    r"""Scores of narrow index heads, one selection for all heads of attention (DeepSeek sparse attention).
+
+    .. math:: I_{ts} = (H d)^{-1/2} \sum_{h=1}^{H} w_{th} \max(0,\; q^I_{th} \cdot k^I_s)
+
+    It holds the tensors of one call: construct one for each. The layer's projections make them, rotated if the layer
+    rotates; see the recipe in the docs.
+
+    Args:
+        index_query: ``[batch, index_heads, q_len, dim]``.
+        index_key: ``[batch, 1, kv_len, dim]``: one head.
+        weight: of each query's index heads, ``[batch, index_heads, q_len]``.
+
+    Raises:
+        TypeError, ValueError: other types or shapes.
+
+    Cost: ``q_len * kv_len * index_heads * dim`` products in float64, a few rows at a time.
+
+    Example:
+        >>> q, k, w = torch.ones(1, 2, 3, 4), torch.ones(1, 1, 3, 4), torch.ones(1, 2, 3)
+        >>> LightningIndexer(q, k, w).scores(range(1), 3)
+        tensor([[[[2.8284, 2.8284, 2.8284]]]])
+
+    Reference: DeepSeek-AI 2025, DeepSeek-V3.2-Exp, section 2.1.
+    """
+
+    def __init__(self, index_query: Tensor, index_key: Tensor, weight: Tensor):
+        _INDEX.check(index_query, index_key, weight)
+        self.index_query, self.weight = index_query, weight
+        self._index_key = index_key
+
+    @property
+    def index_key(self) -> Tensor:
+        return self._index_key
+
+    @property
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The tensors to which gradients of scores flow: index_query, index_key, weight."""
+        return self.index_query, self._index_key, self.weight
+
+    def with_index_key(self, index_key: Tensor) -> LightningIndexer:
+        return LightningIndexer(self.index_query, index_key, self.weight)
+
+    def on(self, query: Tensor, key: Tensor, block_size: int) -> ScoreRows:
+        expected = (len(query), query.shape[2], key.shape[2])
+        sizes = (len(self.index_query), self.index_query.shape[2], self._index_key.shape[2])
+        if sizes != expected:
+            hint = "use an IndexedCache, which stores the index keys of earlier tokens"
+            rule = f"hold {expected[0]} items, {expected[1]} queries and {expected[2]} keys, as the matrix does"
+            raise value_error("index tensors", rule, str(sizes), hint=hint)
+        wide = exact_dtype(query.device)
+        exact = LightningIndexer(*(x.detach().to(wide) for x in self.leaves))
+        return exact.scores
+
+    def scores(self, rows: range, stop: int) -> Tensor:
+        """Return scores of queries ``rows`` for the first ``stop`` keys, ``[batch, 1, rows, stop]``; differentiable."""
+        heads, dim = self.index_query.shape[1], self.index_query.shape[3]
+        of_rows, wide = slice(rows.start, rows.stop), wide_dtype(self.index_query.dtype)
+        key = self._index_key[:, :, :stop].to(wide).mT
+        total: Tensor | None = None
+        weight = self.weight[:, :, of_rows].to(wide) * (heads * dim) ** -0.5
+        needs_graph = torch.is_grad_enabled() and any(x.requires_grad for x in self.leaves)
+        for head in range(heads):  # one at a time: all together would take as many times the memory
+            scores = self.index_query[:, head : head + 1, of_rows].to(wide) @ key
+            head_weight = weight[:, head, None, :, None]
+            if needs_graph:
+                scores = scores.relu() * head_weight
+                total = scores if total is None else total + scores
+            else:
+                scores = scores.relu_().mul_(head_weight)
+                total = scores if total is None else total.add_(scores)
+        return key.new_zeros(len(key), 1, len(rows), key.shape[3]) if total is None else total

@@ -1,0 +1,57 @@
+"""Scorer: rank keys, or blocks of keys, by how much a query is expected to need them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from saccade.support.argument_hints import ArgumentHints
+
+ScoreRows = Callable[[range, int], Tensor]
+"""``(rows, stop) -> scores [batch | 1, 1 | kv_heads | heads, rows, columns]``; see `Scorer.on`."""
+
+
+class Scorer(ArgumentHints, ABC):
+    """A ranking of keys, or of blocks of keys, for `saccade.mechanisms.TopK`. Scores only rank; they are no weights.
+
+    Subclass `BlockScorer` to rank blocks by a summary of each. A scorer of another kind defines `on`; a plain function
+    ``(query, key, rows) -> scores`` works as well.
+    """
+
+    @property
+    def index_key(self) -> Tensor | None:
+        """Tensors that the scorer needs of each key besides the key, ``[batch, 1, kv_len, dim]``; None for none.
+
+        A `saccade.caches.IndexedCache` stores them.
+        """
+        return None
+
+    def with_index_key(self, index_key: Tensor) -> Scorer:
+        """Return this scorer with the index keys of more tokens."""
+        raise NotImplementedError(f"{type(self).__name__} has no index keys")
+
+    @abstractmethod
+    def on(self, query: Tensor, key: Tensor, block_size: int) -> ScoreRows:
+        """Return a function that scores some rows; work that all rows share is done here, once.
+
+        Args:
+            query: ``[batch, heads, q_len, head_dim]``.
+            key: ``[batch, kv_heads, kv_len, head_dim]``.
+            block_size: keys in a block.
+
+        Returns:
+            ``(rows, stop) -> scores``: scores of the queries ``rows``, a range of indices, for the first ``stop`` keys
+            or for the blocks that hold them; ``[batch | 1, 1 | kv_heads | heads, rows, stop or blocks]``. If keys are
+            scored, a block counts with the largest score that the query may see. +inf is always selected.
+        """
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def exact_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype of scores: wide enough that a decoding step and a prompt agree although they sum differently."""
+    return torch.float32 if device.type == "mps" else torch.float64

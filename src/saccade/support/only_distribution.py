@@ -1,0 +1,22 @@
+"""Refuse to run beside another distribution that installs the import name `saccade`, which mixes the files of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def check_only_distribution(package: Path) -> None:
+    """Raise if another distribution called ``saccade`` is installed in the folder of this package.
+
+    Args:
+        package: the folder of the package.
+
+    Raises:
+        ImportError: there is one; it says how to remove it.
+    """
+    other = next(package.parent.glob("saccade-[0-9]*.dist-info"), None)
+    if other is not None:
+        name, _, version = other.name.removesuffix(".dist-info").partition("-")
+        both = f"saccade-attention and {name} {version}, in {package.parent}"
+        way_out = "pip uninstall -y saccade && pip install --force-reinstall --no-deps saccade-attention"
+        raise ImportError(f"saccade: the import name must belong to one distribution; got {both}.\nHint: {way_out}")

@@ -1,0 +1,172 @@
+"""Sameness of modules that nobody knows: what they raise, what they keep, and what a user may get wrong."""
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.auditing import model_zoo as zoo
+from torch import Tensor, nn
+
+from saccade.auditing.equivalence import sameness
+from saccade.auditing.runner import Runner
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+class Plain(nn.Module):
+    """A token sees the mean of the tokens so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(101, 8)
+
+    def forward(self, ids: Tensor) -> Any:
+        count = torch.arange(1, ids.shape[1] + 1)[:, None]
+        return {"rows": self.embedding(ids).cumsum(1) / count}
+
+
+def test_a_plain_module_is_run_whole_and_in_batches() -> None:
+    pairs = sameness(Plain(), zoo.tokens(), **zoo.EVERYTHING, outputs=lambda out: out["rows"])
+    assert zoo.named(pairs, "held") == {"one by one = in a batch", "in training, without dropout", "float32 = float64"}
+    assert {pair.why for pair in pairs if pair.name in zoo.CACHE} == {"the model has no cache"}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_any_number_of_rows(batch: int) -> None:
+    assert not zoo.named(sameness(zoo.decoder(), zoo.tokens(batch), **zoo.EVERYTHING), "broken")
+
+
+class Raising(nn.Module):
+    def forward(self, ids: Tensor) -> Tensor:
+        raise KeyError("red\x1b[31m\nsecond line")
+
+
+def test_an_error_of_a_model_is_no_result() -> None:
+    pairs = sameness(Raising(), zoo.tokens(), **zoo.EVERYTHING)
+    assert zoo.named(pairs, "not answered") == {pair.name for pair in pairs}
+    assert len(pairs) > 10
+    assert {pair.why for pair in pairs} == {r"KeyError: 'red\x1b[31m\nsecond line'"}
+
+
+def test_only_the_first_line_of_an_error_is_reported() -> None:
+    class Other(Raising):
+        def forward(self, ids: Tensor) -> Tensor:
+            raise RuntimeError("red\x1b[31m\nsecond line")
+
+    assert {pair.why for pair in sameness(Other(), zoo.tokens())} == {r"RuntimeError: red\x1b[31m"}
+
+
+@pytest.mark.parametrize(
+    "wrong, error, match",
+    [
+        ({"model": 3}, TypeError, "sameness: model must be a torch.nn.Module or a saccade.auditing Runner; got int"),
+        ({"ids": [1, 2]}, TypeError, "sameness: ids must be a tensor; got list"),
+        ({"ids": torch.ones(2, 5)}, TypeError, "sameness: ids must be int64 or int32; got torch.float32"),
+        ({"ids": torch.full((2, 5), 101)}, ValueError, "sameness: ids must be from 0 to 100, the vocabulary; got 101"),
+        ({"ids": zoo.tokens(2, 1)}, ValueError, r"sameness: ids must be at least one row of two tokens; got \[2, 1\]"),
+        ({"packed": [9, 9]}, ValueError, r"sameness: packed must be lengths that sum to the 23 tokens of a row; got"),
+        ({"packed": [23, 0]}, ValueError, "sameness: packed must be an int of at least 1; got 0"),
+        ({"padded": 1}, TypeError, "sameness: padded must be"),
+        ({"cache": "yes"}, TypeError, "sameness: cache must be"),
+        ({"against": "eager"}, TypeError, "sameness: against must be a list of names; got 'eager'"),
+        ({"factor": 0}, ValueError, "sameness: factor must be"),
+        ({"seed": -1}, ValueError, "sameness: seed must be an int of at least 0; got -1"),
+        (
+            {"outputs": lambda out: 3},
+            ValueError,
+            r"sameness: outputs must return floats \[2, 23, \.\.\.\] of what .*; got int",
+        ),
+        (
+            {"outputs": lambda out: out[:, 0]},
+            ValueError,
+            r"sameness: outputs must return floats .*; got torch.float32 \[2, 101\]",
+        ),
+        (
+            {"outputs": lambda out: out.argmax(-1)},
+            ValueError,
+            r"sameness: outputs must return floats .*; got torch.int64 \[2, 23\]",
+        ),
+        ({"outputs": lambda out: out.no}, ValueError, "sameness: outputs must return floats .*; got AttributeError"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_a_wrong_argument_is_an_error(wrong: dict[str, Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        sameness(**{"model": zoo.decoder(), "ids": zoo.tokens(), **wrong})
+
+
+def test_an_unknown_implementation_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"sameness: against must be among eager, .*; got 'egaer'"):
+        sameness(zoo.llama(), zoo.tokens(), against=["egaer"])
+
+
+def _state(model: nn.Module) -> list[Any]:
+    hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()]
+    random_numbers = [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]
+    tensors = {name: tensor.clone().tolist() for name, tensor in model.state_dict().items()}
+    buffers = {name: tensor.tolist() for name, tensor in model.named_buffers()}
+    gradients = [parameter.grad.tolist() for parameter in model.parameters() if parameter.grad is not None]
+    flags = [(part.training, getattr(part, "p", None)) for part in model.modules()]
+    told = copy.deepcopy(vars(model.config)) if hasattr(model, "config") else None
+    return [hooks, random_numbers, tensors, buffers, gradients, flags, repr(told)]
+
+
+class Counting(Plain):
+    """Has a buffer that it changes, and draws random numbers."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(2))
+        self.fails = fails
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.calls += 1
+        self.calls = self.calls * 2
+        torch.rand(1), random.random(), np.random.rand()
+        if self.fails and self.calls[0] > 5:
+            raise RuntimeError("after some calls")
+        return super().forward(ids)["rows"]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [zoo.llama, zoo.decoder, Counting, lambda: Counting(fails=True)],
+    ids=["llama", "decoder", "counting", "failing"],
+)
+def test_everything_is_as_before(make: Callable[[], nn.Module], training: bool) -> None:
+    model = make().train(training)
+    weight = next(model.parameters())
+    weight.grad = torch.ones_like(weight)
+    before = _state(model)
+    sameness(model, zoo.tokens(), **zoo.EVERYTHING, against=["eager"])
+    assert _state(model) == before
+
+
+def test_everything_is_as_before_a_wrong_argument() -> None:
+    model = Counting().train()
+    before = _state(model)
+    with pytest.raises(ValueError, match="outputs must return"):
+        sameness(model, zoo.tokens(), outputs=lambda out: 3)
+    assert _state(model) == before
+
+
+def test_a_runner_says_what_it_cannot_do() -> None:
+    class Whole(Runner):
+        pass
+
+    pairs = sameness(Whole(nn.Sequential(nn.Embedding(101, 8))), zoo.tokens(), **zoo.EVERYTHING)
+    assert zoo.named(pairs, "not answered") >= zoo.CACHE | {
+        "packed",
+        *zoo.BESIDE,
+        "padded at the left",
+        "padded at the right",
+    }

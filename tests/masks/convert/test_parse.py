@@ -1,0 +1,166 @@
+"""Masks from text: the same as those made by hand, and a sentence that points at what is wrong."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saccade import masks
+from saccade.masks import Causal, Documents, Full, Global, Mask, Padding, Prefix, Strided, Window, parse
+
+SAID = {
+    "causal": Causal(),
+    "causal()": Causal(),
+    "full": Full(),
+    "window(4, 0)": Window(4, 0),
+    "window(4, 2)": Window(4, 2),
+    "window(4)": Window(4, 4),
+    "window(0004)": Window(4, 4),
+    f"window({'0' * 5000}4)": Window(4, 4),
+    "sliding(5)": masks.from_sliding_window(5),
+    "documents(128, 200)": Documents([128, 200]),
+    "documents(3)": Documents([3]),
+    "padding(5, 7)": Padding([5, 7]),
+    "prefix(10)": Prefix(10),
+    "global(0, 5)": Global([0, 5]),
+    "strided(4)": Strided(4),
+    "streaming(4, 1024)": masks.streaming(4, 1024),
+    "longformer(256)": masks.longformer(256),
+    "longformer(256, 0)": masks.longformer(256, [0]),
+    "longformer(256, 3, 9)": masks.longformer(256, [3, 9]),
+    "causal | prefix(3) & window(1, 1)": Causal() | (Prefix(3) & Window(1, 1)),
+    "prefix(3) & window(1, 1) | causal": (Prefix(3) & Window(1, 1)) | Causal(),
+    "(causal | prefix(3)) & window(1, 1)": (Causal() | Prefix(3)) & Window(1, 1),
+    "~causal & full": ~Causal() & Full(),
+    "~(causal & full)": ~(Causal() & Full()),
+    "~~causal": Causal(),
+    "~~~causal": ~Causal(),
+    "causal & full & prefix(1)": Causal() & Full() & Prefix(1),
+    "causal|full|prefix(1)": Causal() | Full() | Prefix(1),
+    " \n causal\t&window ( 4 ,0 ) ": Causal() & Window(4, 0),
+    "(" * 64 + "causal" + ")" * 64: Causal(),
+    "&".join(["causal"] * 5000): masks.And((Causal(),) * 5000),
+    "~" * 5000 + "causal": Causal(),
+}
+KNOWN = r"\nHint: it knows causal, full, window, sliding, .*, longformer$"
+WRONG = {
+    "": r"have a mask here; got the end\.",
+    "   ": r"have a mask here; got the end\.",
+    "causal &": r"have a mask here; got the end\.\n    causal &\n            \^",
+    "& causal": r"have a mask here; got &\.\n    & causal\n    \^",
+    "3": r"have a mask here; got 3\.",
+    "causal and full": r"go on with & or \|, or end; got and\.\n    causal and full\n           \^",
+    "causal full": r"go on with & or \|, or end; got full\.",
+    "causal)": r"go on with & or \|, or end; got \)\.",
+    "causal ** 2": r"go on with & or \|, or end; got \*\.",
+    "causal & windw(2)": r"name masks that it knows; got windw\.\n    causal & windw\(2\)\n             \^" + KNOWN,
+    "Causal": r"name masks that it knows; got Causal\.",
+    "窗口(3)": r"name masks that it knows; got 窗口\.",
+    "__import__('os')": r"name masks that it knows; got __import__\.",
+    "(causal": r"close each bracket with \); got the end\.\n    \(causal\n           \^",
+    "(causal full)": r"close each bracket with \); got full\.",
+    "window(4": r"go on with a comma or close the bracket with \); got the end\.",
+    "window(4 0)": r"go on with a comma or close the bracket with \); got 0\.",
+    "window(": r"have a whole number here; got the end\.",
+    "window(4,)": r"have a whole number here; got \)\.",
+    "window(-1)": r"have a whole number here; got -\.\n    window\(-1\)\n           \^",
+    "window(1.5)": r"go on with a comma or close the bracket with \); got \.\.",
+    "window(٣)": r"have a whole number here; got ٣\.",
+    "window(causal)": r"have a whole number here; got causal\.",
+    "window("
+    + "9" * 5000
+    + ")": r"hold numbers of at most 19 digits; got 9{32}\.\.\.\.\n    window\(9{32}\.\.\.\n           \^$",
+    "causal & prefix(9999999999999999999)": r"hold numbers that the mask takes; got prefix\.\n.*\n {13}\^\n    Prefix:",
+    "window": r"hold numbers that the mask takes; got window\.(.|\n)*Hint: write window\(left, right\) or",
+    "window(1, 2, 3)": r"hold numbers that the mask takes; got window\.(.|\n)*must be at most 2",
+    "causal(3)": r"hold numbers that the mask takes; got causal\.(.|\n)*Hint: write causal$",
+    "full(3)": r"hold numbers that the mask takes; got full\.(.|\n)*Hint: write full$",
+    "prefix": r"hold numbers that the mask takes; got prefix\.(.|\n)*Hint: write prefix\(length\)",
+    "sliding": r"hold numbers that the mask takes; got sliding\.(.|\n)*Hint: write sliding\(window\)",
+    "sliding(0)": r"hold numbers that the mask takes; got sliding\.(.|\n)*an int of at least 1; got 0",
+    "strided(0)": r"hold numbers that the mask takes; got strided\.(.|\n)*Strided: step must be an int of at least 1",
+    "streaming(4)": r"hold numbers that the mask takes; got streaming\.(.|\n)*streaming: window must be given",
+    "longformer": r"hold numbers that the mask takes; got longformer\.(.|\n)*longformer: each_side must be given",
+    "documents": r"hold numbers that the mask takes; got documents\.(.|\n)*be at least one; got none",
+    "documents(4000000000)": r"hold numbers that the mask takes; got documents\.(.|\n)*add up to less than",
+    "padding": r"hold numbers that the mask takes; got padding\.(.|\n)*be one for each batch item",
+    "causal | padding(1, 2) & padding(1, 2, 3)": r"join masks that go together; got padding\.\n.*\n {13}\^\n.*\[2, 3\]",
+    "causal & \x1b[31m": r"have a mask here; got \\x1b\.\n    causal & \\x1b\[31m\n             \^",
+    "causal\x00": r"go on with & or \|, or end; got \\x00\.",
+    "causal & \u202efull": r"have a mask here; got \\u202e\.",
+    "causal \x1c & \x1c windw": r"name masks that it knows; got windw\.\n    causal \\x1c & \\x1c windw\n {23}\^",
+    "(" * 65 + "causal" + ")" * 65: r"have at most 64 brackets inside one another",
+    "(" * 100_000: r"have at most 64 brackets inside one another",
+}
+
+
+@pytest.mark.parametrize("text", SAID, ids=lambda text: text[:40])
+def test_text_says_the_mask_made_by_hand(text: str) -> None:
+    assert parse(text) == SAID[text]
+
+
+@pytest.mark.parametrize("text", WRONG, ids=lambda text: ascii(text[:40]))
+def test_syntax_errors_point_at_the_place(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^parse: text must " + WRONG[text]) as refused:
+        parse(text)
+    assert str(refused.value).replace("\n", "").isprintable()
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("text", [None, b"causal", 3, Causal()], ids=str)
+def test_text_is_text(text: Any) -> None:
+    with pytest.raises(TypeError, match=r"^parse: text must be a string; got"):
+        parse(text)
+
+
+def _joined(inner: st.SearchStrategy[tuple[str, Mask]]) -> st.SearchStrategy[tuple[str, Mask]]:
+    pair = st.tuples(inner, inner)
+    return st.one_of(
+        pair.map(lambda ab: (f"({ab[0][0]}) & ({ab[1][0]})", ab[0][1] & ab[1][1])),
+        pair.map(lambda ab: (f"({ab[0][0]})|({ab[1][0]})", ab[0][1] | ab[1][1])),
+        inner.map(lambda a: (f"~({a[0]})", ~a[1])),
+    )
+
+
+NAMES = ["causal", "full", "window(3, 1)", "prefix(2)", "global(0, 4)", "strided(3)", "documents(4, 5)"]
+
+
+@settings(deadline=None)
+@given(st.recursive(st.sampled_from(NAMES).map(lambda text: (text, parse(text))), _joined, max_leaves=8))
+def test_any_formula(drawn: tuple[str, Mask]) -> None:
+    text, mask = drawn
+    assert parse(text) == mask
+
+
+@settings(deadline=None)
+@given(st.recursive(st.sampled_from(NAMES), lambda inner: st.tuples(inner, st.sampled_from("&|"), inner).map("".join)))
+def test_signs_bind_as_in_python(text: str) -> None:
+    made = {name.split("(")[0]: parse(name) for name in NAMES}
+    python = text
+    for name in NAMES:
+        python = python.replace(name, name.split("(")[0].replace("global", "globals_"))
+    made["globals_"] = made.pop("global")
+    assert parse(text) == eval(python, {"__builtins__": {}}, made)
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("causlwindo()&|~, 0129\x1b\n窗"), max_size=30))
+def test_any_other_text_is_refused_in_a_sentence(text: str) -> None:
+    try:
+        found: object = parse(text)
+    except ValueError as error:
+        found = str(error)
+    assert isinstance(found, Mask) or str(found).startswith("parse: text must ")
+
+
+def test_brackets_are_counted_one_inside_the_other() -> None:
+    assert parse(" & ".join(["(causal)"] * 100)) == masks.And((Causal(),) * 100)
+    assert parse("(" * 64 + "causal" + ")" * 64) == Causal()
+    with pytest.raises(ValueError, match="at most 64 brackets inside one another"):
+        parse("(" * 65 + "causal" + ")" * 65)
+    with pytest.raises(ValueError, match="at most 64 brackets inside one another"):
+        parse("(causal) & " * 3 + "(" * 65 + "causal" + ")" * 65)
+    with pytest.raises(ValueError, match="at most 64 brackets inside one another"):
+        parse("(" * 40 + "(causal) & " + "(" * 40 + "causal" + ")" * 80)
+    assert parse("(causal) & " + "(" * 64 + "full" + ")" * 64) == Causal() & Full()

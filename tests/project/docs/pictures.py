@@ -1,0 +1,79 @@
+"""Draw the pictures of pages whose code draws them, in both languages: ``python tests/project/docs/pictures.py``.
+
+The code of a page is the same in both languages and writes English words; the Chinese picture has Chinese ones instead.
+"""
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+from test_documents import ROOT, said_by
+
+from saccade import viz
+from saccade.theory.pictures_in_chinese import in_chinese
+
+PAGES = ("figures", "findings", "audit", "cost")
+CHINESE = {
+    # figures
+    "Head 2 of 8,000 tokens": "8,000 个词元的第 2 个头",
+    "query": "查询",
+    "key": "键",
+    "up to 1": "最大到 1",
+    "Attention received": "收到的注意力",
+    "key, counted from 1": "键，从 1 数起",
+    "queries' whole attention": "合多少个查询的全部注意力",
+    "uniform attention": "均匀注意力",
+    "written": "写出的",
+    "read": "所读的",
+    # findings
+    "all-MiniLM-L6-v2: every head (H) of every layer (L)": "all-MiniLM-L6-v2：每层（L）的每个头（H）",
+    "small-decoder: every head (H) of every layer (L)": "small-decoder：每层（L）的每个头（H）",
+    "given to the first token  0 – 1": "给第一个词元的  0 – 1",
+    "given to the token before  0 – 1": "给前一个词元的  0 – 1",
+    "entropy, share of the possible  0 – 1": "熵，占最大可能的份额  0 – 1",
+    "small-decoder, layer 3: attention by distance": "small-decoder，第 3 层：注意力与距离",
+    "tokens back": "往回多少个词元",
+    "share of all attention": "占全部注意力的份额",
+    # audit
+    "declared": "声明的",
+    "measured by gradients": "由梯度测得的",
+    "output": "输出",
+    "token": "词元",
+    "allowed": "允许",
+    "hidden": "遮住",
+    "leak: hidden, but seen (576)": "泄漏：遮住了，却看得见（576）",
+    "blind: allowed, but not seen (0)": "盲区：允许，却看不见（0）",
+    # cost
+    "Causal(), batch 1, float32": "Causal()，批大小 1，float32",
+    "tokens": "词元",
+    "forward": "前向",
+    "training": "训练",
+    "decode": "解码",
+    "cache": "缓存",
+    "room": "空间",
+} | {f"head {number}": f"第 {number} 个头" for number in range(5)}
+
+
+def main() -> None:
+    """Run the pages' code in an empty folder, and keep the pictures that the pages show."""
+    images, save = ROOT / "docs" / "images", viz.save
+
+    def keep(figure, path):
+        if (images / path).exists():  # a page does not show all that it draws
+            save(figure, images / path)
+            save(in_chinese(lambda: figure, CHINESE), images / "zh" / path)
+        return Path(path)
+
+    with TemporaryDirectory() as folder, patch.object(viz, "save", keep):
+        os.chdir(folder)
+        for page in PAGES:
+            names: dict[str, object] = {}
+            for block in said_by(ROOT / "docs" / "en" / f"{page}.md"):
+                if block.language == "python":
+                    exec(block.text, names)
+        os.chdir(ROOT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""``pytest --saccade-audit`` in somebody else's suite. Loaded by its name: an entry point needs a new installation."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch  # noqa: F401  what is imported within a run of pytester's is imported again by the next
+import transformers.models.llama.modeling_llama  # noqa: F401
+
+import saccade.testing  # noqa: F401
+
+SUITE = """
+import pytest, torch, transformers
+from saccade import masks
+
+@pytest.fixture
+def llama():
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
+"""
+
+
+@pytest.fixture
+def run(pytester):
+    """Runs pytest on a suite, with the plugin."""
+
+    def ran(body, *arguments):
+        pytester.makepyfile(SUITE + body)
+        return pytester.runpytest("-p", "saccade_pytest", "--strict-markers", "-rs", *arguments)
+
+    return ran
+
+
+def test_audits_are_skipped_before_a_model_is_made(run):
+    suite = """
+@pytest.fixture
+def costly():
+    raise RuntimeError("made")
+
+@pytest.mark.reach("causal")
+def test_marked(audit, costly):
+    audit(costly)
+
+def test_not_marked(audit):
+    raise RuntimeError("made")
+
+def test_other():
+    pass
+"""
+    ran = run(suite)
+    ran.assert_outcomes(passed=1, skipped=2)
+    ran.stdout.fnmatch_lines(["SKIPPED * audits run with --saccade-audit"])
+    run(suite, "--saccade-audit").assert_outcomes(passed=1, errors=1, failed=1)
+
+
+def test_a_rule_that_is_kept_passes_and_a_broken_one_shows_table_and_script(run):
+    ran = run(
+        """
+@pytest.mark.reach("causal", length=12)
+def test_kept(audit, llama):
+    assert audit(llama).shape == (2, 12)
+
+@pytest.mark.reach("causal & window(2, 0)", length=12)
+def test_broken(audit, llama):
+    audit(llama)
+""",
+        "--saccade-audit",
+    )
+    ran.assert_outcomes(passed=1, failed=1)
+    ran.stdout.fnmatch_lines(
+        [
+            "*_ test_broken _*",
+            ">       audit(llama)",
+            "E       Failed: the model does not keep the rule",
+            "E       LlamaForCausalLM, 2 x 12 tokens, float32, seed 0",
+            "E       reach * BROKEN * output * depends on token *",
+            "-* the leak without saccade -*",
+            "import torch, transformers",
+            'print("output * moves by", *',
+        ]
+    )
+    assert "saccade.audit(" not in ran.stdout.str()  # the traceback ends at the line of the test
+
+
+def test_arguments_of_the_call_override_the_marker(run):
+    run(
+        """
+BOTH = masks.Causal() & masks.Window(2, 0)
+
+@pytest.mark.reach
+def test_the_configuration(audit, llama):
+    assert audit(llama, length=10).rule == "assumed: Causal() in 2 layers"
+
+MARKS = {10: pytest.mark.reach(BOTH, length=10), 14: pytest.mark.reach([BOTH, BOTH], length=14)}
+
+@pytest.mark.parametrize("length", [pytest.param(length, marks=mark) for length, mark in MARKS.items()])
+def test_the_marker(audit, llama, length):
+    with pytest.raises(pytest.fail.Exception, match=rf"2 x {length} tokens"):
+        audit(llama)
+    assert audit(llama, "causal", tests=3).tests == 3
+    assert audit(llama, rule=masks.Causal(), length=16).shape == (2, 16)
+
+def test_without_a_marker(audit, llama):
+    assert audit(llama, "causal", length=10).rule == "Causal() in 2 layers"
+""",
+        "--saccade-audit",
+    ).assert_outcomes(passed=4)
+
+
+def test_a_marked_test_that_audits_nothing_fails(run):
+    ran = run(
+        """
+@pytest.mark.reach("causal")
+def test_without_the_fixture(llama):
+    return None
+
+@pytest.mark.reach("causal")
+def test_without_a_call(audit):
+    pass
+
+@pytest.mark.reach("causal", "full")
+def test_two_rules(audit):
+    pass
+""",
+        "--saccade-audit",
+    )
+    ran.assert_outcomes(failed=2, errors=1)
+    ran.stdout.fnmatch_lines(["a test marked reach must take the fixture audit and call it with a model"])
+    ran.stdout.fnmatch_lines(["E * takes from 0 to 1 positional arguments but 2 were given"])
+
+
+_FRESH = """
+import sys, pytest
+pytest.main(["-q", "-p", "saccade_pytest", "-p", "no:cacheprovider", *sys.argv[1:]])
+print(sorted({"torch", "saccade", "numpy"} & sys.modules.keys()))
+"""
+MARKED = "import pytest\n@pytest.mark.reach('causal')\ndef test_it(audit):\n    pass\n"
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "suite, arguments, loaded",
+    [
+        ("", ["--collect-only"], "[]"),
+        (MARKED, [], "[]"),
+        (MARKED, ["--saccade-audit"], "['numpy', 'saccade', 'torch']"),
+    ],
+    ids=["an empty suite", "audits are skipped", "audits run"],
+)
+def test_a_run_that_audits_nothing_does_not_wait_for_torch(tmp_path, suite, arguments, loaded):
+    (tmp_path / "test_marked.py").write_text(suite, encoding="utf-8")
+    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-c", _FRESH, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == loaded, done.stdout
+
+
+def test_the_entry_point_names_a_module_that_is_shipped():
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    (name,) = project["project"]["entry-points"]["pytest11"].values()
+    shipped = [root / path for path in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
+    assert find_spec(name) is not None
+    assert root / "src" / f"{name}.py" in shipped
+    assert all(path.exists() for path in shipped)

@@ -1,0 +1,177 @@
+"""What ran beside the layers that are heard is said: attention that computes its weights by itself."""
+
+import warnings
+
+import pytest
+import torch
+from tests.integrations import model_zoo as zoo
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import LongT5Config, LongT5Model, SamVisionConfig
+from transformers.models.sam.modeling_sam import SamVisionEncoder
+
+import saccade as sc
+from saccade.recording import UnheardLayersWarning, record
+
+
+class PlainAttention(nn.Module):
+    """Weights in operations of its own."""
+
+    def forward(self, x):
+        return (x @ x.mT).softmax(-1) @ x
+
+
+class AttentionOutput(nn.Module):
+    """A part of such a layer that attends to nothing."""
+
+    def forward(self, x):
+        return x.relu()
+
+
+class AttentionBlock(nn.Module):
+    """What holds the one that attends."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.inner, self.out = attention, AttentionOutput()
+
+    def forward(self, x):
+        return self.out(self.inner(x))
+
+
+class Fused(nn.Module):
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+X = torch.randn(2, 4, 7, 16, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", ["local", "transient-global"])
+def test_layers_of_longt5(kind):
+    config = LongT5Config(
+        vocab_size=zoo.WORDS, d_model=32, d_kv=8, num_heads=4, num_layers=2, d_ff=40, local_radius=4, pad_token_id=0,
+        encoder_attention_type=kind, decoder_start_token_id=1,
+    )  # fmt: skip
+    network, ids = LongT5Model(config).eval(), zoo.batch("llama")["input_ids"]
+    with torch.no_grad():
+        expected = network(input_ids=ids, decoder_input_ids=ids).last_hidden_state
+        said = pytest.warns(
+            UnheardLayersWarning, match=r"^record: encoder.block.0.*LongT5.*ran and could not be heard: "
+        )
+        with said as caught, record(network) as recording:
+            assert torch.equal(network(input_ids=ids, decoder_input_ids=ids).last_hidden_state, expected)
+    assert len(recording) == 4
+    assert caught[0].filename == __file__
+    assert [name.split(".layer")[0] for name in recording.unheard] == ["encoder.block.0", "encoder.block.1"]
+    assert [type(network.get_submodule(name)).__name__[-14:] for name in recording.unheard] == [
+        "LocalAttention"
+    ] * 2 or (kind != "local")
+    assert "ran, and was not heard (LongT5" in repr(recording)
+    assert not any("forward" in vars(module) for module in network.modules())
+
+
+def test_the_innermost_is_named_once_however_often_it_runs():
+    model = nn.Sequential(Fused(), AttentionBlock(PlainAttention()), AttentionBlock(Fused()))
+    said = pytest.warns(UnheardLayersWarning, match=r"1\.inner \(PlainAttention\) ran")
+    with said as caught, record(model) as heard:
+        model(X)
+        model(X)
+    assert heard.unheard == ("1.inner",)
+    assert heard.layers == ("0", "2.inner")
+    assert len(caught) == 1
+
+
+def test_many_are_counted():
+    model = nn.Sequential(Fused(), *(PlainAttention() for _ in range(11)))
+    with pytest.warns(UnheardLayersWarning, match=r"8 \(PlainAttention\) and 3 more ran"), record(model) as recording:
+        model(X)
+    assert len(recording.unheard) == 11
+
+
+def test_only_what_ran_is_named():
+    model = nn.ModuleList([Fused(), PlainAttention()])
+    with record(model) as recording:
+        model[0](X)
+    assert recording.unheard == ()
+
+
+def test_a_layer_that_is_computed_again_for_its_gradient():
+    model, x = AttentionBlock(Fused()), X.clone().requires_grad_()
+    with record(model) as recording:
+        checkpoint(model, x, use_reentrant=False).sum().backward()
+    assert recording.unheard == ()
+    assert len(recording["inner"].calls) == 1
+
+
+@pytest.mark.parametrize("layers, is_said", [(None, True), ("1", True), (0, True), ("0", False), (["0", "2*"], False)])
+def test_layers_that_were_not_selected_are_not_reported(layers, is_said):
+    model = nn.Sequential(Fused(), PlainAttention(), Fused())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        refused = pytest.raises(sc.UnsupportedError, match="1 was not heard; 0, 2 were")
+        if layers == "1":
+            with refused, record(model, layers=layers) as recording:
+                model(X)
+        else:
+            with record(model, layers=layers) as recording:
+                model(X)
+    assert [one.category for one in caught] == [UnheardLayersWarning] * (is_said and layers != "1")
+    assert recording.unheard == ("1",)
+
+
+def test_a_model_without_recorded_attention_reports_what_ran():
+    model = AttentionBlock(PlainAttention())
+    with (
+        pytest.raises(sc.UnsupportedError, match=r"- inner \(PlainAttention\) ran and could(.|\n)*Hint"),
+        record(model),
+    ):
+        model(X)
+    with (
+        pytest.raises(sc.UnsupportedError, match="no call of an attention layer was heard: it did not run"),
+        record(model),
+    ):
+        model.out(X)
+
+
+def test_a_layer_that_leaves_the_attention_interface():
+    network = zoo.model("gpt2", reorder_and_upcast_attn=True)
+    refused = pytest.raises(sc.UnsupportedError, match=r"transformer.h.0.attn \(GPT2Attention\), .* could not be heard")
+    with refused, record(network):
+        network(zoo.batch("gpt2")["input_ids"])
+
+
+def test_a_layer_that_asks_for_the_product_beside_the_attention_interface():
+    config = SamVisionConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, mlp_dim=40, output_channels=8, image_size=32,
+        patch_size=8, window_size=2, global_attn_indexes=[1],
+    )  # fmt: skip
+    config._attn_implementation = "sdpa"
+    network, x = SamVisionEncoder(config).eval(), torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        expected = network(x).last_hidden_state
+        with record(network, keep="qk") as recording:
+            assert torch.equal(network(x).last_hidden_state, expected)
+    assert recording.layers == ("layers.0.attn", "layers.1.attn")
+    assert recording.unheard == ()
+    assert recording[1].shape == (1, 4, 16, 16)
+
+
+class TurnedAttention(nn.MultiheadAttention):
+    """Attention of a user's own, in torch's layer."""
+
+    def forward(self, query, key, value, **options):
+        return super().forward(query.flip(1), key, value, **options)
+
+
+def test_a_forward_of_ones_own_in_torch_s_layer_is_recorded_as_it_calls_torch_s_function():
+    layer, x = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True), torch.randn(2, 7, 16)
+    layer.self_attn = TurnedAttention(16, 4, batch_first=True)
+    model = nn.ModuleList([Fused(), layer])
+    with torch.no_grad(), record(model, keep="qk") as recording:
+        model[0](X)
+        layer(x)
+    assert recording.layers == ("0", "1.self_attn")
+    turned = nn.MultiheadAttention.forward(layer.self_attn, x.flip(1), x, x, average_attn_weights=False)[1]
+    torch.testing.assert_close(recording["1.self_attn"].matrix.to_dense(), turned)
