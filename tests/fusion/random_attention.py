@@ -171,7 +171,7 @@ def _soften(draw: Draw) -> Step:
         "functional": lambda s: F.softmax(s, dim=dim),
         "torch": lambda s: torch.softmax(s, dim),
         "method": lambda s: s.softmax(s.dim() + dim),
-        "module": lambda s: nn.Softmax(dim=dim)(s),
+        "module": nn.Softmax(dim=dim),
         "with dtype": lambda s: F.softmax(s, dim, dtype=torch.promote_types(s.dtype, torch.float32)),
         "special": lambda s: torch.special.softmax(s, dim),
     }
@@ -179,7 +179,7 @@ def _soften(draw: Draw) -> Step:
         "none": lambda w: w,
         "of evaluation": lambda w: F.dropout(w, p=0.4, training=False),
         "of nothing": lambda w: torch.dropout(w, 0.0, True),
-        "module": lambda w: nn.Dropout(0.3).eval()(w),
+        "module": nn.Dropout(0.3).eval(),
     }
     softmax, dropout = softmaxes[draw.pick("softmax", *softmaxes)], dropouts[draw.pick("dropout", *dropouts)]
     is_wide, is_method = draw.pick("cast", False, True), draw.pick("cast back", False, True)

@@ -108,7 +108,7 @@ class Esm(Style):
 
 class Whisper(Style):
     def forward(self, x):
-        n_batch, n_ctx, n_state = x.shape
+        _, n_ctx, n_state = x.shape
         scale = (n_state // HEADS) ** -0.25
         q = self.q(x).view(*x.shape[:2], HEADS, -1).permute(0, 2, 1, 3) * scale
         k = self.k(x).view(*x.shape[:2], HEADS, -1).permute(0, 2, 3, 1) * scale
@@ -173,7 +173,7 @@ class T5(Style):
         distance = (torch.arange(n)[None] - torch.arange(n)[:, None]).clamp(-4, 3) + 4
         position_bias = self.table(distance).permute(2, 0, 1).unsqueeze(0)
         padding = torch.zeros(x.shape[0], 1, 1, n, dtype=x.dtype)
-        padding[1, ..., -4:] = torch.finfo(x.dtype).min
+        padding[-1, ..., -4:] = torch.finfo(x.dtype).min
         position_bias = position_bias + padding
         q, k, v = (self.heads(part) for part in (self.q(x), self.k(x), self.v(x)))
         scores = torch.matmul(q, k.transpose(3, 2))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.fusion.agreement import assert_agrees
-from tests.fusion.styles import N, STYLES, WIDTH
+from tests.fusion.styles import HEADS, STYLES, WIDTH, N
 from torch.utils.checkpoint import checkpoint
 
 from saccade.fusion import FuseAttention, ObserveAttention
@@ -61,6 +61,20 @@ def test_observed(layer, x):
         layer(x)
     for ours, theirs in zip(calls, fused, strict=True):
         torch.testing.assert_close(ours.matrix().to_dense(), theirs.matrix().to_dense())
+
+
+JOINED = ("Sam", "Diffusers", "NonLocal", "ChannelsFirst", "OldStableDiffusion", "Perceiver")
+
+
+@pytest.mark.parametrize("name", sorted(set(STYLES) - {*JOINED}))
+def test_batch_and_heads_are_distinguished(name):
+    calls, layer = [], STYLES[name]()
+    with torch.no_grad(), ObserveAttention(calls.append):
+        layer(torch.randn(2, N, WIDTH))
+        layer(torch.randn(1, N, WIDTH))
+    windows = 2 if name == "Swin" else 1
+    sizes = [tuple(call.matrix().shape) for call in calls]
+    assert sizes == [(batch * windows, HEADS, N // windows, N // windows) for batch in (2, 1)]
 
 
 def test_bfloat16(layer, x):

@@ -110,23 +110,29 @@ class Roles(NamedTuple):
     """The factors of weights by what they are in an attention call.
 
     Args:
-        batch: batch items, and in the last factor heads of keys.
-        groups: heads that share a head of keys.
+        items: batch items.
+        heads: heads of keys.
+        groups: heads of queries that share a head of keys.
         rows, columns: positions of queries and keys.
         sizes: of each factor.
     """
 
-    batch: Axis
+    items: Axis
+    heads: Axis
     groups: Axis
     rows: Axis
     columns: Axis
     sizes: Mapping[int, int]
 
     @property
+    def batch(self) -> Axis:
+        """The factors that queries, keys and values have."""
+        return (*self.items, *self.heads)
+
+    @property
     def dimensions(self) -> tuple[Axis, Axis, Axis, Axis]:
         """The factors of the four dimensions of a call."""
-        items = max(1, len(self.batch) - 1)
-        return self.batch[:items], (*self.batch[items:], *self.groups), self.rows, self.columns
+        return self.items, (*self.heads, *self.groups), self.rows, self.columns
 
     def length(self, factors: Axis) -> int:
         """Return the product of sizes."""
@@ -155,7 +161,15 @@ def roles_of(weights: Scores, columns: Axis, of_values: set[int]) -> Roles | Non
     visible = [factor for axis in weights.axes.axes for factor in axis]
     batch = tuple(x for x in visible if x in separate)
     groups = tuple(x for x in visible if x in queries and x not in (*rows, *batch))
-    return Roles(batch, groups, rows, columns, weights.axes.sizes)
+    # If heads and batch were joined, only the order of the factors tells them apart.
+    heads = batch[1:] if weights.heads is None else tuple(x for x in batch if x not in _items(weights))
+    items = tuple(x for x in batch if x not in heads)
+    return Roles(items, heads, groups, rows, columns, weights.axes.sizes)
+
+
+def _items(weights: Scores) -> Axis:
+    """Return the factors of batch items, where heads are known."""
+    return tuple(x for x in weights.batch if x not in (weights.heads or ()))
 
 
 def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
@@ -166,7 +180,9 @@ def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
     varying = [axis for axis in candidates if any(x.shape[every.index(one)] > 1 for x in tensors for one in axis)]
     candidates = varying if len(varying) == 1 else candidates
     place = visible.index(columns) if columns in visible else len(visible)
-    return min(candidates, key=lambda axis: abs(visible.index(axis) - place), default=())
+    rows = min(candidates, key=lambda axis: abs(visible.index(axis) - place), default=())
+    # Heads may have been joined with the rows.
+    return tuple(one for one in rows if any(x.shape[every.index(one)] > 1 for x in tensors)) or rows
 
 
 def _call(weights: Scores, roles: Roles, value: Tensor, dtype: torch.dtype) -> AttentionCall | None:
@@ -186,7 +202,7 @@ def _call(weights: Scores, roles: Roles, value: Tensor, dtype: torch.dtype) -> A
         else:
             key = key * x.reshape(*x.shape[: len(roles.batch)], *x.shape[-len(roles.columns) :], 1)
     items, heads, rows, columns = map(roles.length, roles.dimensions)
-    kv_heads = roles.length(roles.batch) // items
+    kv_heads = roles.length(roles.heads)
     query = query.reshape(items, heads, rows, -1).to(dtype)
     key = key.reshape(items, kv_heads, columns, -1).to(dtype)
     value = value.reshape(items, kv_heads, columns, -1).to(dtype)

@@ -95,9 +95,7 @@ def _to(scores: Scores, *args: Any, dtype: Any = None, copy: bool = False, **opt
     for x in args:
         if isinstance(x, torch.dtype):
             dtype = x
-        elif isinstance(x, Tensor) and x.device == scores.left.device:
-            dtype = x.dtype
-        elif isinstance(x, Scores):
+        elif (isinstance(x, Tensor) and x.device == scores.left.device) or isinstance(x, Scores):
             dtype = x.dtype
         elif not isinstance(x, bool) and x != scores.left.device:
             return None

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from saccade.fusion.axes import Axes, new_factor
+from saccade.fusion.axes import Axes, Axis, new_factor
 from saccade.fusion.scores import FLOATS, Scores, is_dense, product_dtype, read
 
 Operand = Tensor | Scores
@@ -198,11 +198,18 @@ def scores_of(product: Product) -> Scores | None:
         batch=batch,
         left_only=left_only,
         right_only=right_only,
+        heads=_heads(product, dict(zip(product.letters, axes.axes, strict=True))),
         product_dtype=dtype,
         dtype=dtype,
         scale=product.alpha,
     )
     return scores if product.added is None else scores.plus(product.added, product.beta)
+
+
+def _heads(product: Product, axes: dict[str, Axis]) -> Axis | None:
+    """Return the factors of all axes that both operands have but the first, in a product of four axes or more."""
+    shared = [x for x in product.letters if x in product.left_letters and x in product.right_letters]
+    return tuple(one for x in shared[1:] for one in axes[x]) if len(product.letters) > 3 else None
 
 
 def _may_be_factor(x: Operand) -> TypeGuard[Tensor]:

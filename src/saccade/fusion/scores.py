@@ -43,6 +43,7 @@ class Scores:
         left, right: the operands, with one dimension for each factor in `batch` and `left_only` or `right_only`, then
             the dimension that is summed over.
         batch, left_only, right_only: factors that both operands have, and that one of them has.
+        heads: factors in `batch` that are heads; None if that is not known, as where heads and batch were joined.
         product_dtype: dtype that the product is computed in.
         dtype: visible dtype.
         scale: factor of the product, before the cap.
@@ -63,6 +64,7 @@ class Scores:
     batch: Axis
     left_only: Axis
     right_only: Axis
+    heads: Axis | None
     product_dtype: torch.dtype
     dtype: torch.dtype
     scale: float = 1.0
@@ -98,8 +100,11 @@ class Scores:
         if viewed is None:
             return None
         axes, splits = viewed
+        heads = None if self.heads is None else renamed(self.heads, splits)
+        if len(shape) == 4 and set(axes.axes[1]) <= set(renamed(self.batch, splits)):
+            heads = axes.axes[1]
         if not splits:
-            return replace(self, axes=axes)
+            return replace(self, axes=axes, heads=heads)
         batch, left_only, right_only = (renamed(x, splits) for x in (self.batch, self.left_only, self.right_only))
 
         def split(x: Tensor, factors: Axis) -> Tensor:
@@ -114,6 +119,7 @@ class Scores:
         return replace(
             self,
             axes=axes,
+            heads=heads,
             left=split(self.left, (*self.batch, *self.left_only)),
             right=split(self.right, (*self.batch, *self.right_only)),
             batch=batch,
