@@ -16,7 +16,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from saccade.fusion.scores import Scores
 from saccade.support.torch_modes import any_autocast
 
-_DEVICES = ("cpu", "cuda")
+_DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 METADATA = frozenset(
     {
@@ -104,8 +104,9 @@ def _as_set(setting: tuple[Any, ...]) -> Iterator[None]:
             if inference != torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(inference))
             stack.enter_context(torch.set_grad_enabled(grad))
-            off = tuple((device, False, None) for device in _DEVICES if torch.is_autocast_enabled(device))
-            for device, is_on, dtype in casts or off:
+            off = tuple((device, False, torch.get_autocast_dtype(device)) for device in _DEVICES)
+            for cast in set(casts or off) - set(_setting()[2]):
+                device, is_on, dtype = cast
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=is_on))
         yield
 
@@ -148,6 +149,7 @@ def _compute(members: list[Pending], keys: tuple[Any, Any]) -> None:
     results: dict[Operation, Any] = {}
     with torch._C._ForceDispatchKeyGuard(*keys):
         for member in members:
+            member.scores.check_current()
             member.settle(member.operation.run(results))
 
 

@@ -42,7 +42,8 @@ class FuseAttention(TorchFunctionMode):
             dropout, casts and views, multiplies values and was not run as an attention call.
 
     Gradients, autocast, checkpoints and inference mode work as in the model. Within ``torch.compile``, ``torch.func``,
-    forward derivatives and tracing nothing is fused.
+    forward derivatives and tracing nothing is fused. Weights that have been multiplied and are then read are computed
+    for the second time: a gradient of the output by them, or their dropout, is not that of the output.
 
     Example:
         >>> q = k = v = torch.ones(1, 2, 4, 8)
@@ -129,6 +130,7 @@ class FuseAttention(TorchFunctionMode):
 
     def _attention(self, product: Product, weights: LazyTensor) -> Tensor | None:
         """Run weights times values as an attention call; None if it is not one."""
+        weights.pending.scores.check_current()
         found = attention_call(product)
         if found is not None:
             call, output = found

@@ -87,6 +87,16 @@ class Scores:
         """Whether no operand was written to since it was read."""
         return all(version_of(x) == version for x, version in self.operands)
 
+    def check_current(self) -> None:
+        """Raise if an operand was written to by code that no torch function reports: its old values are gone.
+
+        Raises:
+            RuntimeError: it was.
+        """
+        if not self.is_current:
+            what = "a tensor was changed in place, outside of torch's functions, after a product had read it"
+            raise RuntimeError(f"{what}; run this part of the model without FuseAttention")
+
     @property
     def _is_bare(self) -> bool:
         """Whether these are no more than a scaled product."""

@@ -41,8 +41,9 @@ class SoftmaxTap:
         elif is_used and func in PRODUCTS:
             product = product_of(func, noted_args, noted_kwargs)
             for x in (*args, *kwargs.values()):
-                if product is not None and self._state(x) in (product.left, product.right):
-                    self._report(x, product)
+                weights = self._state(x)
+                if product is not None and isinstance(weights, Scores):
+                    self._report(x, weights, product)
         elif is_used and is_dense(out):
             scores = followed(func, noted_args, noted_kwargs)
             if scores is not None:
@@ -64,8 +65,7 @@ class SoftmaxTap:
         scores, version = self._states[x]
         return scores if version == version_of(x) else x
 
-    def _report(self, x: Tensor, product: Product) -> None:
-        weights = self._state(x)
+    def _report(self, x: Tensor, weights: Scores, product: Product) -> None:
         names = product.left_letters if weights is product.left else product.right_letters
         columns = [axis for name, axis in zip(names, weights.axes.axes, strict=True) if name in product.summed]
         if len(columns) == 1 and set(columns[0]) == set(weights.softmax):
