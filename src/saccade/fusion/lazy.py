@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import weakref
@@ -11,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
+from saccade.fusion.arguments import mapped, tensors_in
 from saccade.fusion.scores import Scores
 from saccade.support.torch_modes import any_autocast
 
@@ -56,34 +57,31 @@ class Operation:
     """
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
-        self._func = func
-        self._leaves: list[Any]
-        self._spec: TreeSpec
-        self._leaves, self._spec = tree_flatten((args, kwargs))
+        self._call = (func, args, kwargs)
         self._setting = _setting()
         is_on = torch.is_grad_enabled()
-        self.tensors = [x for x in self._leaves if isinstance(x, Tensor)]
+        self.tensors = list(tensors_in((args, kwargs)))
         self.differentiable = [x for x in self.tensors if is_on and x.requires_grad]
         self.aliases: list[Tensor] = []
 
     def run(self, results: dict[Operation, Any]) -> Any:
         """Run the call, and those that it depends on, unless their results are known."""
         if self not in results:
-            leaves = [x.run(results) if isinstance(x, Operation) else x for x in self._leaves]
+            func, args, kwargs = mapped(lambda x: x.run(results) if type(x) is Operation else x, self._call)
             with _as_set(self._setting):
-                self.aliases = [x.view_as(x) for x in self.differentiable]
-                aliases = iter(self.aliases)
-                wanted = {id(x) for x in self.differentiable}
-                leaves = [next(aliases) if id(x) in wanted else x for x in leaves]
-                args, kwargs = tree_unflatten(leaves, self._spec)
-                results[self] = self._func(*args, **kwargs)
+                if self.differentiable:
+                    self.aliases = [x.view_as(x) for x in self.differentiable]
+                    aliases, originals = iter(self.aliases), {id(x) for x in self.differentiable}
+                    args, kwargs = mapped(lambda x: next(aliases) if id(x) in originals else x, (args, kwargs))
+                results[self] = func(*args, **kwargs)
         return results[self]
 
     def chain(self) -> Iterator[Operation]:
         """Yield the calls that this one depends on, then the call itself."""
-        for x in self._leaves:
-            if isinstance(x, Operation):
-                yield from x.chain()
+        operations: list[Operation] = []
+        mapped(lambda x: operations.append(x) if type(x) is Operation else None, self._call)
+        for operation in operations:
+            yield from operation.chain()
         yield self
 
 
@@ -114,14 +112,17 @@ def _as_set(setting: tuple[Any, ...]) -> Iterator[None]:
 class Family:
     """The lazy tensors that come of one product. Each may be a view of another, so all are computed at once.
 
+    Args:
+        keys: dispatch keys, in and out, with which the model calls its functions.
+
     Attributes:
         draws: whether dropout is to be drawn for one of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keys: tuple[Any, Any]):
         self.draws = False
         self._members: weakref.WeakSet[Pending] = weakref.WeakSet()
-        self._keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        self.keys = keys
 
     def add(self, member: Pending) -> None:
         """Add a tensor."""
@@ -135,7 +136,7 @@ class Family:
     def compute(self) -> None:
         """Compute all tensors that are in use. Compiled code that takes a lazy tensor is interrupted for it."""
         is_compiler_loaded = "torch._dynamo" in sys.modules
-        (torch.compiler.disable(_compute) if is_compiler_loaded else _compute)(self.waiting, self._keys)
+        (torch.compiler.disable(_compute) if is_compiler_loaded else _compute)(self.waiting)
 
     compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # what the decorator does; it imports the compiler
 
@@ -145,12 +146,17 @@ class Family:
         return any(_shares_memory(x, operand) for operand in operands)
 
 
-def _compute(members: list[Pending], keys: tuple[Any, Any]) -> None:
+@functools.lru_cache
+def dispatch_keys(_: bool) -> tuple[Any, Any]:
+    """Return torch's dispatch keys as they are; they depend on inference mode."""
+    return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
+def _compute(members: list[Pending]) -> None:
     results: dict[Operation, Any] = {}
-    with torch._C._ForceDispatchKeyGuard(*keys):
-        for member in members:
-            member.scores.check_current()
-            member.settle(member.operation.run(results))
+    for member in members:
+        member.scores.check_current()
+        member.settle(member.operation.run(results))
 
 
 def _shares_memory(x: Tensor, y: Tensor) -> bool:
@@ -245,8 +251,16 @@ class LazyTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        args, kwargs = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, computed((args, kwargs or {})))
+        for x in tensors_in((args, kwargs or {})):
+            if type(x) is LazyTensor:
+                with torch._C._ForceDispatchKeyGuard(*x.pending.family.keys):  # as above autograd
+                    x.pending.family.compute()
+        args, kwargs = mapped(_detached, computed((args, kwargs or {})))
         return func(*args, **kwargs)
+
+
+def _detached(x: Any) -> Any:
+    return x.detach() if isinstance(x, Tensor) else x
 
 
 def stand_ins(tree: Any) -> Any:
@@ -256,12 +270,12 @@ def stand_ins(tree: Any) -> Any:
         scores = x.pending.scores
         return torch.empty(1, dtype=scores.dtype, device=scores.left.device).expand(scores.axes.shape)
 
-    return tree_map(lambda x: stand_in(x) if type(x) is LazyTensor and not x.pending.is_computed else x, tree)
+    return mapped(lambda x: stand_in(x) if type(x) is LazyTensor and not x.pending.is_computed else x, tree)
 
 
 def computed(tree: Any) -> Any:
     """Return arguments with lazy tensors computed."""
-    return tree_map(lambda x: x.pending.value if type(x) is LazyTensor else x, tree)
+    return mapped(lambda x: x.pending.value if type(x) is LazyTensor else x, tree)
 
 
 class _Node(torch.autograd.Function):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
+from saccade.fusion.arguments import mapped, tensors_in
 from saccade.fusion.attention_call import AttentionCall, attention_call
 from saccade.fusion.checkpoints import enter_when_recomputed
-from saccade.fusion.lazy import LIKE, METADATA, Family, LazyTensor, Operation, Pending, computed, stand_ins
+from saccade.fusion.lazy import (
+    LIKE,
+    METADATA,
+    Family,
+    LazyTensor,
+    Operation,
+    Pending,
+    computed,
+    dispatch_keys,
+    stand_ins,
+)
 from saccade.fusion.operations import followed
 from saccade.fusion.products import PRODUCTS, Product, product_of, scores_of
 from saccade.fusion.scores import Scores, is_dense
@@ -82,7 +92,7 @@ class FuseAttention(TorchFunctionMode):
             if func in LIKE:
                 args, kwargs = stand_ins((args, kwargs))
             self._compute_before(func, args, kwargs)
-            if any(type(x) is LazyTensor for x in _tensors((args, kwargs))):
+            if any(type(x) is LazyTensor for x in tensors_in((args, kwargs))):
                 return self._follow(func, args, kwargs)
         if func in PRODUCTS:
             return self._product(func, args, kwargs)
@@ -100,13 +110,13 @@ class FuseAttention(TorchFunctionMode):
         if scores is None or not enter_when_recomputed(self):
             return self._plain(func, args, kwargs)
         operation = Operation(func, args, kwargs)
-        family = Family()
+        family = Family(dispatch_keys(torch.is_inference_mode_enabled()))
         self._families.add(family)
         return LazyTensor.of(Pending(scores.reading(operation.tensors), operation, family))
 
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a call that takes lazy tensors, or note it."""
-        lazies = [x for x in _tensors((args, kwargs)) if type(x) is LazyTensor and not x.pending.is_computed]
+        lazies = [x for x in tensors_in((args, kwargs)) if type(x) is LazyTensor and not x.pending.is_computed]
         if func in PRODUCTS:
             for lazy in lazies:
                 if lazy.pending.scores.softmax is None:  # an activation, which may be multiplied again
@@ -114,7 +124,7 @@ class FuseAttention(TorchFunctionMode):
         lazies = [x for x in lazies if not x.pending.is_computed]
         if lazies and all(x.pending.family is lazies[0].pending.family for x in lazies):
             first = lazies[0]
-            noted_args, noted_kwargs = tree_map(_state, (args, kwargs))
+            noted_args, noted_kwargs = mapped(_state, (args, kwargs))
             if func not in PRODUCTS:
                 scores = followed(func, noted_args, noted_kwargs)
                 is_noted, out = (False, None) if scores is None else _noted(first, scores, func, args, kwargs)
@@ -156,7 +166,7 @@ class FuseAttention(TorchFunctionMode):
             or "out" in kwargs
             or (func in _MAY_WRITE and any(x is True for x in (*args, *kwargs.values())))
         ):
-            for x in _tensors((args, kwargs)):
+            for x in tensors_in((args, kwargs)):
                 for family in list(self._families):
                     if type(x) is not LazyTensor and (not is_dense(x) or family.reads_memory_of(x)):
                         family.compute()
@@ -175,7 +185,7 @@ def _noted(lazy: LazyTensor, scores: Scores, func: Any, args: Any, kwargs: Any) 
     is_in_place = _writes(func) or (func is F.dropout and any(x is True for x in (*args[3:], kwargs.get("inplace"))))
     if pending.has_gradients != torch.is_grad_enabled() or (is_in_place and pending.family.waiting != [pending]):
         return False, None
-    args, kwargs = tree_map(_operation, (args, kwargs))
+    args, kwargs = mapped(_operation, (args, kwargs))
     operation = Operation(func, args, kwargs)
     scores = scores.reading(operation.tensors)
     pending.family.draws |= scores.dropout_p > 0.0
@@ -196,15 +206,6 @@ def _operation(x: Any) -> Any:
     if type(x) is not LazyTensor:
         return x
     return x.pending.value if x.pending.is_computed else x.pending.operation
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested tuples, lists and dicts."""
-    for x in tree.values() if isinstance(tree, dict) else tree:
-        if isinstance(x, Tensor):
-            yield x
-        elif isinstance(x, tuple | list | dict):
-            yield from _tensors(x)
 
 
 def is_eager() -> bool:

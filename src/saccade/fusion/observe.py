@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from saccade.fusion.arguments import mapped, tensors_in
 from saccade.fusion.attention_call import AttentionCall, attention_call
 from saccade.fusion.mode import is_eager
 from saccade.fusion.operations import followed
@@ -49,7 +49,7 @@ class ObserveAttention(TorchFunctionMode):
                 product = product_of(func, args, kwargs)
                 self._note(out, None if product is None else scores_of(product), (args, kwargs))
             return out
-        noted = tree_map(self._state, (args, kwargs))
+        noted = mapped(self._state, (args, kwargs))
         is_attention = func in PRODUCTS and self._is_attention(func, *noted)
         out = func(*args, **kwargs) if is_attention else self._plain(func, args, kwargs)
         if func not in PRODUCTS:
@@ -71,7 +71,7 @@ class ObserveAttention(TorchFunctionMode):
 
     def _note(self, out: Any, scores: Scores | None, tree: Any) -> None:
         if scores is not None and is_dense(out):
-            scores = scores.reading(x for x in tree_leaves(tree) if isinstance(x, Tensor))
+            scores = scores.reading(tensors_in(tree))
             self._states[out] = scores, version_of(out)
 
     def _state(self, x: Any) -> Any:

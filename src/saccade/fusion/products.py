@@ -172,6 +172,8 @@ def scores_of(product: Product) -> Scores | None:
     left, right = product.left, product.right
     if not (_may_be_factor(left) and _may_be_factor(right)) or left.device != right.device:
         return None
+    if left.dim() > right.dim() == 2 and product.right_letters[0] in product.summed and right.is_contiguous():
+        return None  # activations times a layer's weights
     dtype = product_dtype(left)
     if dtype != product_dtype(right) or (product.added is not None and not is_dense(product.added)):
         return None

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from saccade.fusion.arguments import mapped
 from saccade.fusion.attention_call import roles_of
 from saccade.fusion.axes import Axes, new_factor
 from saccade.fusion.operations import followed
@@ -34,7 +34,7 @@ class SoftmaxTap:
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a call, and note what becomes of weights in it."""
         is_used = self.knows((*args, *kwargs.values()))
-        noted_args, noted_kwargs = tree_map(self._state, (args, kwargs)) if is_used else (args, kwargs)
+        noted_args, noted_kwargs = mapped(self._state, (args, kwargs)) if is_used else (args, kwargs)
         out = func(*args, **kwargs)
         if func in _SOFTMAX and is_dense(out):
             self.follow(out, kwargs.get("dim", args[1] if len(args) > 1 else None))
