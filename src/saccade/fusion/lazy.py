@@ -73,7 +73,8 @@ class Operation:
                     self.aliases = [x.view_as(x) for x in self.differentiable]
                     aliases, originals = iter(self.aliases), {id(x) for x in self.differentiable}
                     args, kwargs = mapped(lambda x: next(aliases) if id(x) in originals else x, (args, kwargs))
-                results[self] = func(*args, **kwargs)
+                out = func(*args, **kwargs)
+                results[self] = args[0] if out is None else out  # of an assignment by index
         return results[self]
 
     def chain(self) -> Iterator[Operation]:
@@ -282,7 +283,7 @@ class _Node(torch.autograd.Function):
     """The node of a lazy tensor in autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, pending: Pending, *operands: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, pending: Any, *operands: Tensor) -> Tensor:
         ctx.pending = pending
         return LazyTensor(pending)
 
@@ -300,7 +301,7 @@ class _NodeInPlace(_Node):
     """The node of a lazy tensor that was changed in place."""
 
     @staticmethod
-    def forward(ctx: Any, lazy: LazyTensor, *operands: Tensor) -> Tensor:
+    def forward(ctx: Any, lazy: Any, *operands: Tensor) -> Tensor:
         ctx.pending = lazy.pending
         ctx.mark_dirty(lazy)
         return lazy

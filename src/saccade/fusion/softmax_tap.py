@@ -68,7 +68,7 @@ class SoftmaxTap:
     def _report(self, x: Tensor, weights: Scores, product: Product) -> None:
         names = product.left_letters if weights is product.left else product.right_letters
         columns = [axis for name, axis in zip(names, weights.axes.axes, strict=True) if name in product.summed]
-        if len(columns) == 1 and set(columns[0]) == set(weights.softmax):
+        if len(columns) == 1 and set(columns[0]) == set(weights.softmax or ()):
             every = weights.all_factors
             roles = roles_of(weights, columns[0], set())
             assert roles is not None
