@@ -12,6 +12,7 @@ from torch import Tensor
 
 from saccade.fusion.axes import Axis, split_axes
 from saccade.fusion.products import Product
+from saccade.fusion.repeats import Repeats
 from saccade.fusion.scores import Scores, is_dense, product_dtype, read
 from saccade.matrix import AttentionMatrix
 from saccade.support.numerics import is_finite
@@ -67,7 +68,7 @@ class Output(NamedTuple):
         return out.to(self.dtype).reshape(self.sizes).permute(self.order).reshape(self.shape).contiguous()
 
 
-def attention_call(product: Product) -> tuple[AttentionCall, Output] | None:
+def attention_call(product: Product, repeats: Repeats) -> tuple[AttentionCall, Output] | None:
     """Return the attention call that a product of weights and values is, or None if it is not one.
 
     It is not one if the values depend on the query, the weights are summed over another axis than that of the softmax,
@@ -87,15 +88,21 @@ def attention_call(product: Product) -> tuple[AttentionCall, Output] | None:
         return None
     if product.alpha != 1.0 or product.added is not None or weights.left.device != value.device:
         return None
+    of_value = dict(axes)
+    repeated = repeats.find(value)
+    name = None if repeated is None else value_names[repeated.axis]
+    if repeated is not None and len(axes.get(name, ())) > 1 and weights.axes.sizes[axes[name][-1]] == repeated.count:
+        value = value.unflatten(repeated.axis, (-1, repeated.count)).select(repeated.axis + 1, 0)
+        of_value[name] = axes[name][:-1]
     # An axis along which values do not vary is no axis of theirs.
     steps = dict(zip(value_names, zip(value.shape, value.stride(), strict=True), strict=True))
     shared = [x for x in value_names if axes.get(x) and steps[x][0] > 1 and (steps[x][1] or x in product.summed)]
-    roles = roles_of(weights, axes[product.summed[0]], {factor for x in shared for factor in axes[x]})
+    roles = roles_of(weights, axes[product.summed[0]], {factor for x in shared for factor in of_value[x]})
     if roles is None:
         return None
     extra = [x for x in value_names if not axes.get(x)]
     with without_autocast(value.device):
-        value = _values(read(value), value_names, shared, extra, axes, roles)
+        value = _values(read(value), value_names, shared, extra, of_value, roles)
         call = _call(weights, roles, value, torch.promote_types(weights.product_dtype, dtype))
     return None if call is None else (call, _output(product, axes, roles, extra, dtype))
 

@@ -29,6 +29,7 @@ from saccade.fusion.lazy import (
 )
 from saccade.fusion.operations import followed
 from saccade.fusion.products import PRODUCTS, Product, product_of, scores_of
+from saccade.fusion.repeats import NOTED, Repeats
 from saccade.fusion.scores import Scores, is_dense
 from saccade.fusion.softmax_tap import SoftmaxTap
 from saccade.support.torch_modes import has_forward_derivatives, is_transformed
@@ -72,6 +73,7 @@ class FuseAttention(TorchFunctionMode):
         super().__init__()
         self._run, self._on_attention = run, on_attention
         self._tap = None if on_weights is None else SoftmaxTap(on_weights)
+        self._repeats = Repeats()
         self._families: weakref.WeakSet[Family] = weakref.WeakSet()
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
@@ -100,13 +102,16 @@ class FuseAttention(TorchFunctionMode):
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a call on tensors that are computed."""
-        return func(*args, **kwargs) if self._tap is None else self._tap.run(func, args, kwargs)
+        out = func(*args, **kwargs) if self._tap is None else self._tap.run(func, args, kwargs)
+        if func in NOTED:
+            self._repeats.note(func, args, kwargs, out)
+        return out
 
     def _product(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return a product that may be scores as a lazy tensor; compute any other."""
         is_known = self._tap is not None and self._tap.knows((*args, *kwargs.values()))
         product = product_of(func, args, kwargs) if is_eager() and not is_known else None
-        scores = None if product is None else scores_of(product)
+        scores = None if product is None else scores_of(product, self._repeats)
         if scores is None or not enter_when_recomputed(self):
             return self._plain(func, args, kwargs)
         operation = Operation(func, args, kwargs)
@@ -141,7 +146,7 @@ class FuseAttention(TorchFunctionMode):
     def _attention(self, product: Product, weights: LazyTensor) -> Tensor | None:
         """Run weights times values as an attention call; None if it is not one."""
         weights.pending.scores.check_current()
-        found = attention_call(product)
+        found = attention_call(product, self._repeats)
         if found is not None:
             call, output = found
             weights.pending.family.draws = False  # drawn by the engine

@@ -15,6 +15,7 @@ from saccade.fusion.attention_call import AttentionCall, attention_call
 from saccade.fusion.mode import is_eager
 from saccade.fusion.operations import followed
 from saccade.fusion.products import PRODUCTS, product_of, scores_of
+from saccade.fusion.repeats import NOTED, Repeats
 from saccade.fusion.scores import Scores, is_dense, version_of
 from saccade.fusion.softmax_tap import SoftmaxTap
 
@@ -36,6 +37,7 @@ class ObserveAttention(TorchFunctionMode):
         super().__init__()
         self._on_attention = on_attention
         self._tap = None if on_weights is None else SoftmaxTap(on_weights)
+        self._repeats = Repeats()
         self._states: Any = WeakTensorKeyDictionary()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -47,7 +49,7 @@ class ObserveAttention(TorchFunctionMode):
             out = self._plain(func, args, kwargs)
             if func in PRODUCTS and is_dense(out) and is_eager():
                 product = product_of(func, args, kwargs)
-                self._note(out, None if product is None else scores_of(product), (args, kwargs))
+                self._note(out, None if product is None else scores_of(product, self._repeats), (args, kwargs))
             return out
         noted = mapped(self._state, (args, kwargs))
         is_attention = func in PRODUCTS and self._is_attention(func, *noted)
@@ -57,12 +59,15 @@ class ObserveAttention(TorchFunctionMode):
         return out
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return func(*args, **kwargs) if self._tap is None else self._tap.run(func, args, kwargs)
+        out = func(*args, **kwargs) if self._tap is None else self._tap.run(func, args, kwargs)
+        if func in NOTED:
+            self._repeats.note(func, args, kwargs, out)
+        return out
 
     def _is_attention(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Report a product of weights and values; return whether it was one."""
         product = product_of(func, args, kwargs)
-        found = None if product is None else attention_call(product)
+        found = None if product is None else attention_call(product, self._repeats)
         if found is None:
             return False
         with torch.no_grad():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.fusion.axes import Axes, Axis, new_factor
+from saccade.fusion.repeats import Repeated, Repeats
 from saccade.fusion.scores import FLOATS, Scores, is_dense, product_dtype, read
 
 Operand = Tensor | Scores
@@ -167,15 +168,14 @@ def product_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     return _PARSERS[func](args, dict(kwargs))
 
 
-def scores_of(product: Product) -> Scores | None:
+def scores_of(product: Product, repeats: Repeats) -> Scores | None:
     """Return the product of two tensors as lazy scores, or None if it cannot be part of attention."""
     left, right = product.left, product.right
     if not (_may_be_factor(left) and _may_be_factor(right)) or left.device != right.device:
         return None
-    if left.dim() > right.dim() == 2 and product.right_letters[0] in product.summed and right.is_contiguous():
-        return None  # activations times a layer's weights
     dtype = product_dtype(left)
-    if dtype != product_dtype(right) or (product.added is not None and not is_dense(product.added)):
+    is_layer = left.dim() > right.dim() == 2 and product.right_letters[0] in product.summed and right.is_contiguous()
+    if is_layer or dtype != product_dtype(right) or not (product.added is None or is_dense(product.added)):
         return None
     has = [
         {x for x, size, step in zip(names, operand.shape, operand.stride(), strict=True) if size > 1 and step}
@@ -184,15 +184,14 @@ def scores_of(product: Product) -> Scores | None:
     factors = {x: new_factor() for x in product.letters if x in has[0] | has[1]}
     by_side = [[x for x in factors if x in has[0] and x in has[1]]]
     by_side += [[x for x in factors if x in side and x not in other] for side, other in (has, has[::-1])]
-    if not (by_side[1] or by_side[2]):
-        return None
     batch, left_only, right_only = (tuple(factors[x] for x in side) for side in by_side)
     axes = Axes(
         {factors[x]: product.sizes[x] for x in factors},
         tuple((factors[x],) if x in factors else () for x in product.letters),
     )
-    if axes.shape != tuple(product.sizes[x] for x in product.letters):
-        return None  # an axis along which both operands are expanded
+    is_whole = axes.shape == tuple(product.sizes[x] for x in product.letters)  # or both are expanded along an axis
+    if not is_whole or not (left_only or right_only):
+        return None
     scores = Scores(
         axes=axes,
         left=_arranged(read(left), product.left_letters, (*by_side[0], *by_side[1]), product.summed),
@@ -205,7 +204,24 @@ def scores_of(product: Product) -> Scores | None:
         dtype=dtype,
         scale=product.alpha,
     )
-    return scores if product.added is None else scores.plus(product.added, product.beta)
+    if product.added is not None:
+        return scores.plus(product.added, product.beta)
+    return _grouped(scores, product, repeats.find(left), repeats.find(right))
+
+
+def _grouped(scores: Scores, product: Product, left: Repeated | None, right: Repeated | None) -> Scores:
+    """Return the scores without the repetitions of one operand: heads of the other become groups."""
+    repeated, names = (left, product.left_letters) if left is not None else (right, product.right_letters)
+    if repeated is None or (left is not None and right is not None):
+        return scores
+    if names[repeated.axis] not in product.letters:
+        return scores
+    axis = product.letters.index(names[repeated.axis])
+    if not set(scores.axes.axes[axis]) & set(scores.batch):
+        return scores
+    shape = list(scores.axes.shape)
+    split = scores.view([*shape[:axis], shape[axis] // repeated.count, repeated.count, *shape[axis + 1 :]])
+    return scores if split is None else split.without_repetitions(split.axes.axes[axis + 1], shape, left is not None)
 
 
 def _heads(product: Product, axes: dict[str, Axis]) -> Axis | None:

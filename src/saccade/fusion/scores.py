@@ -141,6 +141,30 @@ class Scores:
             softmax=None if self.softmax is None else renamed(self.softmax, splits),
         )
 
+    def without_repetitions(self, copies: Axis, shape: Sequence[int], is_left: bool) -> Scores:
+        """Return the scores with the first of some copies of one operand, in another shape.
+
+        Args:
+            copies: the factor of both operands along which one of them is repeated; none if there is one copy.
+            shape: visible shape.
+            is_left: whether the left operand is.
+        """
+        viewed = self.view(shape)
+        assert viewed is not None
+        if not copies:
+            return viewed
+        place = viewed.batch.index(copies[0])
+        batch = tuple(x for x in viewed.batch if x not in copies)
+        heads = None if viewed.heads is None else tuple(x for x in viewed.heads if x not in copies)
+        left, right = viewed.left, viewed.right
+        if is_left:
+            left, right = left.select(place, 0), right.movedim(place, len(batch))
+            return replace(
+                viewed, left=left, right=right, batch=batch, heads=heads, right_only=(*copies, *viewed.right_only)
+            )
+        left, right = left.movedim(place, len(batch)), right.select(place, 0)
+        return replace(viewed, left=left, right=right, batch=batch, heads=heads, left_only=(*copies, *viewed.left_only))
+
     def permuted(self, order: Sequence[int]) -> Scores:
         """Return the same with visible axes in another order."""
         return replace(self, axes=self.axes.permuted(order))
