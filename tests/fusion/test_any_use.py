@@ -31,6 +31,11 @@ def _written(x, index, value):
     return x
 
 
+def _plus(x, s):
+    x += s
+    return x
+
+
 def _chunks(s, v):
     return zip(s.chunk(3, 1), v.chunk(3, 1), strict=True)
 
@@ -95,6 +100,11 @@ USES = {
     "copied": lambda s, v: copy.copy(s).softmax(-1) @ v,
     "numpy": lambda s, v: torch.from_numpy(s.detach().numpy()).softmax(-1) @ v,
     "list": lambda s, v: torch.tensor(s.tolist()).softmax(-1) @ v,
+    "added to a buffer": lambda s, v: torch.zeros(2, 3, N, N).add_(s).softmax(-1) @ v,
+    "buffer plus": lambda s, v: _plus(torch.ones(2, 3, N, N), s).softmax(-1) @ v,
+    "copied to a buffer": lambda s, v: torch.zeros(2, 3, N, N).copy_(s).softmax(-1) @ v,
+    "assigned to a buffer": lambda s, v: _written(torch.zeros(2, 3, N, N), (slice(None),), s).softmax(-1) @ v,
+    "new tensor": lambda s, v: s.softmax(-1).new_tensor(s.tolist()) @ v,
     "log": lambda s, v: s.log_softmax(-1).exp() @ v,
     "checked": lambda s, v: s.softmax(-1) @ v if s.isfinite().all() else v,
     "hooked": lambda s, v: (s.register_hook(lambda grad: 2 * grad), s.softmax(-1) @ v)[1],

@@ -181,6 +181,64 @@ def test_lazy_tensors_look_like_tensors(qkv):
     assert s.pending.is_computed  # when the mode ends
 
 
+MASKS = {
+    "expand_as": lambda s: s.masked_fill(_causal().expand_as(s), -1e9),
+    "type_as": lambda s: s + (_causal() * -1e9).type_as(s),
+    "to": lambda s: s + (_causal() * -1e9).to(s),
+    "to dtype": lambda s: s + (_causal() * -1e9).to(s.dtype),
+    "new_full": lambda s: torch.where(_causal(), s.new_full((), -1e9), s),
+    "full_like": lambda s: torch.where(_causal(), torch.full_like(s, -1e9), s),
+    "zeros_like": lambda s: s + torch.zeros_like(s).masked_fill(_causal(), -math.inf),
+    "by size": lambda s: s.masked_fill(torch.ones(s.size(-2), s.shape[-1]).triu(1) > 0, -1e9),
+    "by index": _causal_by_index,
+}
+
+
+def _causal_by_index(s):
+    s[_causal().expand(s.shape)] = -1e9
+    return s
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_masks_that_are_made_after_scores(qkv, mask):
+    assert_agrees(lambda: mask(scores(qkv)).softmax(-1) @ qkv[2], qkv, calls=1)
+
+
+def test_hooks_for_saved_tensors_that_may_hide_a_checkpoint(qkv):
+    def attend():
+        with torch.autograd.graph.save_on_cpu():
+            return scores(qkv).softmax(-1) @ qkv[2]
+
+    assert_agrees(attend, qkv, calls=0)
+
+
+def test_a_write_that_no_function_reports(qkv):
+    q, k, v = (x.detach() for x in qkv)
+    message = "changed in place, outside of torch's functions"
+
+    def written():
+        s = q @ k.mT
+        with torch._C.DisableTorchFunction():
+            q.add_(1.0)
+        return s
+
+    with FuseAttention():
+        s = written()
+        with pytest.raises(RuntimeError, match=message):
+            s.exp()
+        s = written().softmax(-1)
+        with pytest.raises(RuntimeError, match=message):
+            s @ v
+        del s
+
+
+def test_nothing_lives_longer(qkv):
+    with FuseAttention() as mode:
+        out = F.dropout(scores(qkv).softmax(-1), 0.1) @ qkv[2]
+        assert len(mode._families) == 0
+        assert out.requires_grad
+
+
 def test_run(qkv):
     zero = torch.zeros(2, 3, N, D)
     with FuseAttention(lambda call: torch.zeros_like(call.query)):

@@ -90,9 +90,9 @@ def attention_call(product: Product, repeats: Repeats) -> tuple[AttentionCall, O
         return None
     of_value = dict(axes)
     repeated = repeats.find(value)
-    name = None if repeated is None else value_names[repeated.axis]
-    if repeated is not None and len(axes.get(name, ())) > 1 and weights.axes.sizes[axes[name][-1]] == repeated.count:
-        value = value.unflatten(repeated.axis, (-1, repeated.count)).select(repeated.axis + 1, 0)
+    name = "" if repeated is None else value_names[repeated.axis]
+    if repeated is not None and len(axes.get(name, ())) > 1 and weights.axes.sizes[axes[name][-1]] == repeated.copies:
+        value = value.unflatten(repeated.axis, (-1, repeated.copies)).select(repeated.axis + 1, 0)
         of_value[name] = axes[name][:-1]
     # An axis along which values do not vary is no axis of theirs.
     steps = dict(zip(value_names, zip(value.shape, value.stride(), strict=True), strict=True))

@@ -16,8 +16,11 @@ def enter_when_recomputed(mode: TorchFunctionMode) -> bool:
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     pack = None if hooks is None else hooks[0]
-    if pack is None or not getattr(pack, "__qualname__", "").startswith("_checkpoint_hook."):
+    name = getattr(pack, "__qualname__", "")
+    if pack is None or name.startswith("_recomputation_hook."):
         return True
+    if not name.startswith("_checkpoint_hook."):
+        return False  # other hooks may hide those of a checkpoint
     cells = zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=True)
     frame = next((cell.cell_contents for name, cell in cells if name == "frame"), None)
     run = getattr(frame, "recompute_fn", None)

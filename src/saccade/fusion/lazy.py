@@ -36,13 +36,13 @@ METADATA = frozenset(
 )
 """What a lazy tensor knows without its values."""
 
-LIKE = frozenset(
+_LIKE = frozenset(
     {
         *(torch.full_like, torch.zeros_like, torch.ones_like, torch.empty_like),
         *(Tensor.new_full, Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_tensor),
     }
 )
-"""Functions of a tensor that read no values of it."""
+_AS = frozenset({Tensor.expand_as, Tensor.view_as, Tensor.reshape_as, Tensor.type_as, Tensor.to})
 
 
 class Operation:
@@ -264,14 +264,16 @@ def _detached(x: Any) -> Any:
     return x.detach() if isinstance(x, Tensor) else x
 
 
-def stand_ins(tree: Any) -> Any:
-    """Return arguments with lazy tensors replaced by tensors without values, for functions that read none."""
-
-    def stand_in(x: LazyTensor) -> Tensor:
-        scores = x.pending.scores
-        return torch.empty(1, dtype=scores.dtype, device=scores.left.device).expand(scores.axes.shape)
-
-    return mapped(lambda x: stand_in(x) if type(x) is LazyTensor and not x.pending.is_computed else x, tree)
+def stand_ins(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments with a tensor without values for a lazy one, if a function reads no values of it."""
+    place = 0 if func in _LIKE else 1
+    if len(args) <= place or type(args[place]) is not LazyTensor or args[place].pending.is_computed:
+        return args
+    if place == 1 and (func not in _AS or type(args[0]) is LazyTensor):
+        return args
+    scores = args[place].pending.scores
+    empty = torch.empty(1, dtype=scores.dtype, device=scores.left.device).expand(scores.axes.shape)
+    return (*args[:place], empty, *args[place + 1 :])
 
 
 def computed(tree: Any) -> Any:

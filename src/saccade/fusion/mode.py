@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from saccade.fusion.arguments import mapped, tensors_in
+from saccade.fusion.arguments import mapped, tensors_in, writes
 from saccade.fusion.attention_call import AttentionCall, attention_call
 from saccade.fusion.checkpoints import enter_when_recomputed
 from saccade.fusion.lazy import (
-    LIKE,
     METADATA,
     Family,
     LazyTensor,
@@ -91,8 +90,7 @@ class FuseAttention(TorchFunctionMode):
             if func in METADATA:
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
-            if func in LIKE:
-                args, kwargs = stand_ins((args, kwargs))
+            args = stand_ins(func, args)
             self._compute_before(func, args, kwargs)
             if any(type(x) is LazyTensor for x in tensors_in((args, kwargs))):
                 return self._follow(func, args, kwargs)
@@ -167,7 +165,7 @@ class FuseAttention(TorchFunctionMode):
         if _draws(func):
             self._draw()
         if (
-            _writes(func)
+            writes(func)
             or "out" in kwargs
             or (func in _MAY_WRITE and any(x is True for x in (*args, *kwargs.values())))
         ):
@@ -187,8 +185,9 @@ def _noted(lazy: LazyTensor, scores: Scores, func: Any, args: Any, kwargs: Any) 
     pending = lazy.pending
     if scores is pending.scores:
         return True, lazy
-    is_in_place = _writes(func) or (func is F.dropout and any(x is True for x in (*args[3:], kwargs.get("inplace"))))
-    if pending.has_gradients != torch.is_grad_enabled() or (is_in_place and pending.family.waiting != [pending]):
+    is_in_place = writes(func) or (func is F.dropout and any(x is True for x in (*args[3:], kwargs.get("inplace"))))
+    is_viewed = is_in_place and pending.family.waiting != [pending]
+    if is_viewed or pending.has_gradients != torch.is_grad_enabled():
         return False, None
     args, kwargs = mapped(_operation, (args, kwargs))
     operation = Operation(func, args, kwargs)
@@ -222,25 +221,10 @@ def is_eager() -> bool:
 
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
-_EXPOSING = frozenset(
-    {"numpy", "__array__", "data_ptr", "storage", "untyped_storage", "_typed_storage", "__dlpack__", "share_memory_"}
-)
-_IN_PLACE = frozenset({f"__i{name}__" for name in ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow")})
-_SETTING = frozenset({f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift")} | {"__setitem__", "__set__"})
 _MAY_WRITE = frozenset(
     x for x in vars(F).values() if "inplace" in getattr(getattr(x, "__code__", None), "co_varnames", ())
 )
 _RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "poisson", "uniform_", "exponential_", "gumbel", "attention")
-
-
-@functools.cache
-def _writes(func: Callable[..., Any]) -> bool:
-    """Return whether a function writes to its arguments, or hands out their memory."""
-    if isinstance(func, torch._ops.OpOverload):
-        return func._schema.is_mutable
-    name = str(getattr(func, "__name__", ""))
-    is_in_place = name.endswith("_") and not name.endswith("__")
-    return is_in_place or name in _IN_PLACE | _SETTING | _EXPOSING or isinstance(func, torch._ops.OpOverloadPacket)
 
 
 @functools.cache

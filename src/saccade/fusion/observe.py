@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class ObserveAttention(TorchFunctionMode):
     def _note(self, out: Any, scores: Scores | None, tree: Any) -> None:
         if scores is not None and is_dense(out):
             scores = scores.reading(tensors_in(tree))
-            self._states[out] = scores, version_of(out)
+            self._states[out] = replace(scores, dtype=out.dtype), version_of(out)
 
     def _state(self, x: Any) -> Any:
         """Return the scores that a tensor holds, unless it or what it was computed from was written to since."""

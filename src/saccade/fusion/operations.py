@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.fusion.arguments import writes
 from saccade.fusion.axes import Axis
 from saccade.fusion.scores import Scores, is_dense
 
@@ -303,7 +304,8 @@ def followed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     The same object is returned if the function returns its argument.
     """
     follow = OPERATIONS.get(func)
-    if follow is None or not (follow in _ANYWHERE or (args and isinstance(args[0], Scores))):
+    is_first = bool(args) and isinstance(args[0], Scores)
+    if follow is None or not (is_first or (follow in _ANYWHERE and not writes(func))):
         return None
     try:
         return follow(*args, **kwargs)

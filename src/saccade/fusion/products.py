@@ -220,7 +220,7 @@ def _grouped(scores: Scores, product: Product, left: Repeated | None, right: Rep
     if not set(scores.axes.axes[axis]) & set(scores.batch):
         return scores
     shape = list(scores.axes.shape)
-    split = scores.view([*shape[:axis], shape[axis] // repeated.count, repeated.count, *shape[axis + 1 :]])
+    split = scores.view([*shape[:axis], shape[axis] // repeated.copies, repeated.copies, *shape[axis + 1 :]])
     return scores if split is None else split.without_repetitions(split.axes.axes[axis + 1], shape, left is not None)
 
 

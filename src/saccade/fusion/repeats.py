@@ -13,10 +13,10 @@ from saccade.fusion.scores import is_dense, version_of
 
 
 class Repeated(NamedTuple):
-    """An axis along which entries are repeated, each ``count`` times, one after another."""
+    """An axis along which entries are repeated, ``copies`` times each, one after another."""
 
     axis: int
-    count: int
+    copies: int
 
 
 class Repeats:
@@ -67,7 +67,7 @@ def _transposed(repeated: Repeated, x: Tensor, out: Tensor) -> Repeated | None:
     """Return what a transposed tensor repeats, if its strides tell where the axis went."""
     step, size = x.stride(repeated.axis), x.shape[repeated.axis]
     axes = [axis for axis in range(out.dim()) if (out.stride(axis), out.shape[axis]) == (step, size)]
-    return Repeated(axes[0], repeated.count) if len(axes) == 1 and out.data_ptr() == x.data_ptr() else None
+    return Repeated(axes[0], repeated.copies) if len(axes) == 1 and out.data_ptr() == x.data_ptr() else None
 
 
 _REPEAT = frozenset({torch.repeat_interleave, Tensor.repeat_interleave})
