@@ -104,8 +104,8 @@ def _as_set(setting: tuple[Any, ...]) -> Iterator[None]:
                 stack.enter_context(torch.inference_mode(inference))
             stack.enter_context(torch.set_grad_enabled(grad))
             off = tuple((device, False, torch.get_autocast_dtype(device)) for device in _DEVICES)
-            for cast in set(casts or off) - set(_setting()[2]):
-                device, is_on, dtype = cast
+            now = _setting()[2] or off
+            for device, is_on, dtype in set(casts or off) - set(now):
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=is_on))
         yield
 
@@ -135,9 +135,11 @@ class Family:
         return sorted((x for x in self._members if not x.is_computed), key=lambda x: x.number)
 
     def compute(self) -> None:
-        """Compute all tensors that are in use. Compiled code that takes a lazy tensor is interrupted for it."""
-        is_compiler_loaded = "torch._dynamo" in sys.modules
-        (torch.compiler.disable(_compute) if is_compiler_loaded else _compute)(self.waiting)
+        """Compute all tensors that are in use, unless an operand was lost.
+
+        Compiled code that takes a lazy tensor is interrupted for it.
+        """
+        (_uncompiled() if "torch._dynamo" in sys.modules else _compute)(self.waiting)
 
     compute._torchdynamo_disable = True  # type: ignore[attr-defined]  # what the decorator does; it imports the compiler
 
@@ -156,8 +158,13 @@ def dispatch_keys(_: bool) -> tuple[Any, Any]:
 def _compute(members: list[Pending]) -> None:
     results: dict[Operation, Any] = {}
     for member in members:
-        member.scores.check_current()
-        member.settle(member.operation.run(results))
+        if member.scores.is_current:
+            member.settle(member.operation.run(results))
+
+
+@functools.cache
+def _uncompiled() -> Callable[[list[Pending]], None]:
+    return torch.compiler.disable(_compute)  # imports the compiler
 
 
 def _shares_memory(x: Tensor, y: Tensor) -> bool:
@@ -193,6 +200,7 @@ class Pending:
         """The tensor as the model's operations compute it."""
         if self._value is None:
             self.family.compute()
+            self.scores.check_current()
         assert self._value is not None
         return self._value
 
