@@ -107,7 +107,7 @@ class FuseAttention(TorchFunctionMode):
 
     def _product(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return a product that may be scores as a lazy tensor; compute any other."""
-        is_known = self._tap is not None and self._tap.knows((*args, *kwargs.values()))
+        is_known = self._tap is not None and self._tap.knows((args, kwargs))
         product = product_of(func, args, kwargs) if is_eager() and not is_known else None
         scores = None if product is None else scores_of(product, self._repeats)
         if scores is None or not enter_when_recomputed(self):

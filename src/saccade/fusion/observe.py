@@ -45,7 +45,7 @@ class ObserveAttention(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
             return func(*args, **kwargs)
-        is_used = bool(self._states) and any(self._state(x) is not x for x in (*args, *kwargs.values()))
+        is_used = bool(self._states) and any(self._state(x) is not x for x in tensors_in((args, kwargs)))
         if not is_used:
             out = self._plain(func, args, kwargs)
             if func in PRODUCTS and is_dense(out) and is_eager():

@@ -68,6 +68,15 @@ def _masked_fill(scores: Scores, mask: Any, value: Any) -> Scores | None:
     return None if number is None else scores.filled(mask, number)
 
 
+def _maximum(scores: Scores, other: Any) -> Scores | None:
+    number = _number(other)
+    return None if number is None else scores.floored(number)
+
+
+def _clamp(scores: Scores, min: Any = None, max: Any = None) -> Scores | None:  # noqa: A002  torch's names
+    return _maximum(scores, min) if max is None else None
+
+
 def _where(condition: Any, a: Any, b: Any) -> Scores | None:
     scores, value = (a, b) if isinstance(a, Scores) else (b, a)
     if not is_dense(condition) or condition.dtype != torch.bool:
@@ -269,6 +278,8 @@ OPERATIONS: dict[Callable[..., Any], Follow] = {
     torch.where: _where,
     Tensor.where: _where_method,
     Tensor.__setitem__: _set_item,
+    **dict.fromkeys(_functions("max", "maximum"), _maximum),
+    **dict.fromkeys(_functions("clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"), _clamp),
     **dict.fromkeys(_functions("tanh", "tanh_"), _tanh),
     **dict.fromkeys(_functions("to", "type", "type_as"), _to),
     Tensor.float: _cast_to(torch.float32),

@@ -225,6 +225,14 @@ class Scores:
         by_factor = self.axes.by_factor(pairs, self.all_factors)
         return replace(self, fills=(*self.fills, Fill(by_factor, value)))
 
+    def floored(self, value: float) -> Scores | None:
+        """Return the maximum of the scores and a number far below them."""
+        if self.softmax is not None or not value < -100.0:
+            return None
+        nothing = torch.zeros((1,) * len(self.all_factors), dtype=torch.bool, device=self.left.device)
+        fills = tuple(Fill(x, max(low, value)) for x, low in self.fills)
+        return replace(self, fills=(*fills, Fill(nothing, value)))
+
     def tanh(self) -> Scores | None:
         """Return the tanh of scaled products."""
         return replace(self, cap=1.0) if self._is_bare else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from saccade.fusion.arguments import mapped
+from saccade.fusion.arguments import mapped, tensors_in
 from saccade.fusion.attention_call import roles_of
 from saccade.fusion.axes import Axes, new_factor
 from saccade.fusion.operations import followed
@@ -33,14 +33,14 @@ class SoftmaxTap:
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a call, and note what becomes of weights in it."""
-        is_used = self.knows((*args, *kwargs.values()))
+        is_used = self.knows((args, kwargs))
         noted_args, noted_kwargs = mapped(self._state, (args, kwargs)) if is_used else (args, kwargs)
         out = func(*args, **kwargs)
         if func in _SOFTMAX and is_dense(out):
             self.follow(out, kwargs.get("dim", args[1] if len(args) > 1 else None))
         elif is_used and func in PRODUCTS:
             product = product_of(func, noted_args, noted_kwargs)
-            for x in (*args, *kwargs.values()):
+            for x in tensors_in((args, kwargs)):
                 weights = self._state(x)
                 if product is not None and isinstance(weights, Scores):
                     self._report(x, weights, product)
@@ -55,9 +55,9 @@ class SoftmaxTap:
         if isinstance(dim, int) and x.dtype in FLOATS and x.shape[dim] > 1:
             self._states[x] = _as_scores(x, dim % x.dim()), version_of(x)
 
-    def knows(self, arguments: tuple[Any, ...]) -> bool:
+    def knows(self, arguments: tuple[Any, Any]) -> bool:
         """Return whether one of a call's arguments holds weights."""
-        return bool(self._states) and any(isinstance(self._state(x), Scores) for x in arguments)
+        return bool(self._states) and any(isinstance(self._state(x), Scores) for x in tensors_in(arguments))
 
     def _state(self, x: Any) -> Any:
         if not isinstance(x, Tensor) or x not in self._states:
