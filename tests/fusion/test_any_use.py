@@ -73,6 +73,24 @@ USES = {
     "positive fill": lambda s, v: s.masked_fill(_causal(), 5.0).softmax(-1) @ v,
     "bias that only seems to hide": lambda s, v: (s * 3000 + -1e4 * _causal()).softmax(-1) @ v,
     "empty rows": lambda s, v: s.masked_fill(torch.ones(N, N).tril(-1) == 0, -1e9).softmax(-1) @ v,
+    "empty rows after a bias": lambda s, v: (
+        (s + torch.randn(3, 1, 1, generator=torch.Generator().manual_seed(1)))
+        .masked_fill(torch.ones(N, N).tril(-1) == 0, -1e9)
+        .softmax(-1)
+        @ v
+    ),
+    "empty rows before a bias": lambda s, v: (
+        (s.masked_fill(torch.ones(N, N).tril(-1) == 0, -1e9) + _causal() * 2.0).softmax(-1) @ v
+    ),
+    "rows of different numbers": lambda s, v: (
+        torch.where(torch.ones(N, N).tril(-1) == 1, s, -1e9 * torch.linspace(1, 1.0001, N)).softmax(-1) @ v
+    ),
+    "rows with two numbers": lambda s, v: (
+        s.masked_fill(torch.ones(N, N).tril(-1) == 0, -1e9)
+        .masked_fill(torch.ones(N, N).triu(3) == 1, -1e10)
+        .softmax(-1)
+        @ v
+    ),
     "empty rows, added": lambda s, v: (s + (torch.ones(N, N).tril(-1) - 1) * 1e9).softmax(-1) @ v,
     "empty rows, -inf": lambda s, v: s.masked_fill(torch.ones(N, N).tril(-1) == 0, -math.inf).softmax(-1) @ v,
     "NaN bias": lambda s, v: (s + torch.full((N, N), math.nan)).softmax(-1) @ v,
@@ -118,7 +136,11 @@ def test_any_use(qkv, use):
 
 
 @pytest.mark.parametrize(
-    "use", ["over rows", "weak fill", "empty rows", "empty rows, added", "clamped", "fill of -200", "renormalised"]
+    "use",
+    [
+        *("over rows", "weak fill", "empty rows, added", "empty rows, -inf", "empty rows before a bias"),
+        *("rows with two numbers", "rows of different numbers", "clamped", "fill of -200", "renormalised"),
+    ],
 )
 def test_not_attention(qkv, use):
     assert_agrees(lambda: USES[use](scores(qkv), qkv[2]), qkv, calls=0)
@@ -128,6 +150,11 @@ def _random_after_dropout(x):
     weights = F.dropout((x @ x.mT).softmax(-1), 0.5)
     noise = torch.rand(3)
     return weights.relu() @ x + noise.sum()
+
+
+@pytest.mark.parametrize("use", ["empty rows", "empty rows after a bias"])
+def test_rows_whose_keys_are_all_hidden_alike(qkv, use):
+    assert_agrees(lambda: USES[use](scores(qkv), qkv[2]), qkv, calls=1)
 
 
 OTHERS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class AttentionCall:
         query: ``[batch, heads, q_len, head_dim]``.
         key, value: ``[batch, kv_heads, kv_len, head_dim]`` and ``[batch, kv_heads, kv_len, value_dim]``.
         mask: bool, four dimensions, each of size 1 or full, True = may attend; None if every pair is allowed. No row
-            is empty.
+            is empty: if a model fills a row with one number, the row's query is 0 and all pairs are allowed.
         bias: what is added to the scores, four dimensions; None for nothing.
         scale, softcap: of the scores.
         dropout_p: probability that a weight is dropped.
@@ -184,7 +185,7 @@ def _rows(weights: Scores, columns: Axis, queries: Axis) -> Axis:
     """Return the factors of the query axis: masks and biases vary along it, or it is next to the keys."""
     visible, every = weights.axes.axes, weights.all_factors
     candidates = [axis for axis in visible if axis and set(axis) <= set(queries)]
-    tensors = [x for x, _ in (*weights.terms, *weights.fills)]
+    tensors = [x.tensor for x in weights.terms] + [x.pairs for x in weights.fills]
     varying = [axis for axis in candidates if any(x.shape[every.index(one)] > 1 for x in tensors for one in axis)]
     candidates = varying if len(varying) == 1 else candidates
     place = visible.index(columns) if columns in visible else len(visible)
@@ -218,10 +219,13 @@ def _call(weights: Scores, roles: Roles, value: Tensor, dtype: torch.dtype) -> A
     scale = scale if cap is None else scale * cap
     if not math.isfinite(scale) or not (cap is None or 0 < cap < math.inf) or not is_finite(query, key, value):
         return None
-    masked = mask_and_bias(weights, roles, query, key)
+    masked = _masked(weights, roles, query, key)
     if masked is None:
         return None
-    return AttentionCall(query, key, value, *masked, scale, cap, weights.dropout_p)
+    mask, bias, empty = masked
+    if empty is not None:
+        query = query.masked_fill(empty, 0.0)
+    return AttentionCall(query, key, value, mask, bias, scale, cap, weights.dropout_p)
 
 
 def _ordered(x: Tensor, factors: Axis, order: Axis, roles: Roles) -> Tensor:
@@ -255,44 +259,53 @@ def _output(product: Product, axes: dict[str, Axis], roles: Roles, extra: list[s
     return Output(sizes, tuple(order), tuple(product.sizes[x] for x in product.letters), dtype)
 
 
-def mask_and_bias(
+def _masked(
     weights: Scores, roles: Roles, query: Tensor, key: Tensor
-) -> tuple[Tensor | None, Tensor | None] | None:
-    """Return which pairs are allowed and what is added to the scores, or None if a softmax would see more than that.
+) -> tuple[Tensor | None, Tensor | None, Tensor | None] | None:
+    """Return which pairs are allowed, what is added to the scores, and for which rows the query counts as 0.
 
-    Numbers such as -1e9 hide a pair if its weight is 0 in floating point beside any visible key.
+    Returns None if a softmax gives weight to other pairs. Numbers such as -1e9 hide a pair if its weight is 0 in
+    floating point beside any visible key. If all keys of a row have the same number, they all have the same weight.
     """
     every = weights.all_factors
-    hidden = [roles.four(pairs, every) for pairs, _ in weights.fills]
-    highest = max((value for _, value in weights.fills), default=-math.inf)
-    added, largest = list[Tensor](), abs(weights.shift)
+    hidden = [roles.four(fill.pairs, every) for fill in weights.fills]
+    highest = max((fill.value for fill in weights.fills), default=-math.inf)
+    bias, largest = None, abs(weights.shift)
     for tensor, factor in weights.terms:
         x = roles.four(tensor if factor == 1.0 else tensor * factor, every)
-        if not x.requires_grad:
-            low = x <= _HIDDEN
-            if bool(low.any()):
-                hidden.append(low)
-                highest = max(highest, float(x.masked_fill(~low, -math.inf).amax()))
-                x = x.masked_fill(low, 0.0)
-        size = max(map(abs, torch.stack(torch.aminmax(x.detach())).tolist()))
+        seen = x.detach()
+        low = seen <= _HIDDEN
+        if bool(low.any()):
+            hidden.append(low)
+            highest = max(highest, float(seen.masked_fill(~low, -math.inf).amax()))
+            seen = seen.masked_fill(low, 0.0)
+            x = x if x.requires_grad else seen
+        size = max(map(abs, torch.stack(torch.aminmax(seen)).tolist()))
         if not math.isfinite(size):
             return None
         largest += size
-        added += [x] if size or x.requires_grad else []
-    bias = None
-    for x in added:
-        bias = x if bias is None else bias + x
+        if size or x.requires_grad:
+            bias = x if bias is None else bias + x
     if not hidden:
-        return None, bias
+        return None, bias, None
     if highest > -math.inf:
-        bound = weights.cap
-        if bound is None:
-            norms = [float(torch.linalg.vector_norm(x.detach(), dim=-1).amax()) for x in (query, key)]
-            bound = abs(weights.scale) * math.prod(norms)
         underflow = 104.0 if query.dtype != torch.float64 else 746.0
-        if not -highest >= underflow + 2 * (bound + largest):
+        if not -highest >= underflow + 2 * (_bound(weights, query, key) + largest):
             return None
-    allowed = ~hidden[0]
-    for pairs in hidden[1:]:
-        allowed = allowed & ~pairs
-    return (allowed, bias) if bool(allowed.any(-1).all()) else None
+    allowed = ~functools.reduce(torch.logical_or, hidden)
+    empty = ~allowed.any(-1, keepdim=True)
+    if not bool(empty.any()):
+        return allowed, bias, None
+    is_filled_last = all(fill.num_terms == len(weights.terms) for fill in weights.fills)
+    values = {fill.value for fill in weights.fills}
+    if len(hidden) > len(weights.fills) or not is_filled_last or len(values) > 1 or values == {-math.inf}:
+        return None
+    return allowed | empty, None if bias is None else bias.masked_fill(empty, 0.0), empty
+
+
+def _bound(weights: Scores, query: Tensor, key: Tensor) -> float:
+    """Return a number that no product exceeds."""
+    if weights.cap is not None:
+        return weights.cap
+    norms = [float(torch.linalg.vector_norm(x.detach(), dim=-1).amax()) for x in (query, key)]
+    return abs(weights.scale) * math.prod(norms)

@@ -81,10 +81,10 @@ def _where(condition: Any, a: Any, b: Any) -> Scores | None:
     scores, value = (a, b) if isinstance(a, Scores) else (b, a)
     if not is_dense(condition) or condition.dtype != torch.bool:
         return None
-    number, shape = _number(value), ()
+    number, others = _number(value), None
     if number is None and is_dense(value) and value.is_floating_point() and not value.requires_grad and value.numel():
-        number, shape = float(value.amax()), value.shape
-    return None if number is None else scores.filled(~condition if scores is a else condition, number, shape)
+        number, others = float(value.amax()), value
+    return None if number is None else scores.filled(~condition if scores is a else condition, number, others)
 
 
 def _where_method(a: Any, condition: Any, b: Any) -> Scores | None:

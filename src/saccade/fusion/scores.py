@@ -25,10 +25,17 @@ class Term(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """Pairs, a bool tensor with one dimension for each factor of the axes, that were filled with a number below 0."""
+    """Pairs, a bool tensor with one dimension for each factor of the axes, that were filled with a number below 0.
+
+    Args:
+        pairs: which ones.
+        value: the number, scaled as the scores were since.
+        num_terms: number of terms that had been added before; -1 if pairs were filled with different numbers.
+    """
 
     pairs: Tensor
     value: float
+    num_terms: int
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,7 @@ class Scores:
             right_only=right_only,
             factors=tuple(split(x, every) for x in self.factors),
             terms=tuple(Term(split(x, every), scale) for x, scale in self.terms),
-            fills=tuple(Fill(split(x, every), value) for x, value in self.fills),
+            fills=tuple(fill._replace(pairs=split(fill.pairs, every)) for fill in self.fills),
             softmax=None if self.softmax is None else renamed(self.softmax, splits),
         )
 
@@ -185,7 +192,7 @@ class Scores:
             scale=self.scale * number if self.cap is None else self.scale,
             cap=None if self.cap is None else self.cap * number,
             terms=tuple(Term(x, scale * number) for x, scale in self.terms),
-            fills=tuple(Fill(x, value * number) for x, value in self.fills),
+            fills=tuple(fill._replace(value=fill.value * number) for fill in self.fills),
             shift=self.shift * number,
         )
 
@@ -216,22 +223,29 @@ class Scores:
         term = Term(self.axes.by_factor(read(x), self.all_factors), scale)
         return replace(self, terms=(*self.terms, term), dtype=self._promoted(x))
 
-    def filled(self, pairs: Tensor, value: float, value_shape: Sequence[int] = ()) -> Scores | None:
-        """Return the scores with a number well below 0, or -inf, at some pairs."""
+    def filled(self, pairs: Tensor, value: float, others: Tensor | None = None) -> Scores | None:
+        """Return the scores with numbers well below 0, or -inf, at some pairs.
+
+        Args:
+            pairs: which ones.
+            value: the highest of the numbers.
+            others: all numbers, if they are more than one.
+        """
         if self.softmax is not None or pairs.dtype != torch.bool or not value < -100.0:
             return None
-        if not (self.axes.broadcasts(pairs.shape) and self.axes.broadcasts(value_shape)):
+        if not (self.axes.broadcasts(pairs.shape) and self.axes.broadcasts(() if others is None else others.shape)):
             return None
         by_factor = self.axes.by_factor(pairs, self.all_factors)
-        return replace(self, fills=(*self.fills, Fill(by_factor, value)))
+        is_constant = others is None or bool((others == value).all())
+        return replace(self, fills=(*self.fills, Fill(by_factor, value, len(self.terms) if is_constant else -1)))
 
     def floored(self, value: float) -> Scores | None:
         """Return the maximum of the scores and a number far below them."""
         if self.softmax is not None or not value < -100.0:
             return None
         nothing = torch.zeros((1,) * len(self.all_factors), dtype=torch.bool, device=self.left.device)
-        fills = tuple(Fill(x, max(low, value)) for x, low in self.fills)
-        return replace(self, fills=(*fills, Fill(nothing, value)))
+        fills = tuple(fill._replace(value=max(fill.value, value)) for fill in self.fills)
+        return replace(self, fills=(*fills, Fill(nothing, value, len(self.terms))))
 
     def tanh(self) -> Scores | None:
         """Return the tanh of scaled products."""
